@@ -99,14 +99,11 @@ async def stop_sweeping(buffer: ReplayBuffer) -> None:
     await state.thread.run(state.sweeper.stop)
 
 
-_TO_BE_SWEPT = text(
-    "SELECT 1 FROM rb_garbage UNION ALL "
-    "SELECT 1 FROM rb_checkpoint_group WHERE checkpoint NOT IN (SELECT id FROM rb_checkpoint) LIMIT 1"
-)
+_TO_BE_SWEPT = text("SELECT 1 FROM rb_past WHERE until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint) LIMIT 1")
 
 
 async def until_swept(buffer: ReplayBuffer) -> None:
-    """Wait until no payload and no group of a dropped checkpoint is left to sweep."""
+    """Wait until no payload and no version of a dropped checkpoint is left to sweep."""
     engine, state = engine_of(buffer), buffer.storage
 
     async def left() -> bool:

@@ -22,10 +22,10 @@ from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine.hooks import Hook, installed
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 
 #: Tables that grow; those of a few rows may be read whole.
-LARGE = ("rb_group", "rb_payload", "rb_garbage")
+LARGE = ("rb_group", "rb_payload", "rb_past")
 _EXPLAINED = re.compile(r"\s*(SELECT|UPDATE|DELETE|WITH)\b", re.IGNORECASE)
 
 

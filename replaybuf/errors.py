@@ -4,27 +4,42 @@ All share the base `ReplayBufError`; the docstring of a class is its message whe
 built-in error for the same thing (ValueError, TimeoutError, ...), the class also derives from it, so that code which
 doesn't know replaybuf catches it too. Errors of database drivers are translated where they are raised
 (`storage.sql.engine.errors`), with the original as `__cause__` and without passwords.
+
+Where one class covers several situations, an error's `reason` names the one: a key of its class's `REASONS`, or "".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class ReplayBufError(Exception):
     """Something went wrong in replaybuf."""
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (self.__doc__ or "").strip())
+    #: What each `reason` means; that is the message when none is given.
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "ranks": "Another rank of the process group failed, or didn't answer in time; the step can't go on here.",
+    }
+
+    def __init__(self, message: str | None = None, *, reason: str = "") -> None:
+        assert reason in ("", *self.REASONS), reason
+        super().__init__(message or self.REASONS.get(reason) or (self.__doc__ or "").strip())
+        #: Which of `REASONS` it is, for programs; empty for anything else.
+        self.reason = reason
+
+
+def reason_of(error: object) -> str:
+    """Return the `reason` of an error of replaybuf, and "" of any other."""
+    return error.reason if isinstance(error, ReplayBufError) else ""
 
 
 class InputError(ReplayBufError, ValueError):
     """An argument has a value that can't be used."""
 
-
-class LeaseNotBegunError(InputError, AttributeError):
-    """The result of lease_batch is used like a lease before it was begun."""
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "not picklable": "A buffer can't be pickled; pickle its config, and build a buffer from it in each process.",
+    }
 
 
 class ConfigError(ReplayBufError, ValueError):
@@ -47,7 +62,10 @@ class QueryError(ReplayBufError, ValueError):
 
 
 class RolloutError(ReplayBufError, ValueError):
-    """The rollouts given to put lack something that it needs."""
+    """The rollouts given to put lack something that it needs, or hold a value that can't be stored.
+
+    The message names the path of such a value in the rollout.
+    """
 
 
 class GroupError(ReplayBufError):
@@ -70,20 +88,12 @@ class PartlyStoredError(ReplayBufError):
     results: Sequence[int | BaseException | None] = ()
 
 
-class EncodeError(RolloutError, TypeError):
-    """A rollout holds a value that can't be stored; the message names its path in the rollout."""
-
-
 class DecodeError(ReplayBufError, ValueError):
     """A stored payload can't be read: it is damaged, or was written for another rollout type."""
 
 
 class ClosedError(ReplayBufError, RuntimeError):
     """The buffer is closed; build a new one to go on."""
-
-
-class NotPicklableError(ReplayBufError, TypeError):
-    """A buffer can't be pickled; pickle its config, and build a buffer from it in each process."""
 
 
 class NotReadyError(ReplayBufError, TimeoutError):
@@ -113,19 +123,14 @@ class LeaseLostError(ReplayBufError, RuntimeError):
 class FencedError(ReplayBufError, RuntimeError):
     """The buffer was restored since it was opened here, and this is of the run before.
 
-    A process ends, unless it should join the restored run: then it builds a new buffer.
+    A process ends, unless it should join the restored run: then it builds a new buffer. With the reason
+    "commits lost", `restore(step)` goes back to a step that is there; a new buffer accepts what is there.
     """
 
-
-class CommitsLostError(FencedError):
-    """The database goes on without transactions that this process saw committed: a standby that lacks them took over.
-
-    `restore(step)` goes back to a step that is there; a new buffer accepts what is there.
-    """
-
-
-class RankError(ReplayBufError, RuntimeError):
-    """Another rank of the process group failed, or didn't answer in time; this one can't go on with the step."""
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "commits lost": "The database goes on without transactions that this process saw committed: a standby that "
+        "lacks them took over.",
+    }
 
 
 class ProduceError(ReplayBufError, RuntimeError):
@@ -134,27 +139,32 @@ class ProduceError(ReplayBufError, RuntimeError):
     `summary` is the ProduceSummary of what was produced until then; None outside a production.
     """
 
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "exhausted": "No prompt is left in the dataset, and none is in flight: the batch can't be made."
+    }
+
     summary: Any = None
-
-
-class PromptsExhaustedError(ProduceError):
-    """No prompt is left in the dataset, and none is in flight: the batch can't be made."""
 
 
 class CheckpointError(ReplayBufError, LookupError):
     """There is no such step checkpoint."""
 
 
-class UnsupportedError(ReplayBufError, NotImplementedError):
-    """What a replaced interface has and a database can't do, such as changing stored rollouts in place."""
-
-
 class StorageError(ReplayBufError):
-    """The database refused or failed; nothing of the operation was stored."""
+    """The database refused or failed; nothing of the operation was stored, unless `in_doubt` says otherwise."""
 
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "disk full": "The disk is full; what was committed before is safe.",
+        "too large": "The group is larger than a row of the database may be; nothing was stored.",
+        "network filesystem": "The SQLite file is on a network file system, where its log is unsafe.",
+        "not a database": "The file is not a replaybuf database, or it is damaged.",
+        "schema": "The database was made by another version of replaybuf.",
+        "forked": "This buffer is in the memory of the process that was forked: use a file or a server, or build one "
+        "here.",
+    }
 
-class ForkedError(StorageError):
-    """This buffer is in the memory of the process that was forked: use a file or a server, or build one here."""
+    #: Whether it isn't known if the operation was committed.
+    in_doubt = False
 
 
 class UnreachableError(StorageError, ConnectionError):
@@ -164,47 +174,23 @@ class UnreachableError(StorageError, ConnectionError):
     server could not be asked again in time. Otherwise nothing was stored.
     """
 
-    in_doubt = False
-
-
-class NoConnectionLeftError(UnreachableError):
-    """The server has as many connections as it allows."""
-
-
-class PoolBusyError(UnreachableError):
-    """All connections of the buffer were in use for too long."""
-
-
-class NotConnectedError(UnreachableError):
-    """A certificate, or the password, of a new connection can't be had at the moment."""
-
-
-class NoPrimaryError(UnreachableError):
-    """None of the servers that the URL names is the one that it asks for, at the moment."""
-
-
-class StandbyAwaitedError(UnreachableError):
-    """A commit waits for a synchronous standby of the server that isn't there, or is far behind.
-
-    With `in_doubt` it is the call's own commit: the primary has it, and it is lost if the primary is lost before a
-    standby has it. Otherwise nothing was stored: the call waited for a lock of such a commit.
-    """
-
-
-class CutShortError(UnreachableError, ClosedError):
-    """The buffer was closed while its server was out of reach."""
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "no connection left": "The server has as many connections as it allows.",
+        "pool busy": "All connections of the buffer were in use for too long.",
+        "credentials": "A certificate, or the password, of a new connection can't be had at the moment.",
+        "no primary": "None of the servers that the URL names is the one that it asks for, at the moment.",
+        "standby awaited": "A commit waits for a synchronous standby of the server that isn't there, or is far behind. "
+        "If `in_doubt`, the primary has it, and would lose it if it is lost itself before a standby has it.",
+    }
 
 
 class AccessError(StorageError, PermissionError):
     """The database refused the user, the password or the write."""
 
-
-class NotAdmittedError(AccessError, UnreachableError):
-    """The server refuses the user, or the password, of a new connection: it may be that it is being changed."""
-
-
-class OnlyStandbysError(AccessError):
-    """All servers that the URL names are standbys, until one is promoted."""
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "not admitted": "The server refuses the user, or the password, of a new connection: it may be being changed.",
+        "only standbys": "All servers that the URL names are standbys, until one is promoted.",
+    }
 
 
 class LockedError(StorageError, TimeoutError):
@@ -215,73 +201,49 @@ class PayloadStoreError(StorageError, OSError):
     """The place where payloads are kept can't be reached, or refuses; nothing of the operation was stored."""
 
 
-class DiskFullError(StorageError, OSError):
-    """The disk is full; what was committed before is safe."""
-
-
-class TooLargeError(StorageError, ValueError):
-    """The group is larger than a row of the database may be; nothing was stored."""
-
-
-class NetworkFilesystemError(StorageError):
-    """The SQLite file is on a network file system, where its log is unsafe; use a local disk or PostgreSQL."""
-
-
-class NotADatabaseError(StorageError):
-    """The file is not a replaybuf database, or it is damaged."""
-
-
-class SchemaError(StorageError):
-    """The database was made by another version of replaybuf."""
-
-
-class SnapshotError(ReplayBufError):
+class SnapshotError(ReplayBufError, RuntimeError):
     """The snapshot can't be resumed from."""
 
-
-class NotEmptyError(SnapshotError, RuntimeError):
-    """A snapshot can be resumed only into an empty buffer."""
-
-
-class MissingSnapshotError(SnapshotError, FileNotFoundError):
-    """There is no snapshot in this folder."""
-
-
-class SnapshotMismatchError(SnapshotError, ValueError):
-    """The snapshot was written with another schema or policy."""
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "missing": "There is no snapshot in this folder.",
+        "not empty": "A snapshot can be resumed only into an empty buffer.",
+        "mismatch": "The snapshot was written with another schema or policy.",
+    }
 
 
 class FileError(ReplayBufError, ValueError):
-    """The file can't be read, or not as rollouts; the message says where in it, and what was wrong."""
+    """The file can't be read or written, or not as rollouts; the message says where in it, and what was wrong."""
 
-
-class FileEndsError(FileError):
-    """The file ends in the middle of a row or a group; it was cut short."""
-
-
-class FileThereError(ReplayBufError, FileExistsError):
-    """There is a file of this name already; it was left as it is."""
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "ends": "The file ends in the middle of a row or a group; it was cut short.",
+        "exists": "There is a file of this name already; it was left as it is.",
+    }
 
 
 class FragmentError(ReplayBufError, ValueError):
     """A fragment does not follow the ones before it; it was not stored.
 
-    `kind` is "gap", "duplicate" or "session". `worker`, `index` and `session` are those of the fragment. `expected` is
+    `worker`, `index` and `session` are those of the fragment. `expected` is
     the index that would have been right, or the session of the store.
     """
+
+    REASONS: ClassVar[Mapping[str, str]] = {
+        "gap": "The fragment leaves a gap.",
+        "duplicate": "The fragment is there already.",
+        "session": "The fragment's session is over, or hasn't begun.",
+    }
 
     def __init__(
         self,
         message: str | None = None,
         *,
-        kind: str = "",
+        reason: str = "",
         worker: str = "",
         index: int = 0,
         session: int | str = 0,
         expected: int | str = 0,
     ) -> None:
-        super().__init__(message)
-        self.kind = kind
+        super().__init__(message, reason=reason)
         self.worker = worker
         self.index = index
         self.session = session

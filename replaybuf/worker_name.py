@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 
 from replaybuf.checks import check_task_name
 
@@ -53,3 +54,27 @@ if hasattr(os, "register_at_fork"):
 def host_name() -> str:
     """Return the host name, as a text that both databases can store."""
     return socket.gethostname().encode(errors="replace").decode()
+
+
+@cache
+def machine() -> str:
+    """Return what names the kernel and the namespace of process ids: processes that share it see each other's ids."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux: there are no containers whose host has this name
+        return f"host {host_name()}"
+
+
+def is_gone(on: str | None, pid: int) -> bool:
+    """Return whether a process of the machine `on` was killed; False if that is another machine than this one."""
+    if on != machine() or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[:1]
+    except ProcessLookupError:
+        return True
+    except OSError:  # it is there, and another user's, or this isn't Linux
+        return False
+    return state in (["Z"], ["X"])  # a zombie

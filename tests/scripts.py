@@ -23,6 +23,7 @@ _ROOT = Path(__file__).parents[1]
 BEGINNING = """
 import asyncio, gc, multiprocessing, os, pickle, sys, threading, time
 from replaybuf import *
+from replaybuf.errors import *
 from tests.scripts import forked
 from tests.stores import *
 url = sys.argv[1] if sys.argv[1:] else ""

@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
 from replaybuf.doctor.check_engine import check_engine
-from replaybuf.errors import NoConnectionLeftError, NotAdmittedError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, StorageError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
 from tests.certificates import Authority
@@ -148,11 +148,11 @@ async def test_who_a_pooler_refuses_is_told_who_refuses_and_what_to_do(pooler: P
         async with build(pooler.url_with("right")) as buffer:
             await fill(buffer, 1)
         for url in (pooler.url_with("wrong"), pooler.url, pooler.url_with("right").replace("trainer", "nobody")):
-            error = str(await refused_put(url, NotAdmittedError))
+            error = str(await refused_put(url, AccessError))
             assert "authentication failed; give the password that PgBouncer's auth_file" in error
             assert "is the server running" not in error
     with pooler.running(more=known, target=lambda given: re.sub(r" user=\S+", "", given)):
-        error = str(await refused_put(pooler.url_with("right"), NotAdmittedError))
+        error = str(await refused_put(pooler.url_with("right"), AccessError))
         assert 'role "trainer" does not exist; create it: CREATE ROLE trainer LOGIN' in error
     with pooler.running(more=known, target=lambda given: given.replace("dbname=rl", "dbname=none")):
         error = str(await refused_put(pooler.url_with("right"), UnreachableError))
@@ -163,7 +163,7 @@ async def test_what_a_server_behind_a_pooler_has_no_room_for_waits(pooler: Poole
     """As without a pooler: for a role without a connection left, and in the pool."""
     execute(pooler.direct, "CREATE ROLE few LOGIN CONNECTION LIMIT 0")
     with pooler.running(target=lambda given: re.sub(r" user=\S+", " user=few", given)):
-        error = str(await refused_put(pooler.url, NoConnectionLeftError))
+        error = str(await refused_put(pooler.url, UnreachableError))
         assert 'too many connections for role "few"; raise its max_connections' in error
     with pooler.running(more="default_pool_size = 1\nquery_wait_timeout = 1"):
         held = await asyncpg.connect(pooler.url.partition("?")[0], statement_cache_size=0)
@@ -193,7 +193,7 @@ def test_the_doctor_says_that_prepared_statements_get_lost(pooler: Pooler) -> No
 async def test_a_pooler_without_room_or_without_the_database_says_so(pooler: Pooler) -> None:
     with pooler.running(more="max_client_conn = 1"):
         held = await asyncpg.connect(pooler.url.partition("?")[0])
-        error = str(await refused_put(pooler.url, NoConnectionLeftError))
+        error = str(await refused_put(pooler.url, UnreachableError))
         assert "no more connections allowed (max_client_conn); raise it in PgBouncer's settings" in error
         await held.close()
     with pooler.running():

@@ -188,7 +188,7 @@ BAD_OPTIONS: dict[str, tuple[Callable[[Authority, Signed, Path], str], str]] = {
     "no CA": (lambda ca, own, folder: "sslmode=verify-full", "needs the certificate of the server's CA: sslrootcert="),
     "a CA that isn't there": (
         lambda ca, own, folder: "sslmode=verify-full&sslrootcert=no.crt",
-        "sslrootcert: no.crt can't be read: No such file",
+        "no.crt can't be read: No such file",
     ),
     "a CA that is no certificate": (
         lambda ca, own, folder: f"sslmode=verify-ca&sslrootcert={own.key}",
@@ -245,7 +245,7 @@ def test_options_that_can_not_work_are_refused_before_a_connection(
     with pytest.raises(ConfigError) as caught:
         build(f"postgresql://trainer@db.invalid/rl?{options(authority, trainer, tmp_path)}")
     assert message in str(caught.value)
-    assert str(caught.value).startswith("the PostgreSQL url: ")
+    assert "the PostgreSQL url: " in str(caught.value)
 
 
 def test_a_socket_of_this_machine_needs_no_ca(postgres_database: str) -> None:

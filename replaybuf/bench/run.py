@@ -19,7 +19,7 @@ from typing import Any
 from replaybuf import units
 from replaybuf.bench.load import TASK, BenchSettings, Report
 from replaybuf.bench.process import GO_ON, PAUSE, READY, STOP, Failed, Go, Role, main
-from replaybuf.errors import InputError, NotADatabaseError, ReplayBufError, UnreachableError
+from replaybuf.errors import InputError, ReplayBufError, StorageError, UnreachableError
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import count_unswept, tallies_of
@@ -319,7 +319,9 @@ def refuse_others(url: str) -> None:
         return  # a file that will be created
     try:
         found = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
-    except NotADatabaseError:
+    except StorageError as error:
+        if error.reason != "not a database":
+            raise
         return  # without tables, or invalid, which opening the buffer reports
     if found:
         raise InputError(

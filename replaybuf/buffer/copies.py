@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal
 from replaybuf.buffer import spans
 from replaybuf.buffer.reader import BufferReader
 from replaybuf.checks import check_folder, check_limit, check_no_url, check_source, check_step, check_whole
-from replaybuf.errors import InputError, MissingSnapshotError, SnapshotError, SnapshotMismatchError
+from replaybuf.errors import InputError, SnapshotError
 from replaybuf.files.exporting import Exported, ExportQuery, export_files, to_dataset, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
@@ -34,7 +34,7 @@ SavedPayloads = Literal["copy", "keep"]
 def snapshot_file(folder: Path, *, make: bool = False) -> Path:
     """Return the snapshot file of a folder; with `make`, create the folder for a new one. Raises SnapshotError.
 
-    Without `make`, raises MissingSnapshotError if there is no snapshot.
+    Without `make`, raises SnapshotError if there is no snapshot.
     """
     check_no_url(folder)
     file, shown = folder / SNAPSHOT_FILE, f"{redact_path(str(folder)):.200}"
@@ -43,11 +43,9 @@ def snapshot_file(folder: Path, *, make: bool = False) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         elif folder.is_file():
             inside = redact_path(str(folder.parent))
-            raise MissingSnapshotError(f"{shown} is a file: give the folder that it is in, {inside}")
+            raise SnapshotError(f"{shown} is a file: give the folder that it is in, {inside}", reason="missing")
         elif not file.is_file():
-            raise MissingSnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}")
-    except MissingSnapshotError:
-        raise
+            raise SnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}", reason="missing")
     except OSError as error:
         what = "make" if make else "look into"
         raise SnapshotError(f"can't {what} the folder {shown} for the snapshot: {error.strerror}") from error
@@ -78,7 +76,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         export begins; groups removed before they are read are left out and counted. Memory use is bounded.
 
         The file gets its name when it is complete. From `max_bytes` on another one is begun: NAME-00000-of-00003.jsonl.
-        An existing file is replaced only with `force`. Raises FileThereError, DiskFullError, AccessError, QueryError
+        An existing file is replaced only with `force`. Raises FileError, StorageError, AccessError, QueryError
         and, for Parquet and Arrow, MissingDriverError without pyarrow. `progress` is called as in `save`.
         """
         chosen = self._chosen(where, order_by, limit, rows)
@@ -149,7 +147,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
 
         The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
         called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
-        FileError with the position of a fault in the file, FileEndsError, AccessError, InputError,
+        FileError with the position of a fault in the file, FileError, AccessError, InputError,
         ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
         """
         self._check_open()
@@ -247,7 +245,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         Large payloads are copied to the place of this buffer's payloads, whether the snapshot includes or refers to
         them; the buffer depends on neither afterwards.
 
-        Raises NotEmptyError if the buffer isn't empty, MissingSnapshotError, SnapshotMismatchError or SchemaError if
+        Raises SnapshotError if the buffer isn't empty, and SnapshotError or StorageError if
         the snapshot is of another policy or schema, SnapshotError if it is damaged, truncated, or refers to deleted
         payloads, and PayloadStoreError if their place can't be reached. `progress` is called as in `save`.
         """
@@ -265,9 +263,10 @@ class BufferCopies(BufferReader[R], Generic[R]):
         """Load a dict from `state_dict` into this buffer, which must be empty. Blocks."""
         self._check_open()
         if not isinstance(state, Mapping) or "storage" not in state:
-            raise SnapshotMismatchError("expected a dict from ReplayBuffer.state_dict()")
+            raise SnapshotError("expected a dict from ReplayBuffer.state_dict()", reason="mismatch")
         if state.get("policy") != self.policy.name:
-            raise SnapshotMismatchError(
-                f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}"
+            raise SnapshotError(
+                f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}",
+                reason="mismatch",
             )
         self.storage.load_state_dict(state["storage"])

@@ -26,7 +26,6 @@ from replaybuf.errors import (
     GroupError,
     InputError,
     LeaseLostError,
-    LeaseNotBegunError,
     ReplayBufError,
 )
 from replaybuf.rollouts.normalise import as_group
@@ -356,11 +355,15 @@ class Lease(Generic[R]):
             self._heartbeats.stop(self)
 
 
+class _NotBegunError(InputError, AttributeError):
+    """An AttributeError too, as `hasattr` expects."""
+
+
 def not_begun(leasing: object, name: str, how: str) -> AttributeError:
     """Return the error for a missing attribute of the result of `lease_batch`; `how` tells how to begin the lease."""
     if name != "seconds" and not hasattr(Lease, name):
         return AttributeError(f"{type(leasing).__name__!r} object has no attribute {name!r}", name=name, obj=leasing)
-    return LeaseNotBegunError(f"{name!r} is of a lease, and this one isn't begun, so nothing is drawn yet: {how}")
+    return _NotBegunError(f"{name!r} is of a lease, and this one isn't begun, so nothing is drawn yet: {how}")
 
 
 class Leasing(Generic[R]):

@@ -11,7 +11,7 @@ from replaybuf import notebook
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.waits import Waits
 from replaybuf.checks import ENTERED_ASYNC, check_keep, check_limit, check_list, check_task_name
-from replaybuf.errors import ClosedError, ForkedError, NotPicklableError
+from replaybuf.errors import ClosedError, InputError, StorageError
 from replaybuf.query import Node, Query, parse
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -89,7 +89,7 @@ class BufferReader(Generic[R]):
         await self.storage.close()
 
     def __reduce__(self) -> str:
-        raise NotPicklableError
+        raise InputError(reason="not picklable")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
@@ -202,4 +202,4 @@ class BufferReader(Generic[R]):
         if self._closed:
             raise ClosedError
         if not self.storage.durable and os.getpid() != self._pid:
-            raise ForkedError
+            raise StorageError(reason="forked")

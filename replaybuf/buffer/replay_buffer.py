@@ -118,7 +118,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         If the limits leave no room, the put waits for up to `timeout` seconds (default: the config's put_timeout;
         None: for ever), and then raises FullError, which is also a TimeoutError; with `on_full="reject"` at once.
 
-        Raises RolloutError, EncodeError or ValueError for values that can't be stored, ConflictError if a group to be
+        Raises RolloutError or ValueError for values that can't be stored, ConflictError if a group to be
         replaced doesn't exist, FencedError if the buffer was restored since it was opened here, and StorageError; then
         nothing is stored or removed.
         """
@@ -154,7 +154,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         `task_name` is one name for all groups, or a list with one for each. `options` are the options of `put`, for all
         groups; `each` overrides them for each group. Empty and dropped groups have None in place of a uid.
 
-        A group may be refused by itself (RolloutError, EncodeError, FullError, ConflictError, TooLargeError). If all
+        A group may be refused by itself (RolloutError, FullError, ConflictError, or StorageError as too large). If all
         are refused, the first error is raised; if some are, the others are stored, and PartlyStoredError has the
         `results` of each. When the call is cancelled, each group is stored wholly or not at all.
         """

@@ -18,12 +18,12 @@ from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeo
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.query import LogicNode, ScalarNode, to_text
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.causes import Reason
+from replaybuf.rules.causes import Reason, too_large
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
-from replaybuf.storage.reports import PROCESS_BEGAN, EventKind, WorkerEvent
+from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup
 from replaybuf.tracing import waiting
@@ -34,8 +34,7 @@ def wait_of(draw: Draw, since: float, timeout: float) -> Wait:
     wants = {task: least for task, least in draw.at_least.items() if least}
     query = None if draw.where is None else to_text(draw.where)
     more = any(draw.sizes[task] > least for task, least in wants.items())
-    times = since, end_of(since, timeout)
-    return Wait(wants, "groups", draw.status, query, draw.worker, *times, at_least=more, process_began=PROCESS_BEGAN)
+    return Wait(wants, "groups", draw.status, query, draw.worker, since, end_of(since, timeout), at_least=more)
 
 
 def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wait:
@@ -51,18 +50,9 @@ def end_of(since: float, timeout: float) -> float | None:
 
 def check_possible(draw: Draw, limits: Limits) -> None:
     """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
-    if draw.status != Status.COMPLETED:
-        return
-    largest = limits.largest_batch
     for task, size in draw.at_least.items():
-        if largest is None or size <= largest:
-            continue
-        if limits.capacity is not None and size > limits.capacity:
-            why = f"the capacity is {limits.capacity}"
-        else:
-            wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
-            why = f"{limits.rate} allows {largest} at most; set error_buffer to {wide} the size of a batch"
-        raise InputError(f"a batch of {size} groups of task {task} would wait for ever: {why}")
+        if (found := too_large(limits, task, draw.status, size)) is not None:
+            raise InputError(". ".join(found))
 
 
 T = TypeVar("T")
@@ -185,18 +175,16 @@ class Waits:
                         after = min(timeout, time.time() - began)
                         error = NotReadyError(f"after {after:.3g} s: {why}; nothing was taken")
                         error.diagnosis = why
-                        await report.timed_out(why.recorded, why.task_name)
+                        await report.timed_out(why.sentence, why.task_name)
                         raise error
-                    report.update(why.recorded, str(why))
+                    report.update(why.sentence, str(why))
                 begin()
                 waited = True
                 await self.changed(seen, min(remaining, report.pause, rest if rest > 0 else math.inf))
 
     async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
         """Record the timeout of a wait and its reason; by default, that other processes hold some of the groups."""
-        reason, task = (
-            ("Others hold some of the groups.", None) if why is None else (why.recorded or why.sentence, why.task_name)
-        )
+        reason, task = ("Others hold some of the groups.", None) if why is None else (why.sentence, why.task_name)
         await report_timeout(self._storage, wait, self._worker(), reason, task)
 
     async def ready(self, draw: Draw) -> bool:
@@ -294,7 +282,7 @@ class Waits:
                     why, found = f"task {new.task_name}: others wait for room, too", None
                     if timeout >= SHOW_SECONDS:
                         found = await self.why(described(), await self.tallies(), over=True)
-                        await report_timeout(self._storage, described(), self._worker(), found.recorded, new.task_name)
+                        await report_timeout(self._storage, described(), self._worker(), found.sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
                     with closing(self.open_report("waiting for room", described)) as report:
@@ -328,8 +316,8 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or report.due:
                 found = await self.why(report.wait, tallies, over=remaining <= 0)
-                full = found.reason == Reason.PRODUCERS_HELD_BACK  # otherwise only this group lacks room
-                sentence, all_of_it = (found.recorded, str(found)) if full else (why, why)
+                full = found.reason == Reason.HELD_BACK  # otherwise only this group lacks room
+                sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
                 if remaining <= 0:
                     await report.timed_out(sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)

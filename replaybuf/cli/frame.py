@@ -271,8 +271,7 @@ def _worker(one: Worker, now: float) -> Text:
     elif one.is_silent(now):
         state, style = f"SILENT for {units.age(now - one.seen_at)}", "bold red"
     else:
-        state = one.state(now)
-        style = "green" if state == "alive" else "yellow"
+        state, style = "alive", "green"
     failed = f", {one.failures:,} failed" if one.failures else ""
     return line(f"{_cell(one.name)} ", (f"{state:<16}", style), f" put {one.groups:,}{failed}, drew {one.taken:,}")
 

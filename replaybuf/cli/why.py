@@ -49,8 +49,8 @@ def why(
     where none waits at all, the next is about a draw of one group that somebody might do now. So it is with --size,
     --status or --where, which say what for. Other causes, which may come next, follow as "also". Below are the groups
     by status with what was put and drawn since the beginning, who leases groups and until when, the workers (a
-    "quiet" one gave no sign of life for 15 seconds: it is idle, or was killed; a "silent" one gave none for a minute,
-    or for 15 seconds of a wait, without having ended, and did at least what is shown), and the limits in force.
+    "silent" one was killed, or gave no sign of life for a minute, or for 15 seconds of a wait, without having ended,
+    and did at least what is shown), and the limits in force.
 
     With --json all of it is there; --nl and --csv give a row for each wait.
 
@@ -94,7 +94,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "gave_up": None if found.gave_up is None else _timed(found.gave_up, "time"),
         "waits": waits,
         "tasks": _tasks(about),
-        "leases": [_timed(one, "until", "first_leased", "last_leased") for one in about.held],
+        "leases": [_timed(one, "until") for one in about.held],
         "workers": [
             _timed(one, "started_at", "seen_at", "ended_at") | {"state": one.state(about.now)} for one in about.workers
         ],
@@ -198,7 +198,7 @@ def _tasks(about: Circumstances) -> list[dict[str, Any]]:
                 "put": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
                 "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
                 "completed_per_hour": about.hourly(task, Status.COMPLETED),
-                "last_put": time_of(about.last_put.get(task)),
+                "last_put": time_of(about.last(task)),
                 "refreshed_to": about.steps.get(task),
             }
         )
@@ -242,4 +242,4 @@ def _worker_columns(about: Circumstances) -> list[Column]:
     ]
 
 
-_STATES = {"alive": "green", "quiet": "yellow", "silent": "red"}
+_STATES = {"alive": "green", "silent": "red"}

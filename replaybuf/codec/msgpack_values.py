@@ -43,7 +43,7 @@ from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload_header import MOST_VALUES, Head
 from replaybuf.codec.standard_types import DECODERS, ENCODERS
 from replaybuf.codec.user_classes import Converters, name_of
-from replaybuf.errors import EncodeError
+from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import Status
 
 _STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(ext.STATUS, status.value.encode()) for status in Status}
@@ -107,8 +107,8 @@ class Packing:
         flat = columns.rollouts(rows, omitted, declared=declared) if rows else []
         return Packed(group.stored(flat, columns.held), columns.values, group.blocks)
 
-    def explain(self, value: Any, path: str) -> EncodeError | None:
-        """Return the EncodeError of the innermost unstorable part of the value at `path`; None if it can be packed."""
+    def explain(self, value: Any, path: str) -> RolloutError | None:
+        """Return the RolloutError of the innermost unstorable part of the value at `path`; None if it can be packed."""
         error = self._packing_error(value)
         if error is None:
             return None
@@ -118,8 +118,8 @@ class Packing:
                     value, path, error = child, path + step, child_error
                     break
             else:
-                return EncodeError(f"{path}: {error}")
-        return EncodeError(f"{path}: nested too deeply, or holds itself")
+                return RolloutError(f"{path}: {error}")
+        return RolloutError(f"{path}: nested too deeply, or holds itself")
 
     def _packing_error(self, value: Any) -> Exception | None:
         try:

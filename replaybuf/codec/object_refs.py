@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from replaybuf.codec.extension_types import OBJECT_REF, Decoder, Encoder, type_tag, wrapped
-from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.errors import DecodeError, RolloutError
 
 RestoreRefs = Literal["ref", "value", "stored"]
 #: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
@@ -33,7 +33,7 @@ _WHY: Final = {
 }
 
 
-class UnfetchedError(EncodeError):
+class UnfetchedError(RolloutError):
     """The rollouts hold ObjectRefs whose values have to be fetched first: `refs`."""
 
     def __init__(self, refs: Sequence[Any] = ()) -> None:

@@ -22,7 +22,7 @@ from replaybuf.codec.payload_header import Buffer, Head, Header
 from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
-from replaybuf.errors import ConfigError, EncodeError
+from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 
 #: The bytes of loaded blocks, by their number in the payload.
@@ -108,7 +108,7 @@ class Codec:
         """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
 
         `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
-        the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; EncodeError,
+        the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; RolloutError,
         naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored.
         """
         return self.encode_split(rollouts, fetched, sealed=False).joined()
@@ -255,14 +255,14 @@ class Codec:
                 raise UnfetchedError(tuple(missing))
             fetched = fetched | self.fetch(tuple(missing))
 
-    def _explain(self, group: Sequence[dict[str, Any]], error: Exception) -> EncodeError:
+    def _explain(self, group: Sequence[dict[str, Any]], error: Exception) -> RolloutError:
         for index, fields in enumerate(group):
             for name, value in fields.items():
                 step = f"[{name!r}]" if issubclass(self.rollout_type.cls, dict) else f".{name}"
                 path = f"rollouts[{index}]{step}"
                 if (problem := self._packing.explain(name, path) or self._packing.explain(value, path)) is not None:
                     return problem
-        return EncodeError(f"the rollouts can't be stored: {error}")
+        return RolloutError(f"the rollouts can't be stored: {error}")
 
     def _unpack(
         self, head: Head, blocks: BlockReader, deferred: Collection[str] = (), tags: TypeTags | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import tallies_of, unreadable_rewards
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.statements.buffer_facts import MAKER_SILENT_SECONDS, find_last_uid, list_leased
+from replaybuf.storage.sql.statements.buffer_facts import DROPPED, find_last_uid, list_leased
 from replaybuf.units import some
 
 MISSING = "its payload is missing"
@@ -74,49 +73,31 @@ def find_payloads(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
     return [fine("every group has its payload")]
 
 
-#: The ids of checkpoints with groups, as `found`: one index look-up each, whatever their number of groups.
-WITH_CHECKPOINTS = """
-WITH RECURSIVE found(number) AS (
-    SELECT min(checkpoint) FROM rb_checkpoint_group
-    UNION ALL
-    SELECT (SELECT min(c.checkpoint) FROM rb_checkpoint_group c WHERE c.checkpoint > found.number)
-    FROM found WHERE found.number IS NOT NULL)"""
-# Unreferenced payloads that no sweep would delete. (A sweep deletes those of dropped checkpoints.)
-LEAKED_PAYLOADS = f"""{WITH_CHECKPOINTS}
-SELECT {{columns}} FROM rb_payload p
-WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
-    AND NOT EXISTS (SELECT 1 FROM rb_garbage w WHERE w.uid = p.uid)
-    AND NOT EXISTS (
-        SELECT 1 FROM rb_checkpoint_group c WHERE c.uid = p.uid AND c.checkpoint IN (SELECT number FROM found))"""  # noqa: S608
-_COUNT_LEAKED = LEAKED_PAYLOADS.format(columns="count(*)")
+# Payloads that nothing refers to, and no sweep would delete.
+LEAKED_PAYLOADS = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
+    AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid)"""
 
 
 def find_leaked(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether every payload belongs to a group, or waits for the sweep."""
-    if count := tx.value(_COUNT_LEAKED):
+    if count := tx.value(f"SELECT count(*) FROM {LEAKED_PAYLOADS}"):  # noqa: S608
         return [repairable(f"{count:,} payloads of groups that are gone, which nobody would delete")]
     return [fine("none")]
 
 
 # Garbage
 
-WANTED = "EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_garbage.uid)"
-
 
 def find_garbage(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check the number of payloads that wait for the sweep, and that no group needs them."""
-    found = []
-    if uids := tx.values(f"SELECT uid FROM rb_garbage WHERE {WANTED} ORDER BY uid"):  # noqa: S608
-        wanted = f"{groups(len(uids))} that are there are to be swept, too: {some(uids)}"
-        found.append(repairable(wanted, level=Severity.WARNING))
-    [(count, oldest)] = tx.table("SELECT count(*), min(removed_at) FROM rb_garbage")[1]
+    """Check the number of payloads that wait for the sweep."""
+    [(count, oldest)] = tx.table("SELECT count(*), min(removed_at) FROM rb_past WHERE until IS NULL")[1]
     age = 0.0 if oldest is None else tx.seconds() - oldest
     backlog = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:
         # Any process that has the buffer open sweeps.
         why = f"{backlog}: nobody has the buffer open, or it falls behind"
-        found.append(repairable(why, level=Severity.WARNING))
-    return found or [fine(backlog)]
+        return [repairable(why, level=Severity.WARNING)]
+    return [fine(backlog)]
 
 
 # Rewards
@@ -164,7 +145,7 @@ MANY_DELIVERIES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """The number of groups (SIZE or LEASED) of a lane by its tally, and the actual number."""
+    """The number of groups (SIZE or LEASED) of a lane by its tally, and the actual number; or the BYTES of a buffer."""
 
     lane: int
     name: Tally
@@ -180,6 +161,12 @@ FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_lane home ON l.leas
     AND home.buffer = l.buffer AND home.task_name = l.task_name AND home.status = l.status
 GROUP BY 1, 2"""
 _COUNTED = "SELECT lane, name, sum(amount) FROM rb_tally WHERE name IN ('size', 'leased') GROUP BY lane, name"
+_BYTES = """
+SELECT buffer, min(id), (
+    SELECT coalesce(sum(t.amount), 0) FROM rb_lane l JOIN rb_tally t ON t.lane = l.id
+    WHERE l.buffer = rb_lane.buffer AND t.name = 'bytes'
+), (SELECT coalesce(sum(g.bytes), 0) FROM rb_lane l JOIN rb_group g ON g.lane = l.id WHERE l.buffer = rb_lane.buffer)
+FROM rb_lane GROUP BY buffer ORDER BY buffer"""
 LANELESS_TALLIES = "rb_tally WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = rb_tally.lane)"
 
 
@@ -191,9 +178,13 @@ def sizes_of(tx: ReadTransaction) -> list[_Size]:
     for lane, leased, count in tx.table(_THERE)[1]:
         there[lane, Tally.LEASED if leased else Tally.SIZE] += int(count)
     counted = {(lane, Tally(name)): int(amount) for lane, name, amount in tx.table(_COUNTED)[1] if lane in labels}
-    return [
+    sizes = [
         _Size(lane, name, labels[lane], counted.get((lane, name), 0), there[lane, name])
         for lane, name in sorted(counted.keys() | there.keys())
+    ]
+    return sizes + [
+        _Size(lane, Tally.BYTES, f"the buffer {buffer}", int(counted), int(there))
+        for buffer, lane, counted, there in tx.table(_BYTES)[1]
     ]
 
 
@@ -209,7 +200,7 @@ def find_counts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
         return [repairable("; ".join(wrong[:5]) + (f"; and {len(wrong) - 5:,} more" if wrong[5:] else ""))]
     if lost := tx.value(f"SELECT count(*) FROM {LANELESS_TALLIES}"):  # noqa: S608
         return [repairable(f"{lost:,} counts of lanes that are gone", level=Severity.WARNING)]
-    return [fine(f"{groups(sum(size.there for size in sizes))}, as counted")]
+    return [fine(f"{groups(sum(size.there for size in sizes if size.name != Tally.BYTES))}, as counted")]
 
 
 # Totals since the beginning
@@ -238,8 +229,7 @@ def find_totals(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
 _HIGHEST_UID = """
 SELECT max(uid) FROM (
     SELECT max(uid) AS uid FROM rb_group UNION ALL SELECT max(lease) FROM rb_group
-    UNION ALL SELECT max(uid) FROM rb_payload UNION ALL SELECT max(uid) FROM rb_garbage
-    UNION ALL SELECT max(uid) FROM rb_checkpoint_group
+    UNION ALL SELECT max(uid) FROM rb_payload UNION ALL SELECT max(uid) FROM rb_past
     UNION ALL SELECT max(last_uid) FROM rb_batch UNION ALL SELECT max(lease) FROM rb_batch) used"""
 
 
@@ -294,14 +284,14 @@ def find_deliveries(tx: ReadTransaction, context: CheckContext) -> Sequence[Find
 
 # The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.
 _RECORDED = """
-SELECT c.step, c.groups, c.bytes, count(g.uid), coalesce(sum(g.bytes), 0), count(g.uid) - count(p.uid)
-FROM rb_checkpoint c LEFT JOIN rb_checkpoint_group g ON g.checkpoint = c.id LEFT JOIN rb_payload p ON p.uid = g.uid
-WHERE c.copied_to IS NULL GROUP BY c.id, c.step, c.groups, c.bytes ORDER BY c.id"""
-# Dropped checkpoints with remaining groups, and unfinished ones whose process has died.
-_TO_BE_SWEPT = f"""{WITH_CHECKPOINTS}
-SELECT (SELECT count(*) FROM found WHERE number IS NOT NULL AND number NOT IN (SELECT id FROM rb_checkpoint))
-    + (SELECT count(*) FROM rb_checkpoint
-       WHERE copied_to IS NOT NULL AND created_at NOT BETWEEN :earliest AND :latest)"""  # noqa: S608
+SELECT c.step, c.groups, c.bytes, count(v.uid), coalesce(sum(v.bytes), 0), count(v.uid) - count(p.uid)
+FROM rb_checkpoint c LEFT JOIN (
+    SELECT l.buffer, g.uid, g.bytes, g.since, g.until FROM (
+        SELECT uid, bytes, lane, since, CAST(NULL AS bigint) AS until FROM rb_group
+        UNION ALL SELECT uid, bytes, lane, since, until FROM rb_past WHERE until IS NOT NULL
+    ) g JOIN rb_lane l ON l.id = g.lane
+) v ON v.buffer = c.buffer AND v.since < c.id AND (v.until IS NULL OR v.until >= c.id)
+LEFT JOIN rb_payload p ON p.uid = v.uid GROUP BY c.id, c.step, c.groups, c.bytes ORDER BY c.id"""
 
 
 def find_checkpoints(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -314,8 +304,7 @@ def find_checkpoints(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
     if wrong:
         return [problem(some(wrong, 3), mend)]
     steps = f" (steps {some([row[0] for row in made])})" if made else ""
-    now = time.time()
-    left = tx.value(_TO_BE_SWEPT, earliest=now - MAKER_SILENT_SECONDS, latest=now + MAKER_SILENT_SECONDS)
+    left = len(tx.values(DROPPED))
     waiting = f"; what is left of {units.number_of(left, 'dropped checkpoint')} waits to be swept" if left else ""
     return [fine((f"{len(made):,}, all whole{steps}" if made else "none") + waiting)]
 

@@ -117,8 +117,8 @@ _BATCH_GROUPS = 2000
 # The groups, including those of checkpoints.
 _GROUPS = """
 SELECT uid, bytes FROM rb_group
-UNION ALL SELECT DISTINCT uid, bytes FROM rb_checkpoint_group c
-    WHERE checkpoint IN (SELECT id FROM rb_checkpoint) AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = c.uid)
+UNION ALL SELECT DISTINCT uid, bytes FROM rb_past p
+    WHERE until IN (SELECT id FROM rb_checkpoint) AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
 ORDER BY uid"""
 
 

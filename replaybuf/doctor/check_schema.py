@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The digest of the schema of a SQLite file of this version. Only if a file has another digest, its tables and indexes
 #: are compared with SQLAlchemy's metadata, whose import takes longer than all checks of a small file.
-SHAPE = "27e505e89384f8f392bc41fce4e2ecc5eb6612b32577d74228b6933b5fdbb55f"
+SHAPE = "53a659b0452cb13adc6d394a0de097cfcd55212ea7ffe2bef1eb8424a3c9f3dd"
 _OURS = "rb_"
 
 

@@ -23,7 +23,7 @@ from replaybuf.doctor import (
     fine,
     problem,
 )
-from replaybuf.errors import NotADatabaseError, ReplayBufError
+from replaybuf.errors import ReplayBufError, reason_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 
 #: The errors of a failing check, including those for values of a wrong type. (SQLite allows any value in any column.)
@@ -90,7 +90,7 @@ def _findings_of(check: Check, reader: Reader, context: CheckContext) -> Sequenc
 
 def _failed(error: Exception, context: CheckContext) -> Finding:
     mend = ""
-    damaged = isinstance(error, NotADatabaseError) and context.path is not None and _was_a_database(context.path)
+    damaged = reason_of(error) == "not a database" and context.path is not None and _was_a_database(context.path)
     if context.path is not None and (damaged or not isinstance(error, ReplayBufError)):
         mend = check_file.SAVE_THE_REST
     return problem(f"can't be checked: {text_of(error)}", mend)

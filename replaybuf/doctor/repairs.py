@@ -22,14 +22,13 @@ from replaybuf.doctor.check_groups import (
     LANELESS_TALLIES,
     LEAKED_PAYLOADS,
     MISSING,
-    WANTED,
     sizes_of,
     uids_of,
 )
 from replaybuf.doctor.check_payloads import BadText, count_of, reasons_of, set_aside_already, some_of, unreadable
 from replaybuf.doctor.check_schema import find_revision, missing_views, wrong_indexes
 from replaybuf.doctor.examine import FAILURES, text_of
-from replaybuf.errors import DecodeError, SchemaError
+from replaybuf.errors import DecodeError, StorageError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline, prompt_preview
 from replaybuf.rollouts.statuses import Status
@@ -43,12 +42,14 @@ from replaybuf.storage.sql.inspection.writer import open_writer
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.tables import counter, group, lane, payload
 from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
+from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.statements.restore import raise_uid
 from replaybuf.storage.sql.statements.rows import uid_in
-from replaybuf.storage.sql.statements.upkeep import sweep, wall_clock
+from replaybuf.storage.sql.statements.upkeep import wall_clock
 from replaybuf.storage.sql.tasks.sweeper import GRACE_SECONDS
 from replaybuf.units import some
 
@@ -56,7 +57,6 @@ from replaybuf.units import some
 LOST = "lost+found"
 WHY_LOST = "its task and status were lost"
 _SWEPT_AT_ONCE = 10_000
-_SWEEP_LEAKED = "INSERT INTO rb_garbage (uid, removed_at) " + LEAKED_PAYLOADS.format(columns="p.uid, :now")
 
 
 def set_groups_aside(tx: Transaction, reasons: Mapping[int, str]) -> list[str]:
@@ -122,17 +122,16 @@ def repair_payloads(tx: Transaction, context: CheckContext) -> Sequence[str]:
 
 
 def repair_leaked(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Queue payloads that nothing references for the sweep."""
-    count = tx.execute(text(_SWEEP_LEAKED), {"now": wall_clock(tx)}).rowcount
-    return [f"left {count:,} leaked payloads to the sweep"] if count else []
+    """Delete payloads that nothing refers to."""
+    gone = tx.run(f"DELETE FROM {LEAKED_PAYLOADS} RETURNING file")  # noqa: S608
+    count_gone(tx, (file for (file,) in gone))
+    return [f"deleted {len(gone):,} leaked payloads"] if gone else []
 
 
 def repair_garbage(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Remove payloads of existing groups from the garbage list, and sweep those whose grace period is over."""
-    wanted = tx.execute(text(f"DELETE FROM rb_garbage WHERE {WANTED}")).rowcount  # noqa: S608
+    """Sweep payloads whose grace period is over."""
     swept = sweep(tx, wall_clock(tx) - GRACE_SECONDS, _SWEPT_AT_ONCE)
-    done = [f"took {groups(wanted)} off the list of what is to be swept"] if wanted else []
-    return [*done, f"swept {swept:,} payloads"] if swept else done
+    return [f"swept {swept:,} payloads"] if swept else []
 
 
 #: Replacements of texts where the payload can't be read either.
@@ -281,11 +280,11 @@ def repair(reader: Reader, context: CheckContext) -> list[str]:
     """Run the safe repairs, each in an exclusive write transaction. Return what was done.
 
     `context` has the payloads that `examine` found damaged. No group and no referenced payload is deleted. Raises
-    SchemaError if the schema isn't that of this version.
+    StorageError if the schema isn't that of this version.
     """
     revision = reader.read_any(lambda tx: find_revision(tx, context))
     if any(finding.level != Severity.OK for finding in revision):
-        raise SchemaError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}")
+        raise StorageError(f"{reader.where} was left as it is: {revision[0].text}; {revision[0].mend}", reason="schema")
     done: list[str] = []
     with open_writer(reader) as writer:
         for name, mend in ((_OF_FILES if reader.path else {}) | _REPAIRS).items():

@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from replaybuf.checks import needed
-from replaybuf.errors import FileEndsError, FileError
+from replaybuf.errors import FileError
 from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout, to_json
 
 _INT64: Final = 2**63
@@ -382,4 +382,6 @@ def _batches(path: Path, form: str) -> Iterator[tuple[TableReader, Any]]:
         if form == "stream" and source.size() >= len(_END):
             source.seek(source.size() - len(_END))
             if source.read() != _END:
-                raise FileEndsError("the file ends without the mark at the end of a stream; it was cut short")
+                raise FileError(
+                    "the file ends without the mark at the end of a stream; it was cut short", reason="ends"
+                )

@@ -21,10 +21,9 @@ from replaybuf.checks import needed
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import (
     AccessError,
-    DiskFullError,
     FileError,
-    FileThereError,
     ReplayBufError,
+    StorageError,
 )
 from replaybuf.files.arrow_tables import TableWriter
 from replaybuf.files.row_format import Row, RowsOf, rows_of
@@ -78,17 +77,20 @@ class ExportFiles:
         return self
 
     def check(self) -> None:
-        """Raise FileThereError if the files would replace existing ones."""
+        """Raise FileError if the files would replace existing ones."""
         self._refuse([self.path, *self._old_parts()])
         if self.path.is_dir():
-            raise FileThereError(f"{redact_path(str(self.path))} is a folder; give the name of a file in it")
+            raise FileError(
+                f"{redact_path(str(self.path))} is a folder; give the name of a file in it", reason="exists"
+            )
 
     def _refuse(self, files: Iterable[Path]) -> None:
         there = None if self._force else next((one for one in files if one.exists()), None)
         if there is not None:
-            raise FileThereError(
+            raise FileError(
                 f"{redact_path(str(there))} is there already; choose another name, or replace it (--force; "
-                "force=True in Python)"
+                "force=True in Python)",
+                reason="exists",
             )
 
     def __exit__(self, *_: object) -> None:
@@ -98,7 +100,7 @@ class ExportFiles:
         self._stack.close()
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows of whole groups. Raises DiskFullError."""
+        """Write the rows of whole groups. Raises StorageError."""
         with self._translating_errors():
             if self._raw is not None and self._max_bytes is not None and self._raw.tell() >= self._max_bytes:
                 self._end()
@@ -108,7 +110,7 @@ class ExportFiles:
             self._writer.write(rows)
 
     def publish(self) -> list[Path]:
-        """Give the files their final names, and remove those of an older export. Return them. Raises FileThereError.
+        """Give the files their final names, and remove those of an older export. Return them. Raises FileError.
 
         Parts of two exports are never mixed: older parts are removed before the first file gets its name, and after an
         error no part is left.
@@ -169,8 +171,9 @@ class ExportFiles:
             raise AccessError(f"{shown} can't be written: {error.strerror}") from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFullError(
-                    f"the disk is full: {shown} was not written; make room on its disk, or choose another"
+                raise StorageError(
+                    f"the disk is full: {shown} was not written; make room on its disk, or choose another",
+                    reason="disk full",
                 ) from error
             raise FileError(f"{shown} can't be written: {error.strerror or error}") from error
 
@@ -232,7 +235,7 @@ async def export_files(
     """Write groups to the file `path`, or to several if it would exceed `max_bytes`. Return the counts.
 
     The files get their final names when all are complete; until then, and after an error, none exists. Raises
-    FileThereError if one exists already, unless `force`; DiskFullError, AccessError, FileError.
+    FileError if one exists already, unless `force`; StorageError, AccessError, FileError.
     """
     with ExportFiles(path, max_bytes=max_bytes, force=force) as parts:
         await in_thread(parts.check)

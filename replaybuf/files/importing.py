@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 from replaybuf import checks
 from replaybuf.checks import check_staleness, check_task_name
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConflictError, FileEndsError, FileError, ReplayBufError, RolloutError
+from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import TREES, in_thread
 from replaybuf.files.foreign_rows import FIELDS, is_answered
 from replaybuf.files.row_format import FileGroup
@@ -232,7 +232,7 @@ async def survey(
 ) -> Survey:
     """Read a file to its end, check each group, and return what an import would do. Writes nothing.
 
-    Raises FileError with the place of the first invalid group, and FileEndsError for a file that was cut short, unless
+    Raises FileError with the place of the first invalid group; of reason "ends" for a file that was cut short, unless
     `options.partial`.
     """
     found, reporter = Survey(), ProgressReporter(progress, None)
@@ -270,10 +270,13 @@ def _surveying(
             for what in group.odd:
                 found.odd[what] += 1
                 found.examples.setdefault(what, group.place)
-    except FileEndsError as error:
+    except FileError as error:
+        if error.reason != "ends":
+            raise
         if not options.partial:
-            raise FileEndsError(
-                f"{error}; nothing was imported. To import what is before it, say so (partial=True, --partial)"
+            raise FileError(
+                f"{error}; nothing was imported. To import what is before it, say so (partial=True, --partial)",
+                reason="ends",
             ) from error
         found.ends = str(error)
     if groups:
@@ -329,7 +332,9 @@ def _batches(
     while True:
         try:
             group = next(groups, None)
-        except FileEndsError:
+        except FileError as error:
+            if error.reason != "ends":
+                raise
             group = None
         if group is None or passed >= _GROUPS or size >= _BYTES:
             yield batch

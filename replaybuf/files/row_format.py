@@ -30,7 +30,7 @@ from replaybuf.checks import Tags
 from replaybuf.codec.extension_types import TAG_NAMES, TaggedValue
 from replaybuf.codec.numpy_arrays import array_of, describe_dtype
 from replaybuf.codec.torch_tensors import StoredTensor
-from replaybuf.errors import FileEndsError, FileError
+from replaybuf.errors import FileError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
@@ -295,7 +295,7 @@ def is_ours(row: Row) -> bool:
 def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
     """Yield the groups of the rows of an export. FileError names the invalid row and field.
 
-    FileEndsError when the rows end within a group.
+    FileError when the rows end within a group.
     """
     group: FileGroup | None = None
     size = 0
@@ -312,9 +312,10 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
             yield group
             group = None
     if group is not None:
-        raise FileEndsError(
+        raise FileError(
             f"the file ends within a group: {group.place} begins one of {size} rollouts, and {len(group.rollouts)} are "
-            "there"
+            "there",
+            reason="ends",
         )
 
 

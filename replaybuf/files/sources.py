@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 import pydantic_core
 
 from replaybuf.codec.payload_format import zstandard_module
-from replaybuf.errors import AccessError, FileEndsError, FileError, InputError, ReplayBufError
+from replaybuf.errors import AccessError, FileError, InputError, ReplayBufError
 from replaybuf.files.arrow_tables import read_tables
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
 from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, groups_of, is_of_rollout, is_ours, to_json
@@ -69,7 +69,7 @@ def open_to_write(raw: IO[bytes], name: str) -> IO[bytes]:
 
 
 def read_rows(path: Path) -> Generator[Placed, None, None]:
-    """Yield the objects in a file of lines. FileError for an invalid line, FileEndsError if the last is cut short."""
+    """Yield the objects in a file of lines. FileError for an invalid line, FileError if the last is cut short."""
     with path.open("rb") as raw:
         stream = _decompressed(raw)
         number, begun = 0, False
@@ -78,8 +78,10 @@ def read_rows(path: Path) -> Generator[Placed, None, None]:
             try:
                 line = stream.readline(_LONGEST + 1)
             except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-                kind = FileEndsError if isinstance(error, EOFError) else FileError
-                raise kind(f"line {number}: the compressed file is cut short or damaged ({error})") from error
+                reason = "ends" if isinstance(error, EOFError) else ""
+                raise FileError(
+                    f"line {number}: the compressed file is cut short or damaged ({error})", reason=reason
+                ) from error
             if not line:
                 return
             if len(line) > _LONGEST:
@@ -113,7 +115,7 @@ def _parsed(line: bytes, number: int) -> Row:
         row = _DECODER.decode(line.decode("utf-8").strip())
     except UnicodeDecodeError as error:
         if not whole and error.end >= len(line):
-            raise FileEndsError(f"line {number}: the file ends within a character") from error
+            raise FileError(f"line {number}: the file ends within a character", reason="ends") from error
         raise FileError(f"line {number}: byte {error.start} is no UTF-8; write the file as UTF-8") from error
     except RecursionError as error:
         raise FileError(f"line {number}: nested too deeply") from error
@@ -121,7 +123,7 @@ def _parsed(line: bytes, number: int) -> Row:
         raise FileError(f"line {number}: {error}") from None
     except ValueError as error:
         if not whole:
-            raise FileEndsError(f"line {number}: the file ends within a row ({error!s:.100})") from error
+            raise FileError(f"line {number}: the file ends within a row ({error!s:.100})", reason="ends") from error
         raise FileError(f"line {number}: no JSON ({error!s:.100})") from error
     if type(row) is not dict:
         raise FileError(f"line {number}: expected an object, got {row!r:.60}")
@@ -336,7 +338,7 @@ class RolloutFile:
                     group.place = f"{shown}: {place}"
                     yield group
             except FileError as error:
-                raise type(error)(f"{shown}: {error}") from error
+                raise FileError(f"{shown}: {error}", reason=error.reason) from error
             except ReplayBufError:
                 raise
             except RecursionError as error:
@@ -355,7 +357,7 @@ class RolloutFile:
         with path.open("rb") as raw:
             magic = raw.read(16)
         if not magic and path.name.lower().endswith(_FILLED):
-            raise FileEndsError("the file is empty")
+            raise FileError("the file is empty", reason="ends")
         if magic == _SQLITE:
             raise FileError(_DATABASE)
         if magic.startswith((_ZIP, _PICKLE)):

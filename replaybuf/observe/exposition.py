@@ -208,9 +208,7 @@ class _Families(list[tuple[Metric, list[Sample]]]):
         for metric, samples in self:
             family = Family(metric.name.removesuffix("_total"), metric.help, metric.kind)
             for sample in samples:
-                labels = {
-                    name: text.encode("utf-8", "backslashreplace").decode() for name, text in sample.labels.items()
-                }
+                labels = {name: _encodable(text) for name, text in sample.labels.items()}
                 family.add_sample(sample.series, labels, sample.value)
             yield family
 

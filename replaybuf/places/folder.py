@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from replaybuf.atomic_file import sync_folder
-from replaybuf.errors import DecodeError, DiskFullError, PayloadStoreError
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.places.filesystems import filesystem_type, is_network
 from replaybuf.places.store import FILES, MARKER, FileLostError, GoneError, PlaceStore, Range, StoredFile
 
@@ -101,9 +101,10 @@ class FolderStore(PlaceStore):
                 for path in begun:
                     path.unlink(missing_ok=True)
             if error.errno in _FULL:
-                raise DiskFullError(
+                raise StorageError(
                     f"the disk of the folder for payloads {self.path} is full; nothing of the put was stored, and what "
-                    "was committed before is safe: free some space"
+                    "was committed before is safe: free some space",
+                    reason="disk full",
                 ) from error
             if isinstance(error, FileNotFoundError):
                 self.check_there()

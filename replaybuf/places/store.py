@@ -160,7 +160,7 @@ class PlaceStore(ABC):
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         """Write new files, given by name and consecutive buffers; with `sync` they are durable when this returns.
 
-        Raises PayloadStoreError and DiskFullError when not all are written, and FileLostError when they would be lost.
+        Raises PayloadStoreError and StorageError when not all are written, and FileLostError when they would be lost.
         """
 
     @abstractmethod

@@ -72,11 +72,11 @@ async def wait_published(
             if remaining <= 0:
                 if report.is_long:
                     why = await buffer.waits.why(report.wait, await buffer.tallies(), over=True)
-                    await report.timed_out(why.recorded)
+                    await report.timed_out(why.sentence)
                 raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
             if report.due:
                 why = await buffer.waits.why(report.wait, await buffer.tallies())
-                report.update(why.recorded, str(why))
+                report.update(why.sentence, str(why))
             await _changed(buffer, seen, min(remaining, report.pause))
 
 

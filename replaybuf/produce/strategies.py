@@ -15,7 +15,7 @@ from pydantic import Field, ImportString, field_validator
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
 from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
-from replaybuf.errors import InputError, NotReadyError, ProduceError, PromptsExhaustedError
+from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.sampler import Sampler
@@ -117,7 +117,7 @@ class ProduceStrategy(ReadableConfig):
         the buffer count. Afterwards no generation is running; take the batch with `buffer.take_batch`. With `progress`
         a bar is shown if stderr is a terminal.
 
-        Raises PromptsExhaustedError if the dataset has no more prompts, and ProduceError if the groups can't be made
+        Raises ProduceError if the dataset has no more prompts (reason "exhausted"), or if the groups can't be made
         for other reasons (its cause is the last error of the agent loop), both with the `summary` so far;
         NotReadyError, a TimeoutError, after `timeout` seconds (None: never); FencedError if the buffer was restored.
         After any error, and after cancellation, every prompt is either finished or handed out again.
@@ -222,9 +222,12 @@ class ProduceStrategy(ReadableConfig):
             if await self._completed(batch) > completed:
                 return
             waiting = (await batch.sampler.counts()).waiting
-            raise PromptsExhaustedError(
+            raise ProduceError(
                 f"{_missing(batch, completed)}, and no prompt is left in the dataset"
-                + (f" ({waiting} interrupted or expired ones wait: SamplerWithReplayBuffer draws them)" * bool(waiting))
+                + (
+                    f" ({waiting} interrupted or expired ones wait: SamplerWithReplayBuffer draws them)" * bool(waiting)
+                ),
+                reason="exhausted",
             )
         await waits.changed(seen, timeout)
 

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, EncodeError, InputError
+from replaybuf.errors import DecodeError, InputError, RolloutError
 from replaybuf.prompts.dataset_readers import wrong_cursor
 from replaybuf.rollouts.rollout_type import RolloutType
 
@@ -135,7 +135,7 @@ class StatefulReader:
     def _state(self) -> bytes:
         try:
             return _CODEC.encode([{"epoch": self._epoch, "state": _replaced(self._dataset.state_dict(), _as_array)}])
-        except EncodeError as error:
+        except RolloutError as error:
             raise InputError(f"the dataset's state_dict() must consist of plain values and arrays ({error})") from error
 
     def _load(self, position: bytes) -> int:

@@ -1,34 +1,33 @@
-"""Causes of waits: existing groups that can't be drawn, and lost groups. (`diagnosis` has causes of missing puts.)
+"""Causes of waits for groups, as a table: when each holds and its sentence, and the advice.
 
-Each is a function of the need of a draw in one task and of the circumstances, and returns None if it doesn't hold. If a
-limit blocks draws or puts, `to_draw` and `to_put` name the options to change.
+The first column of `DRAWS` is the reason, the second a function that returns the sentence for a need, or None if this
+isn't a cause, and the third the advice; if that varies, the function returns both.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from replaybuf import units
-from replaybuf.errors import ConfigError
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import (
+    LIVE_SECONDS,
+    SILENT_SECONDS,
     Circumstances,
     Counted,
-    Held,
     Wait,
+    Worker,
     brief,
     clock,
     groups,
     joined,
     listed,
     named,
-    since,
-    until,
 )
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.transitions import Tally, levels
@@ -37,38 +36,32 @@ from replaybuf.rules.transitions import Tally, levels
 class Reason(StrEnum):
     """Why a call waits; READY if it needn't. The names are stable.
 
-    The order is that of precedence: of several reasons, the first is the one to remove.
+    The order is that of precedence: of several tasks, the one whose reason comes first is explained.
     """
 
     FENCED = "fenced"  # the buffer was restored since the wait began
-    TOO_LARGE_A_BATCH = "too_large_a_batch"  # the limits never allow such a batch
     NO_SUCH_TASK = "no_such_task"  # nothing was ever put into it, but into other tasks
-    HELD_BACK = "held_back"  # there are enough groups, but a limit blocks the draw
+    HELD_BACK = "held_back"  # a limit: no draw is allowed, or there is no room
     NO_MATCH = "no_match"  # there are groups, but they don't match the query
     LEASED = "leased"  # consumers hold the groups
-    FINISHED = "finished"  # the trainer has published its end, so the producers stop
-    END_OF_DATASET = "end_of_dataset"  # all prompts were drawn, and too few are in flight
+    FINISHED = "finished"  # no more groups come: the dataset was read to its end, or the trainer has finished
     DEADLOCK = "deadlock"  # producers and trainer wait for each other
-    PRODUCERS_HELD_BACK = "producers_held_back"  # producers wait for room
-    OTHER_STATUS = "other_status"  # there are groups, but of another status, such as INIT
-    EXPIRED = "expired"
-    FILTERED = "filtered"
-    FAILED = "failed"
-    ABORTED = "aborted"  # interrupted, waiting for continuation
-    NOTHING_PUT = "nothing_put"
-    PRODUCERS_SILENT = "producers_silent"  # killed, ended, or alive without putting anything
-    WAITS_FOR_TRAINER = "waits_for_trainer"  # producers wait for newer weights of the trainer
-    SLOW = "slow"  # groups arrive, but slowly
+    EXPIRED = "expired"  # the groups have expired
+    UNFIT = "unfit"  # the groups were filtered, or failed
+    OTHER_STATUS = "other_status"  # there are groups, but they are INIT, aborted, or of another status
+    ABSENT = "absent"  # who should put, or publish, was never there, is gone, or does nothing
+    SLOW = "slow"  # groups arrive or are generated, or are needed from producers that are alive
     READY = "ready"
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One cause of a wait and the advice against it, as parts of a sentence."""
+#: Groups that arrive within this many seconds cover what is missing: then nothing else is the reason.
+_SOON_SECONDS = 3600.0
+#: Producers that are alive, but have put nothing for so long and generate nothing, do nothing.
+_IDLE_SECONDS = 600.0
+#: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
+_LONGEST, _TASKS_COMPARED = 200, 1000
 
-    reason: Reason
-    text: str
-    advice: str = ""
+PATIENCE = "Wait, ask for fewer groups, or start more producers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +73,22 @@ class Need:
 
     wait: Wait
     task: str
-    least: int
-    there: int
-    matching: int
-    available: int
+    about: Circumstances
+    least: int = 0
+    there: int = 0
+    matching: int = 0
+    available: int = 0
 
     @classmethod
     def of(cls, wait: Wait, task: str, about: Circumstances) -> Need:
-        """Return the need of the wait in this task."""
+        """Return the need of a wait for groups in this task."""
         there = matching = about.count(task, wait.status)
         if wait.query is not None and about.matches is not None:
             matching = min(there, about.matches.get(task, 0))
         available = matching
         if wait.status == Status.COMPLETED and about.limits is not None:
             available = min(matching, about.limits.drawable(levels(about.tallies, [task])[task]))
-        return cls(wait, task, wait.wants[task], there, matching, available)
+        return cls(wait, task, about, wait.wants[task], there, matching, available)
 
     @property
     def missing(self) -> int:
@@ -107,82 +101,189 @@ class Need:
         return self.wait.status
 
     @property
+    def level(self) -> Level:
+        """The counts to which limits apply."""
+        return levels(self.about.tallies, [self.task])[self.task]
+
+    @property
+    def rate(self) -> float:
+        """The groups per second that arrive."""
+        return self.about.rate(self.task, self.status)
+
+    @property
+    def flying(self) -> int:
+        """The groups that live producers generate."""
+        return 0 if self.about.abandoned else self.about.in_flight(self.task, self.status)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether what arrives, or is generated and will pass as earlier groups did, covers what is missing."""
+        if self.rate and self.missing / self.rate <= _SOON_SECONDS:
+            return True
+        good, bad = (sum(self.about.put(self.task, one).lately for one in some) for some in (_FIT, _UNFIT))
+        return self.flying * (good / (good + bad) if bad else 1) >= self.missing
+
+    @property
     def head(self) -> str:
         """The beginning of a sentence about the need."""
         much = "Nothing" if self.available == 0 else "Too little"
         return f"{much} is ready for {named(self.task)} ({self.available:,} of {self.least:,})"
 
 
-def be(count: int) -> str:
-    """Return the verb for this number."""
-    return "is" if count == 1 else "are"
+_FIT, _UNFIT = (Status.COMPLETED,), (Status.FILTERED, Status.FAILED)
+
+#: A sentence, or a sentence and the advice; None if the cause doesn't hold.
+Said = str | tuple[str, str] | None
 
 
-def to_draw(limits: Limits, level: Level, count: int) -> list[str]:
-    """Return the option changes that allow a draw of `count` existing groups that the limits block."""
-    rate, ratio = limits.rate, limits.samples_per_insert
-    if level.completed < limits.min_size or rate is None or ratio is None:
-        return ["lower min_size"]
-    low, high = rate.errors
-    lacking = count - rate.drawable(level)
-    wider = f"raise error_buffer to {(high - low) / 2 + lacking:g}"
-    if isinstance(limits.error_buffer, tuple):
-        wider = f"lower the first number of error_buffer to {low - lacking:g}"
-    more = _allows_more(limits, 2 * ratio, lambda changed: changed.drawable(level))
-    return ["raise samples_per_insert", wider] if more else [wider]
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A row of a table of causes.
+
+    A cause that `yields` is no reason while the groups that arrive cover what is missing. A `final` one ends with
+    nothing that the producers may still do.
+    """
+
+    reason: Reason
+    of: Callable[[Need], Said]
+    advice: str = ""
+    yields: bool = False
+    final: bool = False
+
+    def found(self, need: Need) -> Found | None:
+        """Return the cause in words, None if it doesn't hold."""
+        said = self.of(need)
+        return None if said is None else Found(self, *((said, self.advice) if isinstance(said, str) else said))
 
 
-def to_put(limits: Limits, level: Level) -> list[str]:
-    """Return the option changes that allow puts of completed groups that the limits block."""
-    ratio, full = limits.samples_per_insert, limits.capacity is not None and level.completed >= limits.capacity
-    if ratio is None or (full and limits.on_full != "evict"):
-        return ["raise the capacity"]
-    wider = f"raise {'the second number of ' if isinstance(limits.error_buffer, tuple) else ''}error_buffer"
-    less = _allows_more(limits, ratio / 2, lambda changed: changed.insertable(level, Status.COMPLETED) or 0)
-    return ["lower samples_per_insert", wider] if less else [wider]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A cause that holds, in words."""
+
+    cause: Cause
+    text: str
+    advice: str
+
+    @property
+    def precedence(self) -> tuple[bool, int]:
+        """The order of the causes of several tasks."""
+        return not self.cause.final, [*Reason].index(self.cause.reason)
+
+    def sentence(self, head: str) -> str:
+        """Return the sentence of the diagnosis, which begins with `head`."""
+        end = self.advice if not self.advice or self.advice.endswith("?") else f"{self.advice}."
+        return f"{head}: {self.text}. {end}".rstrip()
 
 
-def _allows_more(limits: Limits, ratio: float, allowed: Callable[[Limits], int]) -> bool:
-    """Return whether another `samples_per_insert` is valid with the other options, and allows more."""
-    try:
-        return allowed(replace(limits, samples_per_insert=ratio)) > allowed(limits)
-    except ConfigError:
-        return False
+def causes_of(need: Need, table: Iterable[Cause]) -> list[Found]:
+    """Return the causes of a table that hold, the reason first."""
+    found = [one for cause in table if (one := cause.found(need))]
+    slow = [one for one in found if one.cause.reason == Reason.SLOW][:1]
+    others = [one for one in found if one.cause.reason != Reason.SLOW]
+    covered = bool(slow) and all(one.cause.yields for one in others) and need.is_covered
+    return [*slow, *others] if covered else others or slow
 
 
-#: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
-_LONGEST, _TASKS_COMPARED = 200, 1000
+# Words
 
 
-def fenced(wait: Wait, about: Circumstances) -> Cause | None:
+def _are(count: int, status: str = "") -> str:
+    return f"{groups(count, status)} {'is' if count == 1 else 'are'}"
+
+
+def people(names: Iterable[str], one: str, several: str) -> str:
+    """Return the names with the verb for their number."""
+    unique = list(dict.fromkeys(names))
+    return f"{listed(unique)} {one if len(unique) == 1 else several}"
+
+
+def ends_of(workers: Sequence[Worker], now: float) -> str:
+    """Return when each worker ended or was last seen, in words; the latest first."""
+    latest = {one.name: one for one in sorted(workers, key=lambda one: one.seen_at)}
+    ends = []
+    for one in sorted(latest.values(), key=lambda one: -one.seen_at):
+        did = (
+            "ended" if one.ended_at is not None else "was killed: last seen" if one.killed else "went silent: last seen"
+        )
+        ends.append(f"{named(one.name)} {did} at {clock(one.ended_at or one.seen_at, now)}")
+    return joined(ends)
+
+
+def _waiters(about: Circumstances, kind: str, what: str) -> str | None:
+    """Return `gen-1 and gen-2 wait for room since 20:42:10 UTC` if every live producer does; otherwise None."""
+    waits = [wait for wait in about.waits if wait.kind == kind]
+    names = {wait.worker for wait in waits}
+    if not waits or any(one.name not in names for one in about.alive):
+        return None
+    began = min((wait.since for wait in waits if wait.since is not None), default=about.now)
+    who = people(sorted(name or "a producer" for name in names), "waits", "wait")
+    return f"{who} for {what} since {clock(began, about.now)}"
+
+
+def news_of(about: Circumstances) -> str:
+    """Return what the trainer has published, for sentences about a wait for more."""
+    return "nothing yet" if about.trainer is None else f"nothing since step {about.trainer.train_step}"
+
+
+def to_publish(about: Circumstances) -> str:
+    """Return the advice for a trainer whose workers wait for it to publish."""
+    if about.trainer is None:
+        return "Publish the trainer's state (publish) before waiting for a batch"
+    return "Publish newer weights (publish), or ask for no more groups than the workers keep ready (their batch_size)"
+
+
+# Limits
+
+
+def to_put(limits: Limits, level: Level) -> str:
+    """Return the option to change so that puts of completed groups which the limits block are allowed."""
+    full = limits.capacity is not None and limits.on_full != "evict" and level.completed >= limits.capacity
+    return "raise the capacity" if full or limits.rate is None else "widen error_buffer"
+
+
+def too_large(limits: Limits, task: str, status: Status, count: int) -> tuple[str, str] | None:
+    """Return why a batch of `count` groups can never be drawn and the advice, or None if it can."""
+    most = limits.largest_batch
+    if most is None or count <= most or status != Status.COMPLETED:
+        return None
+    why, option = f"the capacity is {limits.capacity:,}" if limits.capacity else "", "raise the capacity"
+    if not limits.capacity or count <= limits.capacity:
+        wide = "a range of twice" if isinstance(limits.error_buffer, tuple) else "at least"
+        why, option = f"{limits.rate} allows {most:,} at once", f"set error_buffer to {wide} the size of a batch"
+    return (
+        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {why}",
+        f"Ask for fewer groups, or {option}",
+    )
+
+
+def _too_large(need: Need) -> Said:
+    return None if need.about.limits is None else too_large(need.about.limits, need.task, need.status, need.least)
+
+
+def _held_back(need: Need) -> Said:
+    limits, level = need.about.limits, need.level
+    if limits is None or need.status != Status.COMPLETED or need.available >= min(need.least, need.matching):
+        return None
+    more, rate, option = limits.min_size - level.completed, limits.rate, "lower min_size"
+    if more <= 0 and rate is not None:  # each put allows samples_per_insert more draws
+        lacking = need.least - rate.drawable(level)
+        more, option = math.ceil(lacking / rate.samples_per_insert), f"widen error_buffer by {lacking:g}"
+    text = f"{_are(level.completed, 'completed')} there, but {limits.why_slow(level)}"
+    start = "Start the producers again" if need.about.abandoned else "Wait for the producers"
+    return f"{text}: {more:,} more {'has' if more == 1 else 'have'} to be put", f"{start} or {option}"
+
+
+# Groups that are there
+
+
+def fenced(need: Need) -> Said:
     """The buffer was restored after the wait began."""
-    restored, since = about.restored, wait.since
+    restored, since = need.about.restored, need.wait.since
     if restored is None or since is None or restored.time <= since:
         return None
-    step = "" if restored.step is None else f" to step {restored.step}"
-    text = f"the buffer was restored{step} at {clock(restored.time)}, after this wait began, which fences it off"
-    return Cause(Reason.FENCED, text, "It ends with a FencedError: build the buffer anew to join the restored run")
-
-
-def too_large(need: Need, about: Circumstances) -> Cause | None:
-    """The limits never allow a draw of this size."""
-    limits = about.limits
-    largest = None if limits is None or need.status != Status.COMPLETED else limits.largest_batch
-    if limits is None or largest is None or need.least <= largest:
-        return None
-    if limits.capacity is not None and need.least > limits.capacity:
-        why, option = f"the capacity is {limits.capacity:,}", "raise the capacity"
-    else:
-        why, option = f"{limits.rate} allows {largest:,} at once", "widen error_buffer"
-    text = f"a batch of {need.least:,} is never there, because {why}"
-    return Cause(Reason.TOO_LARGE_A_BATCH, text, f"Ask for fewer groups, or {option}")
-
-
-def no_such_task(need: Need, about: Circumstances) -> Cause | None:
-    """Nothing was ever put into this task, but into other tasks."""
-    if about.knows(need.task) or not (tasks := about.tasks):
-        return None
-    return Cause(Reason.NO_SUCH_TASK, *never_put(need.task, tasks))
+    to = "" if restored.step is None else f" to step {restored.step}"
+    time = clock(restored.time, need.about.now)
+    return f"the buffer was restored{to} at {time}, after this wait began, which fences it off"
 
 
 def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
@@ -198,205 +299,333 @@ def there_are(tasks: Sequence[str]) -> str:
     return f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
 
 
-def held_back(need: Need, about: Circumstances) -> Cause | None:
-    """There are enough groups, but min_size or the rate limit blocks the draw."""
-    limits = about.limits
-    if limits is None or need.status != Status.COMPLETED or need.available >= min(need.least, need.matching):
+def _no_such_task(need: Need) -> Said:
+    about = need.about
+    if about.knows(need.task) or not about.tasks or need.task in about.datasets:
         return None
-    level = levels(about.tallies, [need.task])[need.task]
-    more, rate = limits.min_size - level.completed, limits.rate
-    if more <= 0 and rate is not None:  # each put allows samples_per_insert more draws
-        more = math.ceil((need.least - rate.drawable(level)) / rate.samples_per_insert)
-    text = f"{groups(level.completed, 'completed')} {be(level.completed)} there, but {limits.why_slow(level)}"
-    text += f": {more:,} more {'has' if more == 1 else 'have'} to be put"
-    producers = "Start the producers again" if about.abandoned else "Wait for the producers"
-    return Cause(Reason.HELD_BACK, text, joined([producers, *to_draw(limits, level, need.least)], link="or"))
+    return never_put(need.task, about.tasks)
 
 
-def no_match(need: Need, about: Circumstances) -> Cause | None:
+def _no_match(need: Need) -> Said:
     """There are enough groups, but too few match the query; or there are fewer, and none matches."""
-    if need.wait.query is None or need.matching >= need.least or need.there <= need.matching:
+    query = need.wait.query
+    if query is None or need.matching >= need.least or need.there <= need.matching:
         return None
     if need.there < need.least and need.matching:
         return None
     match = {0: "none matches", 1: "only 1 matches"}.get(need.matching, f"only {need.matching:,} match")
-    text = f"{groups(need.there, need.status)} {be(need.there)} there, but {match} {brief(need.wait.query)}"
-    advice = "Relax the query, or wait for groups that match it"
-    for tag, near in list(about.unknown_tags.items())[:1]:
-        text += f": none of them has the tag {named(tag)}"
+    tag, advice = "", "Relax the query, or wait for groups that match it"
+    for unknown, near in list(need.about.unknown_tags.items())[:1]:
+        tag = f": none of them has the tag {named(unknown)}"
         advice = advice if near is None else f"Did you mean tags.{named(near)}?"
-    return Cause(Reason.NO_MATCH, text, advice)
+    return f"{_are(need.there, need.status)} there, but {match} {brief(query)}{tag}", advice
 
 
-def leased(need: Need, about: Circumstances) -> Cause | None:
-    """Consumers hold at least as many groups as are missing.
-
-    If the waiting worker holds them itself, and new groups will arrive before its lease ends, the wait has another
-    reason: the worker prefetches the next batch.
-    """
-    count = about.count(need.task, need.status, Tally.LEASED)
-    if count < need.missing or not need.missing:
+def _leased(need: Need) -> Said:
+    about, count = need.about, need.about.count(need.task, need.status, Tally.LEASED)
+    if count < need.missing:
         return None
     held = [one for one in about.held if (one.task_name, one.status) == (need.task, need.status)]
-    ends = max((one.until for one in held), default=about.now)
-    own = [one for one in held if one.holder == need.wait.worker and not _is_of_earlier(one, need.wait)]
-    if count - sum(one.groups for one in own) < need.missing < about.rate(need.task, need.status) * (ends - about.now):
-        return None
     every = f"{count:,} more" if need.there else "the only" if count == 1 else f"all {count:,}"
-    completed = f"{every} {need.status} group{'' if count == 1 else 's'} {be(count)} leased"
-    return Cause(Reason.LEASED, f"{completed}{_by_holders(held, need.wait, about)}", _to_get_back(held, own, need.wait))
-
-
-def _is_of_earlier(one: Held, wait: Wait) -> bool:
-    """Return whether an earlier process of the waiting worker's name leased these groups."""
-    began, leased_at = wait.process_began, one.last_leased
-    return one.holder == wait.worker and began is not None and leased_at is not None and leased_at < began
-
-
-def _to_get_back(held: Sequence[Held], own: Sequence[Held], wait: Wait) -> str:
-    if wait.worker is None or {one.holder for one in held} != {wait.worker}:
-        return "They come back when their lease is given back, or ends because its holder renews it no more"
-    if not own:
-        return (
-            "They come back when its lease ends; sooner if you restore a checkpoint, or if somebody who has the "
-            "lease's handle gives it back (buffer.adopt)"
-        )
-    began = wait.process_began
-    if began is not None and any(one.first_leased is not None and one.first_leased < began for one in own):
-        return (
-            "The waiting worker holds some itself: acknowledge these batches, or give them back; an earlier process of "
-            "that name holds the others until its lease ends"
-        )
-    return "The waiting worker holds them itself: acknowledge a batch when it is trained on, or give it back"
-
-
-def _by_holders(held: Sequence[Held], wait: Wait, about: Circumstances) -> str:
-    """Return the holders of groups and the ends of their leases, in words."""
-    last, counts = defaultdict[str, float](float), Counter[str]()
+    text = f"{every} {need.status} group{' is' if count == 1 else 's are'} leased"
+    counts = Counter[str]()
     for one in held:
-        name = "somebody without a name" if one.holder is None else named(one.holder)
-        name = f"an earlier process of {name}" if _is_of_earlier(one, wait) else name
-        last[name] = max(last[name], one.until)
-        counts[name] += one.groups
-    if not last:
-        return ""
-    names = sorted(last, key=lambda name: (-counts[name], name))
-    if len(names) == 1:
-        return f" by {names[0]} {until(last[names[0]], about.read_at)}"
-    shown = [f"{name} ({counts[name]:,})" for name in names]
-    return f" by {joined(shown)}, the last {until(max(last.values()), about.read_at)}"
+        counts["somebody without a name" if one.holder is None else named(one.holder)] += one.groups
+    if counts:
+        names = [f"{name} ({n:,})" if len(counts) > 1 else name for name, n in counts.most_common()]
+        last = max(one.until for one in held)
+        text += f" by {joined(names)}{', the last' if len(counts) > 1 else ''} until {clock(last, about.now)}"
+        text += " (over: they come back as soon as somebody looks)" if last <= about.now else ""
+    if need.wait.worker is None or any(one.holder != need.wait.worker for one in held) or not held:
+        return text, "They come back when their lease is given back, or ends because its holder renews it no more"
+    return text, (
+        "The waiting worker holds them itself, or an earlier process of its name: acknowledge each batch when it is "
+        "trained on, or give it back (buffer.adopt, restore); else they come back when the lease ends"
+    )
 
 
-def spoilt(need: Need, about: Circumstances) -> list[Cause]:
-    """Return why groups that were put can't be drawn, the cause of most groups first."""
-    if not need.missing:
-        return []
-    if need.status != Status.COMPLETED:
-        found = [_of_status(need, about, status) for status in Status if status not in (need.status, Status.ARCHIVED)]
-    else:
-        found = [_expired(need, about), *(_unfit(need, about, status) for status in _UNFIT), _aborted(need, about)]
-        found.append(_of_status(need, about, Status.INIT))
-    return [cause for _, cause in sorted((one for one in found if one), key=lambda one: -one[0])]
+# Ends
 
 
-def _of_status(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause] | None:
-    """Groups of another status explain a wait if they are enough, or none of the wanted status was ever put.
-
-    INIT groups are no cause while producers generate others of the task: those will be generated later.
-    """
-    there = about.count(need.task, status)
-    never = not about.put(need.task, need.status).ever
-    if not there or (status == Status.INIT and about.in_flight(need.task, need.status)):
+def _finished(need: Need) -> Said:
+    trainer = need.about.trainer
+    if trainer is None or not trainer.finished or need.about.alive:  # live producers go on regardless
         return None
-    if not never and (about.unfinished(need.task) if status == Status.INIT else there) < need.missing:
+    return f"the trainer has published that it has finished (step {trainer.train_step}), so the workers stop"
+
+
+def _end_of_dataset(need: Need) -> Said:
+    """All prompts of the task's dataset were drawn, and fewer groups are unfinished than are missing."""
+    about, task = need.about, need.task
+    if need.status != Status.COMPLETED or task not in about.datasets:
         return None
-    text = f"{groups(there)} {be(there)} there, but {'its' if there == 1 else 'their'} status is {status}"
-    if need.status != Status.COMPLETED:
-        advice = f"Draw groups of that status (group_status={status.value!r}), or wait for {need.status} ones"
-    else:
-        text += ": put without a status, or prompts that nobody has generated yet"
-        advice = (
-            "Put results as COMPLETED (rollout.status, or put(status='completed')), and mark those that are there by "
-            f"update({{'status': '{status}'}}, status='completed'); prompts need a worker that generates them"
-        )
-    return there, Cause(Reason.OTHER_STATUS, text, advice)
-
-
-def _expired(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
-    there = about.count(need.task, Status.EXPIRED)
-    before_put = about.put(need.task, Status.EXPIRED)
-    put = about.put(need.task, Status.COMPLETED) + before_put
-    lost = _lost(need, about, about.expired(need.task), put, share=1 / 2)
-    advice = "Raise the stale threshold or sync the producers' weights sooner"
-    step = about.steps.get(need.task)
-    at = "" if step is None else f" at the refresh to train step {step}"
-    if there and about.unfinished(need.task) >= need.missing:
-        have, wait = ("has", "waits") if there == 1 else ("have", "wait")
-        text = f"{groups(there)} {have} expired{at}, and {wait} to be generated again"
-    elif lost is not None:
-        bad, of, span = lost
-        stale = "they grow stale faster than they are drawn"
-        if 2 * (before_put.lately if span else before_put.ever) >= bad:
-            at, stale = "", "they were too stale when they were put"
-        text = f"{bad:,} of the {groups(of)} put{span} expired{at}: {stale}"
-    else:
+    left = need.available + about.in_flight(task, alive=False) + about.unfinished(task)
+    if left >= need.least:
         return None
-    kept = there or about.count(need.task, Status.EXPIRED, Tally.LEASED)
-    again = "see that a producer generates them again"
-    advice += f"; {again if kept else 'with expired_groups_retryable=True they are kept, to be generated again'}"
-    return max(there, lost[0] if lost else 0), Cause(Reason.EXPIRED, text, advice)
+    least, others = f'at_least={{"{named(task)}": {left}}}', {*about.tasks, *need.wait.wants} - {task}
+    if left:
+        return prompts_of(task, about), f"Ask for no more ({least}), or read the dataset for more epochs"
+    if any(other not in about.datasets or about.has_groups(other) for other in others):
+        return prompts_of(task, about), f"Go on without it ({least}), or read its dataset for more epochs"
+    return prompts_of(task, about), "Nothing is left to draw: end the run, or read the dataset for more epochs"
 
 
-_UNFIT = {
-    Status.FILTERED: (Reason.FILTERED, "Look at what the filter drops", ""),
-    Status.FAILED: (Reason.FAILED, "Look at the errors", ", and mend what makes them"),
-}
+def prompts_of(task: str, about: Circumstances) -> str:
+    """Return the state of the prompts of a dataset that was read to its end, in words, from its prompt ledger."""
+    drawn, waiting, flying = about.datasets[task], about.unfinished(task), about.in_flight(task)
+    lost = about.in_flight(task, alive=False) - flying
+    done = drawn - flying - waiting - lost
+    parts = [f"{done:,} {'is' if done == 1 else 'are'} finished", f"{flying:,} in flight"]
+    parts += [f"{waiting:,} to be handed out again"] if waiting else []
+    parts += [f"{lost:,} leased by workers that are gone"] if lost else []
+    return f"no prompt of {named(task)} is left in the dataset: of the {drawn:,} drawn, {joined(parts, len(parts))}"
 
 
-def _unfit(need: Need, about: Circumstances, status: Status) -> tuple[int, Cause] | None:
-    """FILTERED or FAILED groups, which are kept for SQL, explain a wait only if most puts became so."""
-    reason, look, mend = _UNFIT[status]
-    advice = f"{look} (replaybuf ls --status {status}){mend}"
-    if not about.count(need.task, status):
-        kept = "none of them is kept to look at; unfit=1000 in the config keeps what a strategy makes so"
-        advice = f"{look}{mend}: {kept}, keep_unfit=True what you put"
-    bad, good = about.put(need.task, status), about.put(need.task, Status.COMPLETED)
-    if status == Status.FAILED:
-        bad, good = bad + about.set_aside(need.task), good - about.spoilt(need.task)
-    lost = _lost(need, about, bad, good, share=1)
-    if lost is None:
+# Producers that wait
+
+
+def _deadlock(need: Need) -> Said:
+    who = _waiters(need.about, "trainer", "the trainer")
+    if who is None or need.task in need.about.datasets:
         return None
-    count, put, span = lost
-    text = f"{count:,} of the {groups(count + put)} put{span}"
-    if status == Status.FILTERED:
-        return count, Cause(reason, f"{text} {'was filtered' if count == 1 else 'were filtered'}", advice)
-    text += " failed"
-    for did, who in (("made", about.failed_by), ("drawn", about.failed_with)):
-        if by := who.get(need.task):
-            names = sorted(by, key=lambda name: (-by[name], name))
-            text += f", {did} by {joined([f'{named(name)} ({by[name]:,})' for name in names])}"
-    if need.task in about.errors:
-        text += f"; the last error: {brief(about.errors[need.task], _LONGEST)}"
-    return count, Cause(reason, text, advice)
+    text = f"deadlock: {who}, which has published {news_of(need.about)}, while it waits for their groups"
+    return text, to_publish(need.about)
 
 
-def _lost(need: Need, about: Circumstances, bad: Counted, put: Counted, share: float) -> tuple[int, int, str] | None:
+def _no_room(need: Need) -> Said:
+    about = need.about
+    if (who := _waiters(about, "room", "room")) is None:
+        return None
+    tasks = sorted({task for wait in about.waits if wait.kind == "room" for task in wait.wants})
+    full = [f"{groups(about.count(task, Status.COMPLETED), 'completed')} of {named(task)}" for task in tasks]
+    own = need.task in tasks
+    ways = ["Draw those groups (with another query, or fewer at once)" if own else f"Draw {listed(tasks)} first"]
+    if tasks and about.limits is not None:
+        ways.append(to_put(about.limits, levels(about.tallies, tasks)[tasks[0]]))
+    return f"{who}, with {joined(full)} there", " or ".join(ways)
+
+
+# Groups that can't be drawn, and lost ones
+
+
+def _lost(need: Need, bad: Counted, put: Counted, share: float) -> tuple[int, int, str] | None:
     """Return the number lost, the number put, and the period in words, if losses explain the missing groups, else None.
     Recent losses come first, then all; in both cases at least this share of the puts."""
+    before = need.about.before
     whole = (bad.lately, put.lately) == (bad.ever, put.ever)
+    if need.about.abandoned and put.ever - bad.ever * (share < 1) >= need.missing:
+        return None  # enough came while there were producers
     if bad.lately < share * put.lately:
         return None
-    if bad.lately >= need.missing and about.before is not None and not whole:
-        lately = f"in the last {units.age(about.now - about.before.time)}"
-        return bad.lately, put.lately, f" {since(about.before.time, None) if about.for_later else lately}"
+    if bad.lately >= need.missing and before is not None and not whole:
+        return bad.lately, put.lately, f" since {clock(before.time, need.about.now)}"
     if bad.ever >= need.missing and bad.ever >= share * put.ever:
         return bad.ever, put.ever, ""
     return None
 
 
-def _aborted(need: Need, about: Circumstances) -> tuple[int, Cause] | None:
-    there = about.count(need.task, Status.ABORTED)
-    if not there or about.unfinished(need.task) < need.missing:
+def _expired(need: Need) -> Said:
+    """Expired groups explain a wait if they are enough, or if most that were put expired."""
+    about, task = need.about, need.task
+    there, early = about.count(task, Status.EXPIRED), about.put(task, Status.EXPIRED)
+    lost = _lost(need, about.expired(task), about.put(task, Status.COMPLETED) + early, share=1 / 2)
+    at = "" if (step := about.steps.get(task)) is None else f" at the refresh to train step {step}"
+    if there and about.unfinished(task) >= need.missing:
+        text = f"{groups(there)} {'has' if there == 1 else 'have'} expired{at}, to be generated again"
+    elif lost is not None:
+        bad, of, span = lost
+        early_ones = 2 * (early.lately if span else early.ever) >= bad
+        why = "they were too stale when they were put" if early_ones else "they grow stale faster than they are drawn"
+        text = f"{bad:,} of the {groups(of)} put{span} expired{'' if early_ones else at}: {why}"
+    else:
         return None
-    text = f"{groups(there)} {be(there)} aborted: interrupted, and {'waits' if there == 1 else 'wait'} to be continued"
-    return there, Cause(Reason.ABORTED, text, "See that a producer continues them (produce_loop takes them first)")
+    kept = there or about.count(task, Status.EXPIRED, Tally.LEASED)
+    keep = "with expired_groups_retryable=True they are kept, to be generated again"
+    again = "see that a producer generates them again" if kept else keep
+    return text, f"Raise the stale threshold or sync the producers' weights sooner; {again}"
+
+
+def _filtered(need: Need) -> Said:
+    lost = _lost(need, need.about.put(need.task, Status.FILTERED), need.about.put(need.task, Status.COMPLETED), share=1)
+    if lost is None:
+        return None
+    text = f"{lost[0]:,} of the {groups(sum(lost[:2]))} put{lost[2]} {'was' if lost[0] == 1 else 'were'} filtered"
+    return text, f"Look at what the filter drops{_kept(need, Status.FILTERED)}"
+
+
+def _failed(need: Need) -> Said:
+    about, task = need.about, need.task
+    bad = about.put(task, Status.FAILED) + about.set_aside(task)
+    lost = _lost(need, bad, about.put(task, Status.COMPLETED) - about.spoilt(task), share=1)
+    if lost is None:
+        return None
+    text = f"{lost[0]:,} of the {groups(sum(lost[:2]))} put{lost[2]} failed"
+    for did, who in (("made", about.failed_by), ("drawn", about.failed_with)):
+        if by := Counter(who.get(task, {})):
+            text += f", {did} by {joined([f'{named(name)} ({n:,})' for name, n in by.most_common()])}"
+    if task in about.errors:
+        text += f"; the last error: {brief(about.errors[task], _LONGEST)}"
+    return text, f"Mend what makes the errors{_kept(need, Status.FAILED)}"
+
+
+def _kept(need: Need, status: Status) -> str:
+    """Return where the groups of a status are to be seen that takes no room."""
+    if need.about.count(need.task, status):
+        return f" (replaybuf ls --status {status})"
+    return ": none is kept to look at; unfit=1000 in the config keeps what a strategy makes so, keep_unfit=True a put"
+
+
+def _aborted(need: Need) -> Said:
+    there = need.about.count(need.task, Status.ABORTED)
+    if not there or need.about.unfinished(need.task) < need.missing:
+        return None
+    return f"{_are(there)} aborted: interrupted, and {'waits' if there == 1 else 'wait'} to be continued"
+
+
+_OF_PROMPTS = (Tally.LEASED, Tally.RETURNED, Tally.LEASE_EXPIRED, Tally.REPLACED)
+
+
+def _init(need: Need) -> Said:
+    """INIT groups are prompts of a ledger if some were leased, else perhaps results without a status."""
+    about, task = need.about, need.task
+    there = about.count(task, Status.INIT)
+    if not there or (about.unfinished(task) < need.missing and about.put(task, need.status).ever):
+        return None
+    text = f"{_are(there)} there, but {'its' if there == 1 else 'their'} status is init"
+    if task in about.datasets or any(about.count(task, Status.INIT, name) for name in _OF_PROMPTS):
+        return f"{text}: prompts that wait for a worker", "See that one generates them (produce_loop takes them first)"
+    return f"{text}: put without a status, or prompts that nobody has generated yet", (
+        "Put results as COMPLETED (rollout.status, or put(status='completed')), and mark those that are there by "
+        "update({'status': 'init'}, status='completed'); prompts need a worker that generates them"
+    )
+
+
+def _other_status(need: Need) -> Said:
+    """Of a draw of groups that aren't completed: there are enough of one other status."""
+    about, never = need.about, not need.about.put(need.task, need.status).ever
+    counts = {one: about.count(need.task, one) for one in Status if one not in (need.status, Status.ARCHIVED)}
+    status = max(counts, key=lambda one: counts[one])
+    there = counts[status]
+    if not there or (not never and there < need.missing):
+        return None
+    text = f"{_are(there)} there, but {'its' if there == 1 else 'their'} status is {status}"
+    return text, f"Draw groups of that status (group_status={status.value!r}), or wait for {need.status} ones"
+
+
+def _of_completed(of: Callable[[Need], Said]) -> Callable[[Need], Said]:
+    return lambda need: of(need) if need.status == Status.COMPLETED else None
+
+
+# Producers
+
+
+def _nothing_put(need: Need) -> Said:
+    about = need.about
+    known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
+    open_too = f"; {people(known, 'has it open', 'have it open')}" if known else ""
+    return None if about.tasks else f"nothing was ever put into this buffer{open_too}"
+
+
+def _nobody_left(need: Need) -> Said:
+    return f"no producer is left: {ends_of(need.about.producers, need.about.now)}" if need.about.abandoned else None
+
+
+def _nobody_known(need: Need) -> Said:
+    last, now = need.about.last(need.task), need.about.now
+    if need.about.producers or not need.about.tasks or (last is not None and now - last < SILENT_SECONDS):
+        return None  # who has put it may not have given a sign of life yet
+    put = "" if last is None else f"; the last group was put at {clock(last, now)}"
+    return f"too few were put, and nobody is known to put any{put}"
+
+
+def _fenced_producers(need: Need) -> Said:
+    restored, alive = need.about.restored, need.about.alive
+    if restored is None or not alive:
+        return None
+    if any(one.started_at >= restored.time or one.name == restored.worker for one in alive):
+        return None
+    who, time = listed(dict.fromkeys(one.name for one in alive)), clock(restored.time, need.about.now)
+    return f"{who} opened the buffer before it was restored at {time}, and can put nothing any more"
+
+
+def _idle(need: Need) -> Said:
+    """Some producers fell silent about the time of the last put, or all have put nothing for long."""
+    about, last = need.about, need.about.last(need.task)
+    if last is None or not about.alive or need.flying:
+        return None
+    gone = _gone(need, last)
+    if gone and need.rate:
+        return ends_of(gone, about.now)
+    return _needed(need) if gone or about.now - last >= _IDLE_SECONDS else None
+
+
+def _gone(need: Need, last: float) -> list[Worker]:
+    """Return the producers that fell silent about the time of the last put or later, and have no successors."""
+    about, alive = need.about, {one.name for one in need.about.alive}
+    silent = [one for one in about.producers if one.name not in alive and one.is_silent(about.now)]
+    return [one for one in silent if one.seen_at >= last - LIVE_SECONDS]
+
+
+def _needed(need: Need) -> str:
+    about, last = need.about, need.about.last(need.task)
+    gone = [] if last is None else _gone(need, last)
+    silent = f"{ends_of(gone, about.now)}; " if gone else ""
+    parts = [people(sorted(one.name for one in about.alive), "is alive", "are alive")] if about.alive else []
+    parts += [] if last is None else [f"the last group was put at {clock(last, about.now)}"]
+    return f"{silent}{', '.join(parts)}, and {need.missing:,} more {'is' if need.missing == 1 else 'are'} needed"
+
+
+def _arriving(need: Need) -> Said:
+    parts = []
+    if rate := need.rate:
+        hourly = round(rate * 3600)
+        come = "1 group an hour arrives" if hourly == 1 else f"{hourly:,} groups an hour arrive"
+        parts.append(f"{come}, so the missing {need.missing:,} take about {units.age(need.missing / rate)}")
+    if flying := need.flying:
+        parts.append(f"{_are(flying)} being generated")
+    return "; ".join(parts) or None
+
+
+def _alive(need: Need) -> Said:
+    if not need.about.alive and (need.about.abandoned or need.about.last(need.task) is None):
+        return None
+    only = {one.name for one in need.about.alive} == {need.wait.worker}
+    advice = "Nobody else puts any: put more before the draw, or meanwhile in another task or process"
+    return _needed(need), advice if only else PATIENCE
+
+
+_START = "Start the producers, or see that they use the same url, name and task"
+AGAIN = "Start them again"
+FENCED = Cause(Reason.FENCED, fenced, "It ends with a FencedError: build the buffer anew to join the restored run")
+
+#: The causes of waits for groups, in order of precedence.
+DRAWS = (
+    FENCED,
+    Cause(Reason.HELD_BACK, _too_large, final=True),
+    Cause(Reason.NO_SUCH_TASK, _no_such_task),
+    Cause(Reason.HELD_BACK, _held_back),
+    Cause(Reason.NO_MATCH, _no_match),
+    Cause(Reason.LEASED, _leased, yields=True),
+    Cause(Reason.FINISHED, _finished, "Publish a state that isn't finished, and start workers, to go on"),
+    Cause(Reason.FINISHED, _end_of_dataset, final=True),
+    Cause(Reason.DEADLOCK, _deadlock),
+    Cause(Reason.DEADLOCK, _no_room),
+    Cause(Reason.EXPIRED, _of_completed(_expired), yields=True),
+    Cause(Reason.UNFIT, _of_completed(_filtered), yields=True),
+    Cause(Reason.UNFIT, _of_completed(_failed), yields=True),
+    Cause(
+        Reason.OTHER_STATUS,
+        _of_completed(_aborted),
+        "See that a producer continues them (produce_loop takes them first)",
+        yields=True,
+    ),
+    Cause(Reason.OTHER_STATUS, _of_completed(_init), yields=True),
+    Cause(Reason.OTHER_STATUS, lambda need: None if need.status == Status.COMPLETED else _other_status(need)),
+    Cause(Reason.ABSENT, _nothing_put, _START),
+    Cause(Reason.ABSENT, _nobody_left, AGAIN),
+    Cause(Reason.ABSENT, _nobody_known, _START, yields=True),
+    Cause(Reason.ABSENT, _fenced_producers, AGAIN),
+    Cause(Reason.ABSENT, _idle, "Start again who is gone, and see in the logs of the others what they do", yields=True),
+    Cause(Reason.SLOW, _arriving, PATIENCE),
+    Cause(Reason.SLOW, _alive),
+)

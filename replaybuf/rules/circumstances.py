@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from replaybuf import units
 from replaybuf.errors import ConfigError
 from replaybuf.redact import escape
 from replaybuf.rollouts.statuses import Status
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 _LONGEST = 80
+_HALF_A_DAY = 12 * 3600.0
 
 
 def brief(text: str, length: int = _LONGEST) -> str:
@@ -59,36 +59,13 @@ def groups(count: int, status: str = "") -> str:
     return f"{count:,} {status}{' ' if status else ''}group{'' if count == 1 else 's'}"
 
 
-def clock(moment: float) -> str:
-    """Return a time of day in UTC."""
-    return f"{datetime.fromtimestamp(moment, UTC):%H:%M:%S} UTC"
+def clock(moment: float, now: float) -> str:
+    """Return a time of day in UTC, with its date if it isn't within twelve hours of `now`.
 
-
-# Ages are valid at the time `now` only: texts that are read later (now=None) have absolute times.
-
-
-def ago(moment: float, now: float | None) -> str:
-    """Return `12s ago`, or `at 20:43:10 UTC`."""
-    return f"at {clock(moment)}" if now is None else f"{units.age(now - moment)} ago"
-
-
-def at(moment: float, now: float | None) -> str:
-    """Return `at 20:43:10 UTC (12s ago)`, or without the age."""
-    return f"at {clock(moment)}" if now is None else f"at {clock(moment)} ({ago(moment, now)})"
-
-
-def since(moment: float, now: float | None) -> str:
-    """Return `since 12s`, or `since 20:43:10 UTC`."""
-    return f"since {clock(moment)}" if now is None else f"since {units.age(now - moment)}"
-
-
-def until(moment: float, now: float | None) -> str:
-    """Return when a lease ends or ended, in words."""
-    if now is None:
-        return f"until {clock(moment)}"
-    if moment > now:
-        return f"until {clock(moment)} (in {units.age(moment - now)})"
-    return f"until {clock(moment)} ({ago(moment, now)}: they come back as soon as somebody looks)"
+    Sentences have no ages: they are read in logs, events and errors, when an age would be wrong.
+    """
+    form = "%H:%M:%S UTC" if abs(now - moment) < _HALF_A_DAY else "%Y-%m-%d %H:%M UTC"
+    return datetime.fromtimestamp(moment, UTC).strftime(form)
 
 
 def wanted(wants: Mapping[str, int], status: str) -> str:
@@ -108,9 +85,10 @@ SILENT_SECONDS = 60.0
 #: Active workers send heartbeats more often than this: a wait whose last heartbeat is older is over.
 LIVE_SECONDS = 15.0
 
-#: Rates are over this many seconds, and of at least `_FEWEST` groups. A flow of groups has stopped if none came for
-#: `_PAUSES` times the mean seconds between two puts, and for at least `_PAUSE` seconds.
-RATE_SECONDS, _FEWEST, _PAUSE, _PAUSES = 300.0, 5, 0.5, 3.0
+#: Rates are over this many seconds, or over an hour if few groups came, and of at least `_FEWEST` groups in at least
+#: `_BRIEFEST` seconds. A flow of groups has stopped if none came for `_PAUSES` times the mean seconds between two puts,
+#: and for at least `_PAUSE` seconds.
+RATE_SECONDS, _FEWEST, _BRIEFEST, _PAUSE, _PAUSES = 300.0, 5, 10.0, 30.0, 5.0
 
 # With fewer seconds of history, or a last put so shortly before it, the rate per hour is unknown.
 _SHORTEST = 60.0
@@ -121,8 +99,7 @@ class Wait:
     """A wait for at least `wants[task]` groups of each task, of one status and matching the `query` (JSON) if given.
 
     `kind` is "groups"; "room" (then the numbers are groups to put); or "trainer" (a producer waits for newly published
-    weights). `worker` is the waiting worker's name, whose process began at `process_began`: an earlier process may have
-    had the same name. `at_least`: the call would take more groups if there were more.
+    weights). `worker` is the waiting worker's name. `at_least`: the call would take more groups if there were more.
     """
 
     wants: Mapping[str, int]
@@ -133,20 +110,17 @@ class Wait:
     since: float | None = None
     deadline: float | None = None
     at_least: bool = False
-    process_began: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Leased groups of one task and status: the holder, the end of the lease, and its begin as far as known."""
+    """Leased groups of one task and status: the holder, and the end of the lease."""
 
     task_name: str
     status: Status
     holder: str | None
     groups: int
     until: float
-    first_leased: float | None = None
-    last_leased: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +128,7 @@ class Worker:
     """A process that has used the buffer under this name, and its recent activity.
 
     `groups` were put, of which `failures` failed (including deliveries returned as failed), and `taken` were drawn.
-    `waits`: it was waiting at its last heartbeat.
+    `waits`: it was waiting at its last heartbeat. `killed`: it ran on the reader's machine, and isn't there any more.
     """
 
     name: str
@@ -167,22 +141,20 @@ class Worker:
     host: str = ""
     pid: int = 0
     waits: bool = False
+    killed: bool = False
 
     def is_silent(self, now: float) -> bool:
-        """Return whether the process hasn't ended, but its last heartbeat is so old that it must be gone."""
-        return self.ended_at is None and now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
+        """Return whether the process was killed, or its last heartbeat is so old that it must be gone."""
+        late = now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
+        return self.ended_at is None and (self.killed or late)
 
     def state(self, now: float) -> str:
-        """Return "alive", "quiet" (idle, or killed recently), "silent" or "ended"."""
-        if self.ended_at is not None:
-            return "ended"
-        if self.is_silent(now):
-            return "silent"
-        return "alive" if now - self.seen_at <= LIVE_SECONDS else "quiet"
+        """Return "alive", "silent" (killed, or lost with its host) or "ended"."""
+        return "ended" if self.ended_at is not None else "silent" if self.is_silent(now) else "alive"
 
     def is_alive(self, now: float) -> bool:
         """Return whether the process has neither ended nor fallen silent."""
-        return self.ended_at is None and not self.is_silent(now)
+        return self.state(now) == "alive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +210,11 @@ class Circumstances:
     `limits` are those of the waiting process, None if none was recorded. `matches` is the number of groups of each task
     that match the wait's query; `unknown_tags` are the tags in the query that none of the newest groups has, each with
     the most similar existing tag. `trainer` is the published trainer state, `steps` the train step of each task's last
-    refresh, `last_put` the time of its last put as far as known, `errors` the error of its newest failed group,
+    refresh, `last_put` the time of the last put of each task and status as far as known, `errors` the error of a task's
+    newest failed group,
     `failed_by` the workers that put its newest failed groups, and `failed_with` the workers that drew groups set aside
     later. `before` has the counts of an hour ago, or the oldest known since then, `recent` those of `RATE_SECONDS` ago.
-    `datasets` is the number of prompts drawn of each task whose dataset was read to its end. `for_later`: sentences are
-    read later, when ages would be wrong.
+    `datasets` is the number of prompts drawn of each task whose dataset was read to its end.
     """
 
     now: float
@@ -257,19 +229,13 @@ class Circumstances:
     steps: Mapping[str, int] = field(default_factory=dict)
     before: Before | None = None
     recent: Before | None = None
-    last_put: Mapping[str, float] = field(default_factory=dict)
+    last_put: Mapping[LaneName, float] = field(default_factory=dict)
     last_take: Taking | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
     failed_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     failed_with: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     restored: Restored | None = None
     datasets: Mapping[str, int] = field(default_factory=dict)
-    for_later: bool = False
-
-    @property
-    def read_at(self) -> float | None:
-        """The time at which sentences are read; None if that is later."""
-        return None if self.for_later else self.now
 
     def count(self, task: str, status: Status, name: Tally = Tally.SIZE) -> int:
         """Return a tally."""
@@ -279,9 +245,17 @@ class Circumstances:
         """Return the number of groups waiting for a producer: to be generated, continued or regenerated."""
         return total(self.tallies, task, Tally.SIZE, IN_FLIGHT)
 
-    def in_flight(self, task: str, wanted: Status = Status.COMPLETED) -> int:
-        """Return the number of unfinished groups that producers hold, except those of the `wanted` status."""
-        return total(self.tallies, task, Tally.LEASED, (status for status in IN_FLIGHT if status != wanted))
+    def in_flight(self, task: str, wanted: Status = Status.COMPLETED, *, alive: bool = True) -> int:
+        """Return the number of unfinished groups that producers hold, except those of the `wanted` status.
+
+        Those of producers that are gone are left out, unless `alive` is false.
+        """
+        statuses = [status for status in IN_FLIGHT if status != wanted]
+        count = total(self.tallies, task, Tally.LEASED, statuses)
+        here = {one.name for one in self.workers if one.is_alive(self.now)}
+        gone = {one.name for one in self.workers} - here if alive else set()
+        held = [one for one in self.held if one.task_name == task and one.status in statuses and one.holder in gone]
+        return max(0, count - sum(one.groups for one in held))
 
     @cached_property
     def producers(self) -> list[Worker]:
@@ -301,11 +275,6 @@ class Circumstances:
         return [wait for wait in self.waits if wait.kind == "groups"]
 
     @property
-    def news(self) -> str:
-        """What the trainer has published, for sentences about a wait for more."""
-        return "nothing yet" if self.trainer is None else f"nothing since step {self.trainer.train_step}"
-
-    @property
     def abandoned(self) -> bool:
         """Whether there were producers, and none is alive."""
         return bool(self.producers) and not self.alive
@@ -313,6 +282,11 @@ class Circumstances:
     def knows(self, task: str) -> bool:
         """Return whether anything was ever put into a task."""
         return any(total(self.tallies, task, name) for name in (Tally.PUT, Tally.SIZE, Tally.LEASED))
+
+    def has_groups(self, task: str) -> bool:
+        """Return whether a task has groups to be drawn or finished."""
+        unfinished = self.unfinished(task) or total(self.tallies, task, Tally.LEASED)
+        return bool(self.count(task, Status.COMPLETED) or unfinished)
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -327,20 +301,31 @@ class Circumstances:
     def _put_since(self, before: Before | None, task: str, status: Status) -> Counted:
         return Counted.of(self.count(task, status, Tally.PUT), before.put.get((task, status), 0) if before else 0)
 
+    def last(self, task: str) -> float | None:
+        """Return the time of the last put of a task, None if unknown."""
+        return max((time for (name, _), time in self.last_put.items() if name == task), default=None)
+
     def rate(self, task: str, status: Status) -> float:
-        """Return the recent puts of a status per second; 0 if unknown.
+        """Return the recent puts of a status per second, without those lost again; 0 if unknown.
 
         Also 0 for few puts, and for a flow that has stopped: no producer is alive, or the last put is much longer ago
         than the mean interval.
         """
-        if self.recent is None or self.abandoned:
-            return 0.0
-        count, seconds = self._put_since(self.recent, task, status).lately, max(1.0, self.now - self.recent.time)
-        if count < _FEWEST:
-            return 0.0
-        last = self.last_put.get(task, self.now)
-        pause = max(_PAUSE, _PAUSES * (last - self.recent.time) / count)
-        return 0.0 if self.now - last > pause else count / seconds
+        for before in (self.recent, self.before):
+            if before is None or self.abandoned or self.now - before.time < _BRIEFEST:
+                continue
+            count = self._put_since(before, task, status).lately
+            if count < _FEWEST:
+                continue
+            last = self.last_put.get((task, status), self.now)
+            if self.now - last > max(_PAUSE, _PAUSES * (last - before.time) / count):
+                return 0.0
+            if status == Status.COMPLETED:
+                late = self._put_since(before, task, Status.EXPIRED).lately
+                lost = expired_ever(self.tallies, task) - before.expired.get(task, 0) - late
+                count -= max(0, lost)
+            return max(0, count) / (self.now - before.time)
+        return 0.0
 
     def hourly(self, task: str, status: Status) -> float | None:
         """Return the puts of a status per hour since `before`; None if unknown.
@@ -350,7 +335,7 @@ class Circumstances:
         if self.before is None or self.now - self.before.time < _SHORTEST:
             return None
         rate = self.put(task, status).lately * 3600 / max(1.0, self.now - self.before.time)
-        seen = self.last_put.get(task, 0.0) < self.before.time - _SHORTEST
+        seen = (self.last(task) or 0.0) < self.before.time - _SHORTEST
         return rate if rate or seen else None
 
     def expired(self, task: str) -> Counted:

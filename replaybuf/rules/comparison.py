@@ -1,25 +1,28 @@
-"""Finds workers and tasks with unexpectedly low rewards, by comparing parts of a train step with the rest of it.
+"""Finds workers and tasks with unexpectedly low rewards, by comparing parts of train steps with the rest of them.
 
-A step's mean reward falls when a worker makes bad groups, when a task's groups are bad whatever their worker, when
-other tasks are drawn, or when the policy got worse. So a group is compared with groups of its own task: a worker's with
-those of other workers for the same step, a task's with those of the steps before.
+There are two marks: a step's task is lower than the steps before, and a worker is lower than the others. A group is
+compared with groups of its own task: a worker's with those of others for the same steps, a task's with those of the
+steps before. A part stands out if Student's t of the difference is beyond what chance makes of a run's comparisons.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Protocol
 
-#: The probability that any compared part stands out by chance alone (the family-wise error rate).
-_CHANCE = 0.01
-#: Fewer groups than this, on either side, are too few for a comparison. So are fewer degrees of freedom (rewards beyond
-#: one for each mean) for an estimate of the spread.
+#: The probability that any part of a step, or of a run, stands out by chance alone (the family-wise error rate).
+_CHANCE, _CHANCE_OF_RUN = 0.01, 0.001
+#: Fewer groups than this, on either side, are no evidence; nor are fewer rewards beyond one for each mean.
 _FEWEST = 3
-#: The lower bound of the estimated spread, relative to the largest reward: few compared groups may be equal.
+#: The least spread of rewards, relative to the largest one: few groups may be equal.
 _LEAST_SPREAD = 0.05
+#: Steps vary by themselves if the variance of their means is this many times that from their groups.
+_MORE = 2.0
 _NAMED = 3
 
 
@@ -39,14 +42,17 @@ class Drawn(Protocol):
     def staleness(self) -> int | None: ...
 
 
+#: The groups of a step, by task and worker.
+Table = Mapping[tuple[str, str | None], Sequence[Drawn]]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The groups of one worker or task, and their comparison.
 
     `reward` and `staleness` are means (None where no group has one). `others` is the mean reward of the groups compared
-    with, weighted by the part's tasks; `below` is `others - reward`, None where there is nothing to compare with.
-    `errors` is `below` in standard errors, reduced to a normal score if few groups estimate these, and `bound` is the
-    number of them that chance doesn't explain.
+    with, weighted by the part's groups; `below` is `others - reward`, None where there is nothing to compare with.
+    `errors` is `below` in standard errors. `stands_out`: it is lower than chance explains.
     """
 
     name: str | None
@@ -56,85 +62,25 @@ class Part:
     others: float | None
     below: float | None
     errors: float
-    bound: float
-
-    @property
-    def stands_out(self) -> bool:
-        """Whether its rewards are lower than chance explains."""
-        return self.errors >= self.bound
+    stands_out: bool
 
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are finite numbers, or None when there are none."""
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+    return _mean(known) if known else None
 
 
-@dataclass(frozen=True, slots=True)
-class Rewards:
-    """Statistics of drawn groups: their number, the number with a staleness and its sum, and moments of their rewards.
-
-    The moments are the number, the mean, the sum of squared deviations, and the largest absolute value. Two are joined
-    as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983).
-    """
-
-    groups: int = 0
-    with_staleness: int = 0
-    staleness: float = 0.0
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    largest: float = 0.0
-
-    @staticmethod
-    def of(groups: Sequence[Drawn]) -> Rewards:
-        """Return the statistics of groups; rewards that are missing or not finite are left out."""
-        rewards = [one.reward for one in groups if one.reward is not None and math.isfinite(one.reward)]
-        stale = [one.staleness for one in groups if one.staleness is not None]
-        middle = sum(rewards) / len(rewards) if rewards else 0.0
-        return Rewards(
-            len(groups),
-            len(stale),
-            sum(stale),
-            len(rewards),
-            middle,
-            sum((one - middle) * (one - middle) for one in rewards),
-            max(map(abs, rewards), default=0.0),
-        )
-
-    def __add__(self, other: Rewards) -> Rewards:
-        count, apart = self.count + other.count, other.mean - self.mean
-        share = other.count / count if count else 0.0
-        return Rewards(
-            self.groups + other.groups,
-            self.with_staleness + other.with_staleness,
-            self.staleness + other.staleness,
-            count,
-            self.mean + apart * share,
-            self.squares + other.squares + apart * apart * share * self.count,
-            max(self.largest, other.largest),
-        )
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)  # infinite rather than an error
 
 
-#: The rewards of a step's groups, by task and worker.
-Table = Mapping[tuple[str, str | None], Rewards]
-
-
-def tabulate(groups: Iterable[Drawn]) -> dict[tuple[str, str | None], Rewards]:
-    """Return the rewards of groups by task and worker."""
-    found: dict[tuple[str, str | None], list[Drawn]] = {}
+def tabulate(groups: Iterable[Drawn]) -> dict[tuple[str, str | None], list[Drawn]]:
+    """Return groups by task and worker."""
+    found = defaultdict[tuple[str, str | None], list[Drawn]](list)
     for one in groups:
-        found.setdefault((one.task_name, one.worker), []).append(one)
-    return {key: Rewards.of(several) for key, several in found.items()}
-
-
-def join(tables: Iterable[Table]) -> dict[tuple[str, str | None], Rewards]:
-    """Return the sum of several tables."""
-    found: dict[tuple[str, str | None], Rewards] = {}
-    for table in tables:
-        for key, rewards in table.items():
-            found[key] = found[key] + rewards if key in found else rewards
-    return found
+        found[one.task_name, one.worker].append(one)
+    return dict(found)
 
 
 def comparisons_of(groups: Table) -> int:
@@ -142,97 +88,128 @@ def comparisons_of(groups: Table) -> int:
     return len({worker for _, worker in groups}) + len({task for task, _ in groups})
 
 
-def by_worker(groups: Table, before: Table, *, comparisons: int | None = None) -> list[Part]:
-    """Return a step's groups by worker, the worst first.
+def by_worker(steps: Sequence[Table], before: Sequence[Table] = (), *, comparisons: int | None = None) -> list[Part]:
+    """Return the groups of steps by worker, the worst first, each compared with its task's groups of others.
 
-    A group is compared with those of its task by other workers for the same step, else with those of the steps
-    `before`. `comparisons` is the number of parts compared in all steps together; None: those of this step.
+    Those are of the same step, or of the steps `before` where nobody else made any. `comparisons` is the number of
+    parts compared in a whole run; None: those of these steps.
     """
-
-    def others(worker: str | None, task_name: str) -> Rewards:
-        for table in (groups, before):
-            if (found := _of_task(table, task_name, apart_from=worker)).count:
-                return found
-        return _of_task(before, task_name)
-
-    return _parts(groups, 1, others, comparisons)
+    pairs = defaultdict[str | None, list[_Pair]](list)
+    for table in steps:
+        for (task, worker), own in table.items():
+            others = _rewards([table], task, worker) or _rewards(before, task, worker) or _rewards(before, task)
+            pairs[worker].append(_Pair(own, _rewards([{(task, worker): own}], task), others))
+    return _parts(pairs, sum(map(comparisons_of, steps)), comparisons)
 
 
-def by_task(groups: Table, before: Table, *, comparisons: int | None = None) -> list[Part]:
+def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
+    """Return the workers that are lower than the others in several steps: in all tasks together (None), or in one.
+
+    They are so without the worst of the steps, too.
+    """
+    tasks = sorted({task for table in steps for task, _ in table})
+    many = (len(tasks) + 1) * len({worker for table in steps for _, worker in table})
+    found: dict[str | None, tuple[str | None, Part]] = {}
+    for task in (None, *tasks):
+        of_task = [{key: one for key, one in table.items() if task in (None, key[0])} for table in steps]
+        for part in by_worker(of_task, comparisons=many):
+            if not part.stands_out or part.name in found:
+                continue
+            rest = _without_worst(of_task, part.name)
+            if any(one.stands_out and one.name == part.name for one in by_worker(rest, comparisons=many)):
+                found[part.name] = task, part
+    return [*found.values()]
+
+
+def _without_worst(steps: Sequence[Table], worker: str | None) -> list[Table]:
+    """Return the steps without the one in which a worker is lowest, beside the others."""
+
+    def below(table: Table) -> float:
+        return next((part.below or 0.0 for part in by_worker([table]) if part.name == worker), 0.0)
+
+    return sorted(steps, key=below)[:-1]
+
+
+def by_task(groups: Table, before: Sequence[Table], *, comparisons: int | None = None) -> list[Part]:
     """Return a step's groups by task, compared with those of the steps `before`, the worst first."""
-    return _parts(groups, 0, lambda _, task_name: _of_task(before, task_name), comparisons)
+    pairs: dict[str | None, list[_Pair]] = {}
+    for task in sorted({task for task, _ in groups}):
+        own = [one for (name, _), several in groups.items() if name == task for one in several]
+        means = [_mean(rewards) for table in before if (rewards := _rewards([table], task))]
+        pairs[task] = [_Pair(own, _rewards([groups], task), _rewards(before, task), means)]
+    return _parts(pairs, comparisons_of(groups), comparisons)
 
 
-def of_others(workers: Sequence[Part], table: Table) -> Table:
-    """Return the part of a table without workers that stand out."""
-    worse = {part.name for part in workers if part.stands_out}
-    return {key: rewards for key, rewards in table.items() if key[1] not in worse}
+def without(workers: Iterable[str | None], table: Table) -> Table:
+    """Return a table without the groups of these workers."""
+    left_out = {*workers}
+    return {key: groups for key, groups in table.items() if key[1] not in left_out}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Groups, their rewards, those compared with, and for a task the mean rewards of the steps before."""
+
+    groups: Sequence[Drawn]
+    own: Sequence[float]
+    others: Sequence[float]
+    means: Sequence[float] = ()
+
+
+def _square(number: float) -> float:
+    return number * number
 
 
 _NOBODY = object()
 
 
-def _of_task(table: Table, task_name: str, *, apart_from: object = _NOBODY) -> Rewards:
-    found = (one for (task, worker), one in table.items() if task == task_name and worker != apart_from)
-    return sum(found, start=Rewards())
+def _rewards(tables: Iterable[Table], task: str, apart_from: object = _NOBODY) -> list[float]:
+    several = [groups for table in tables for key, groups in table.items() if key[0] == task and key[1] != apart_from]
+    return [r for groups in several for one in groups if (r := one.reward) is not None and math.isfinite(r)]
 
 
-def _parts(
-    groups: Table, part: int, others: Callable[[str | None, str], Rewards], comparisons: int | None
-) -> list[Part]:
-    """Return the parts of a table by task (0) or by worker (1)."""
-    many = comparisons_of(groups) if comparisons is None else comparisons
-    bound = -NormalDist().inv_cdf(_CHANCE / max(1, many))  # Bonferroni
-    named: dict[str | None, dict[str, Rewards]] = {}
-    for key, rewards in groups.items():
-        of_tasks = named.setdefault(key[part], {})
-        of_tasks[key[0]] = of_tasks.get(key[0], Rewards()) + rewards
-    parts = [_part(name, own, {task: others(name, task) for task in own}, bound) for name, own in named.items()]
+def _parts(pairs: Mapping[str | None, Sequence[_Pair]], of_step: int, of_run: int | None) -> list[Part]:
+    chance = _CHANCE / max(1, of_step) if of_run is None else _CHANCE_OF_RUN / max(1, of_run)
+    bound = -NormalDist().inv_cdf(chance)  # Bonferroni
+    parts = []
+    for name, several in pairs.items():
+        groups = [one for pair in several for one in pair.groups]
+        compared = [pair for pair in several if pair.own and pair.others]
+        count = sum(len(pair.own) for pair in compared)
+        others = sum(len(pair.own) * _mean(pair.others) for pair in compared) / count if count else None
+        below = None if others is None else others - sum(sum(pair.own) for pair in compared) / count
+        errors = 0.0 if below is None else _errors(below, compared)
+        reward, stale = mean(one.reward for one in groups), mean(one.staleness for one in groups)
+        parts.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= bound))
     return sorted(parts, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
 
 
-def _part(name: str | None, own: Mapping[str, Rewards], others: Mapping[str, Rewards], bound: float) -> Part:
-    every = sum(own.values(), start=Rewards())
-    reward = every.mean if every.count else None
-    staleness = every.staleness / every.with_staleness if every.with_staleness else None
-    compared = [(own[task], found) for task, found in others.items() if found.count and own[task].count]
-    if not compared:
-        return Part(name, every.groups, reward, staleness, None, None, 0.0, bound)
-    count = sum(mine.count for mine, _ in compared)
-    expected = sum(mine.count * found.mean for mine, found in compared) / count
-    below = expected - sum(mine.count * mine.mean for mine, _ in compared) / count
-    errors = _surprise(below, compared)
-    return Part(name, every.groups, reward, staleness, expected, below, errors, bound)
+def _errors(below: float, compared: Sequence[_Pair]) -> float:
+    """Return a difference of means in standard errors, which are estimated from the spread within samples.
 
-
-def _surprise(below: float, compared: Sequence[tuple[Rewards, Rewards]]) -> float:
-    """Return a difference as a normal score: the number of exact standard errors with the same probability.
-
-    Standard errors are estimated from few groups: the difference has Student's distribution, and is normalised as in
-    Wallace, "Bounds on normal approximations to Student's and the chi-square distributions" (1959).
+    A difference from few steps that vary more than their groups explain is compared with how these differ. Student's
+    distribution is normalised as in Wallace, "Bounds on normal approximations to Student's and the chi-square
+    distributions" (1959).
     """
-    error, known = _standard_error(compared)
+    samples = [sample for pair in compared for sample in (pair.own, pair.others)]
+    known = sum(map(len, samples)) - len(samples)
+    count, fewest = sum(len(pair.own) for pair in compared), sum(len(pair.others) for pair in compared)
+    if known < _FEWEST or min(count, fewest) < _FEWEST:
+        return 0.0
+    spread = math.sqrt(
+        sum(_square(one - middle) for sample in samples for middle in [_mean(sample)] for one in sample) / known
+    )
+    spread = max(spread, _LEAST_SPREAD * max(abs(one) for sample in samples for one in sample))
+    error = spread * math.sqrt(sum((1 / len(p.own) + 1 / len(p.others)) * (len(p.own) / count) ** 2 for p in compared))
+    means = compared[0].means
+    if len(means) > _FEWEST:
+        between = sum(_square(one - other) for one, other in pairwise(means)) / (2 * len(means) - 2)
+        known = len(means) - 1 if between > _MORE * error**2 else known
+        error = max(error, math.sqrt(between * (1 + 1 / len(means))))
     if not error or not math.isfinite(error) or not math.isfinite(below):
         return 0.0
-    ratio = below / error
-    normal = math.sqrt(known * math.log1p(ratio * ratio / known)) * (8 * known + 1) / (8 * known + 3)
-    return math.copysign(normal, ratio)
-
-
-def _standard_error(compared: Sequence[tuple[Rewards, Rewards]]) -> tuple[float, int]:
-    """Return the standard error of the difference of the means, from the pooled spread of groups within tasks.
-
-    The second value is its degrees of freedom; the error is infinite where these or the groups are too few.
-    """
-    every = [one for pair in compared for one in pair]
-    known = sum(one.count for one in every) - len(every)
-    fewest = min(sum(one.count for one in side) for side in zip(*compared, strict=True))
-    if known < _FEWEST or fewest < _FEWEST:
-        return math.inf, known
-    spread = math.sqrt(sum(one.squares for one in every) / known)  # infinite if the squares overflowed
-    count = sum(mine.count for mine, _ in compared)
-    fewer = 1 / count + sum((mine.count / count) ** 2 / found.count for mine, found in compared)
-    return max(spread, _LEAST_SPREAD * max(one.largest for one in every)) * math.sqrt(fewer), known
+    normal = math.sqrt(known * math.log1p((below / error) ** 2 / known)) * (8 * known + 1) / (8 * known + 3)
+    return math.copysign(normal, below)
 
 
 def verdict(
@@ -254,11 +231,9 @@ def verdict(
             f"{part.reward:.3f}, where those of others have {part.others:.3f}"
             for part in worse[:_NAMED]
         ]
-        if len(worse) > _NAMED:
-            said.append(f"and {len(worse) - _NAMED} more workers")
-        if fell := fallen(others):
-            said.append(f"the groups of others are lower than before, too: {fell}")
-        return "; ".join(said)
+        said += [f"and {len(worse) - _NAMED} more workers"] if len(worse) > _NAMED else []
+        fell = fallen(others)
+        return "; ".join([*said, *([f"the groups of others are lower than before, too: {fell}"] if fell else [])])
     if fell := fallen(tasks):
         return f"no worker stands out, but {fell}"
     if reward is None:
@@ -270,9 +245,5 @@ def verdict(
 
 def fallen(tasks: Sequence[Part]) -> str:
     """Return the tasks whose rewards are lower than before by more than chance explains, or an empty text."""
-    said = [
-        f"task {part.name} (mean reward {part.reward:.3f}, before {part.others:.3f})"
-        for part in tasks
-        if part.stands_out
-    ]
-    return ", ".join(said[:_NAMED])
+    fell = [part for part in tasks if part.stands_out][:_NAMED]
+    return ", ".join(f"task {one.name} (mean reward {one.reward:.3f}, before {one.others:.3f})" for one in fell)

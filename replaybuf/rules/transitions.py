@@ -22,6 +22,7 @@ class Tally(StrEnum):
 
     SIZE = "size"  # groups there now, without leased ones
     LEASED = "leased"  # groups leased now
+    BYTES = "bytes"  # of the payloads of both; only the sum over all statuses has a meaning
     PUT = "put"
     SAMPLED_NEW = "sampled_new"  # draws of groups that were never drawn before
     SAMPLED_AGAIN = "sampled_again"
@@ -273,7 +274,7 @@ def _step(
     return Transition(before, after, draws, deliveries, afresh, error, counts)
 
 
-_LEVELS = (Tally.SIZE, Tally.LEASED)
+_LEVELS = (Tally.SIZE, Tally.LEASED, Tally.BYTES)
 #: The totals of each task since the beginning, over all processes.
 TOTALS = (*(str(name) for name in Tally if name not in _LEVELS), "taken_unfinished")
 UNFINISHED = TOTALS[-1]

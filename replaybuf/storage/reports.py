@@ -11,10 +11,8 @@ from replaybuf import units
 from replaybuf.rules.circumstances import Wait
 from replaybuf.rules.limits import Limits
 
-#: The start of this process by its own clock, which identifies it to observers of waits and leases.
-PROCESS_BEGAN = time.time()
 # Based on the start time, so that a process never repeats the numbers of an earlier one with its name and pid.
-_numbers = itertools.count(int(PROCESS_BEGAN * 1_000_000))
+_numbers = itertools.count(int(time.time() * 1_000_000))
 
 
 @dataclass(slots=True, eq=False)
@@ -30,11 +28,6 @@ class Waiting:
     limits: Limits
     reason: str
     number: int = field(default_factory=lambda: next(_numbers))
-
-
-def process_began(number: int) -> float:
-    """Return the start time of the process that has a wait of this number."""
-    return number / 1_000_000
 
 
 class EventKind(StrEnum):

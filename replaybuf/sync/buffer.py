@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from replaybuf.buffer.lease import Cursors, Lease, Leasing, not_begun
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import refused
-from replaybuf.errors import NotPicklableError
+from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy
@@ -124,7 +124,7 @@ class SyncBuffer(Generic[B]):
         )
 
     def __reduce__(self) -> str:
-        raise NotPicklableError
+        raise InputError(reason="not picklable")
 
     def __repr__(self) -> str:
         return f"Sync{self.asynchronous!r}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.errors import AccessError, LockedError, NotADatabaseError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, LockedError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine import sqlite_files
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused
@@ -51,7 +51,7 @@ async def test_a_folder_that_does_not_exist_or_is_in_place_of_a_file(tmp_path: P
 async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("These are notes.\n" * 100)
-    await refused(f"sqlite:///{file}", NotADatabaseError, "not a database; give the path of a replaybuf database")
+    await refused(f"sqlite:///{file}", StorageError, "not a database; give the path of a replaybuf database")
     assert file.read_text() == "These are notes.\n" * 100
 
 
@@ -63,7 +63,7 @@ async def test_a_file_of_another_program_stays_as_it_is(tmp_path: Path, statemen
         connection.execute(statement)
     before = file.read_bytes()
     name = statement.split()[2]
-    await refused(f"sqlite:///{file}", NotADatabaseError, f"of another program: it has {name} .*as it is")
+    await refused(f"sqlite:///{file}", StorageError, f"of another program: it has {name} .*as it is")
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]  # noqa: ASYNC240
 
@@ -103,7 +103,7 @@ async def test_what_another_program_has_not_finished_stays_as_it_is(tmp_path: Pa
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}  # noqa: ASYNC240
     kind = "wal" if "log" in name else "journal" if "journal" in name else None
     assert kind is None or before[f"theirs.db-{kind}"]
-    await refused(f"sqlite:///{tmp_path}/theirs.db", NotADatabaseError, "another program.*was left as it is")
+    await refused(f"sqlite:///{tmp_path}/theirs.db", StorageError, "another program.*was left as it is")
     assert {one: (tmp_path / one).read_bytes() for one in before} == before
 
 
@@ -114,7 +114,7 @@ async def test_a_tiny_file_stays_as_it_is(tmp_path: Path, content: bytes, log: b
     file.write_bytes(content)
     if log:
         beside.write_bytes(log)
-    await refused(f"sqlite:///{file}", NotADatabaseError, "not a database")
+    await refused(f"sqlite:///{file}", StorageError, "not a database")
     assert file.read_bytes() == content
     assert not log or beside.read_bytes() == log
 
@@ -153,9 +153,7 @@ async def test_an_empty_file_with_a_journal_is_taken_if_it_was_empty_before(
     journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 7, pages, 512, 4096) + bytes(484))
     before = file.read_bytes(), journal.read_bytes()
     if pages:
-        await refused(
-            f"sqlite:///{file}", NotADatabaseError, r"isn't finished \(run.db-journal\); it was left as it is"
-        )
+        await refused(f"sqlite:///{file}", StorageError, r"isn't finished \(run.db-journal\); it was left as it is")
         assert (file.read_bytes(), journal.read_bytes()) == before
     else:
         async with build(f"sqlite:///{file}") as buffer:
@@ -177,7 +175,7 @@ async def test_an_empty_file_is_taken(tmp_path: Path) -> None:
 
 async def test_a_database_of_someone_else_stays_as_it_is(postgres_database: str) -> None:
     execute(postgres_database, "CREATE TABLE rb_group (x int)")
-    await refused(postgres_database, NotADatabaseError, "tables or views named rb_group that are not replaybuf's")
+    await refused(postgres_database, StorageError, "tables or views named rb_group that are not replaybuf's")
 
 
 @pytest.mark.parametrize("share", [0.5, 0.05])
@@ -186,7 +184,7 @@ async def test_a_truncated_database_is_noticed(tmp_path: Path, share: float) -> 
     async with build(f"sqlite:///{file}") as buffer:
         await fill(buffer, 300)
     os.truncate(file, int(os.path.getsize(file) * share) // 512 * 512)  # noqa: ASYNC240
-    await refused(f"sqlite:///{file}", NotADatabaseError, "malformed")
+    await refused(f"sqlite:///{file}", StorageError, "malformed")
 
 
 async def test_a_database_locked_by_another_says_so_in_time(shared_url: str) -> None:
@@ -212,7 +210,7 @@ async def test_an_error_in_a_transaction_is_not_said_to_be_damage(tmp_path: Path
         with pytest.raises(StorageError, match=r"raised KeyError: 'here'.*doctor tells which") as raised:
             await call(lambda tx: {}["here"])
         assert "damaged" not in str(raised.value)
-        assert not isinstance(raised.value, NotADatabaseError)
+        assert not raised.value.reason
         assert isinstance(raised.value.__cause__, KeyError)
 
 

@@ -16,7 +16,7 @@ BEGINNING = """
 import resource, shutil, signal, tempfile, pytest
 from typer.testing import CliRunner
 from replaybuf.cli.app import app
-from replaybuf.errors import AccessError, DiskFullError
+from replaybuf.errors import AccessError, StorageError
 """
 
 
@@ -97,11 +97,11 @@ def test_a_full_disk_says_so_and_keeps_what_was_committed(tmp_path: Path) -> Non
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
             acknowledged = 5
-            with pytest.raises(DiskFullError, match="free some space"):
+            with pytest.raises(StorageError, match="free some space"):
                 for number in range(5, 100):
                     await buffer.put(group(number, text="x" * 50_000), TASK)
                     acknowledged += 1
-            with pytest.raises(DiskFullError):
+            with pytest.raises(StorageError):
                 await buffer.save(sys.argv[2])
             assert os.listdir(sys.argv[2]) == []
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from replaybuf import AsyncReplayBufferConfig, ReplayBufError, ReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBufferConfig
+from replaybuf.errors import InputError
 from replaybuf.rules.policies import FIFOPolicy
 from tests.scripts import run
 from tests.stores import TASK, group, opened
@@ -153,8 +154,10 @@ def test_spawned_processes_get_the_config(shared_url: str) -> None:
     run(
         """
         from multiprocessing import get_context
+        from replaybuf.rules.policies import FIFOPolicy
         from tests.buffer.test_forks import put_from_config
         if __name__ == "__main__":
+            from replaybuf.rules.policies import FIFOPolicy
             config = ReplayBufferConfig(url=url, policy=FIFOPolicy)
             children = [get_context("spawn").Process(target=put_from_config, args=(config, n)) for n in range(2)]
             for child in children: child.start()
@@ -188,6 +191,5 @@ def test_a_buffer_can_not_be_pickled_and_says_what_can(url: str, used: bool) -> 
     with opened(url) as buffer:
         if used:
             asyncio.run(buffer.count_where({}))
-        with pytest.raises(TypeError, match="pickle its config") as caught:
+        with pytest.raises(InputError, match="pickle its config"):
             pickle.dumps(buffer)
-        assert isinstance(caught.value, ReplayBufError)

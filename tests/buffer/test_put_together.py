@@ -13,7 +13,7 @@ import pytest
 
 from replaybuf import FullError, ReplayBuffer, ReplayBufferConfig
 from replaybuf.buffer.together import Put, put_together
-from replaybuf.errors import AccessError, ConflictError, EncodeError
+from replaybuf.errors import AccessError, ConflictError, RolloutError
 
 
 def build(url: str, name: str, **options: Any) -> ReplayBuffer[Any]:
@@ -26,7 +26,7 @@ async def test_a_group_that_cannot_be_encoded_leaves_replaced_and_evicted_ones_i
         await keyed.put([{"response": "old"}], "math", key="k")
         await small.put([{"response": "old"}], "math")
         new = [{"response": "new"}]
-        with pytest.raises(EncodeError):
+        with pytest.raises(RolloutError):
             await put_together(
                 [
                     Put(keyed, new, "math", {"key": "k"}),

@@ -49,9 +49,9 @@ async def test_a_waiting_trainer_says_what_is_missing(
             await waiting
     first, *others = told(caplog)
     assert re.match(rf"waiting for groups for \d s: Too little is ready for {TASK} \(1 of 3\): ", first)
-    assert f"; task {TASK}: 1 of 3 completed groups" in first
+    assert f"; task {TASK}: 1 completed group there, 3 needed" in first
     assert others
-    assert all("2 of 3 completed groups" in line for line in others)
+    assert all("2 completed groups there, 3 needed" in line for line in others)
 
 
 async def test_a_put_that_waits_for_room_says_why(

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 from tests.cancellation.ways import by_cancel, ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, take_all

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, NotReadyError, ReplayBufError
-from replaybuf.errors import EncodeError, InputError
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
@@ -55,7 +55,7 @@ async def test_put__only_chunks_are_counted_by_len(stores: Stores) -> None:
 async def test_put__what_can_not_be_stored_is_refused_and_may_be_put_again(stores: Stores) -> None:
     chunks = stores.open(2)
     await send(chunks, [0])
-    with pytest.raises(EncodeError):
+    with pytest.raises(RolloutError):
         await chunks.put(object(), worker=W, index=1, session=1, version=0)
     await send(chunks, [1])
     assert await starts(chunks) == [0]
@@ -91,7 +91,7 @@ async def test_gap__is_an_error_that_says_what_to_do(stores: Stores) -> None:
     chunks = stores.open()
     await send(chunks, range(2))
     error = await problem(chunks.put(1, worker=W, index=3, session=1, version=0))
-    assert (error.kind, error.expected, error.index, error.worker, error.session) == ("gap", 2, 3, W, 1)
+    assert (error.reason, error.expected, error.index, error.worker, error.session) == ("gap", 2, 3, W, 1)
     assert "the next one is 2" in str(error)
     assert isinstance(error, ReplayBufError)
     await send(chunks, [2])
@@ -105,7 +105,7 @@ async def test_duplicate__is_an_error_also_when_its_chunk_has_left(stores: Store
     assert len(chunks) == 0
     for index in range(4):
         error = await problem(chunks.put(1, worker=W, index=index, session=1, version=0))
-        assert (error.kind, error.expected) == ("duplicate", 4)
+        assert (error.reason, error.expected) == ("duplicate", 4)
 
 
 async def test_duplicate__is_an_error_also_when_another_process_has_put_it(stores: Stores) -> None:
@@ -114,14 +114,14 @@ async def test_duplicate__is_an_error_also_when_another_process_has_put_it(store
     await send(chunks, [0, 1])
     await send(other, [2])
     error = await problem(chunks.put(1, worker=W, index=2, session=1, version=0))
-    assert (error.kind, error.expected) == ("duplicate", 3)
+    assert (error.reason, error.expected) == ("duplicate", 3)
 
 
 async def test_session__an_older_one_is_an_error(stores: Stores) -> None:
     chunks = stores.open()
     await send(chunks, [0], session=4)
     error = await problem(chunks.put(1, worker="other", index=0, session=3, version=9))
-    assert (error.kind, error.expected, error.session) == ("session", 4, 3)
+    assert (error.reason, error.expected, error.session) == ("session", 4, 3)
 
 
 @pytest.mark.parametrize("who", ["advance", "put"])
@@ -143,7 +143,7 @@ async def test_session__a_worker_with_a_wrong_one_does_no_harm(stores: Stores, w
     chunks = stores.open(2)
     await send(chunks, range(3))
     error = await problem(chunks.put(1, worker="lost", index=0, session=wrong, version=9))
-    assert (error.kind, error.expected, error.session) == ("session", 1, wrong)
+    assert (error.reason, error.expected, error.session) == ("session", 1, wrong)
     assert "hasn't begun" in str(error)
     await send(chunks, [3])
     assert await starts(chunks) == [0, 2]
@@ -162,7 +162,7 @@ async def test_session__a_text_is_known_by_all_and_never_begins_again(stores: St
     assert [(chunk.session, chunk.start) for chunk in await other.fetch(1, timeout=5)] == [("run b", 7)]
     assert {chunk.session for chunk in await chunks.prepared()} == {"run b"}
     error = await problem(other.put(0, worker=W, index=2, session="run a", version=0))
-    assert (error.kind, error.expected) == ("session", "run b")
+    assert (error.reason, error.expected) == ("session", "run b")
     assert "is over" in str(error)
     with pytest.raises(InputError, match="session 'run a' is over: chunks is in session 'run b'"):
         await chunks.advance(9, session="run a")

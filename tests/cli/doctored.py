@@ -42,7 +42,7 @@ def everything(url: str) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {}
 
     def read(connection: Connection) -> None:
-        for table in ("rb_lane", "rb_group", "rb_payload", "rb_garbage", "rb_tally", "rb_counter"):
+        for table in ("rb_lane", "rb_group", "rb_payload", "rb_past", "rb_tally", "rb_counter"):
             rows[table] = sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")).all()))
 
     asyncio.run(_write(url, read))
@@ -54,7 +54,7 @@ DAMAGE = {
     "an index is another": (
         "indexes",
         "problem",
-        ["DROP INDEX rb_garbage_in_order", "CREATE INDEX rb_garbage_in_order ON rb_garbage (uid)"],
+        ["DROP INDEX rb_past_kept", "CREATE INDEX rb_past_kept ON rb_past (uid) WHERE until IS NOT NULL"],
     ),
     "an index isn't partial": (
         "indexes",
@@ -92,7 +92,6 @@ DAMAGE = {
             f"SELECT -1, outline, prompt, data FROM rb_payload WHERE uid = {ONE}"
         ],
     ),
-    "a group is to be swept": ("garbage", "warning", ["INSERT INTO rb_garbage SELECT min(uid), 0 FROM rb_group"]),
     "a payload is damaged": (
         "checksums",
         "problem",
@@ -132,10 +131,10 @@ async def use(url: str) -> None:
         assert await buffer.count("math", "completed") == 0
 
 
-GONE = "(SELECT max(uid) FROM rb_checkpoint_group)"
+GONE = "(SELECT max(uid) FROM rb_past WHERE until IS NOT NULL)"
 CHECKPOINTS = {
-    "a group of it is gone": f"DELETE FROM rb_checkpoint_group WHERE uid = {ONE}",
-    "a group of it is smaller": f"UPDATE rb_checkpoint_group SET bytes = bytes - 1 WHERE uid = {ONE}",
+    "a group of it is gone": f"DELETE FROM rb_payload WHERE uid = {GONE}; DELETE FROM rb_past WHERE uid = {GONE}",
+    "a group of it is smaller": f"UPDATE rb_past SET bytes = bytes - 1 WHERE uid = {GONE}",
     "a payload of it is gone": f"DELETE FROM rb_payload WHERE uid = {GONE}",
     "a payload of it is damaged": f"UPDATE rb_payload SET data = DAMAGED WHERE uid = {GONE}",
 }

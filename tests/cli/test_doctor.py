@@ -16,6 +16,8 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import check_groups
 from replaybuf.doctor.repairs import LOST
 from replaybuf.storage.sql.schema import revisions
+from replaybuf.storage.sql.schema.tables import VERSION
+from replaybuf.storage.sql.schema.tables import group as group_table
 from tests.cli.conftest import BACKENDS, run
 from tests.cli.doctored import (
     CHECKPOINTS,
@@ -85,19 +87,13 @@ def test_groups_of_no_task_are_kept_apart(url: str) -> None:
     assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
 
 
-def test_leaked_payloads_are_swept(url: str) -> None:
+def test_leaked_payloads_are_deleted(url: str) -> None:
     break_it(url, list(DAMAGE["a payload leaked"][2]))
-    run("doctor", url, "--repair")
-    execute(url, "UPDATE rb_garbage SET removed_at = 0")
-    asyncio.run(open_until_swept(url))
-    assert everything(url)["rb_garbage"] == []
+    assert "deleted 1 leaked payloads" in run("doctor", url, "--repair").stderr
     assert len(everything(url)["rb_payload"]) == len(everything(url)["rb_group"])
 
 
-TO_BE_SWEPT = text(
-    "SELECT 1 FROM rb_garbage UNION ALL "
-    "SELECT 1 FROM rb_checkpoint_group WHERE checkpoint NOT IN (SELECT id FROM rb_checkpoint)"
-)
+TO_BE_SWEPT = text("SELECT 1 FROM rb_past WHERE until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint)")
 
 
 async def open_until_swept(url: str) -> None:
@@ -108,17 +104,11 @@ async def open_until_swept(url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_groups_that_are_there_are_not_swept(url: str) -> None:
-    break_it(url, list(DAMAGE["a group is to be swept"][2]))
-    before = everything(url)["rb_payload"]
-    run("doctor", url, "--repair")
-    assert everything(url)["rb_payload"] == before
-    assert everything(url)["rb_garbage"] == []
-
-
 def test_a_backlog_of_the_sweep_is_swept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_groups, "BACKLOG", 3)
-    execute(url, *(f"INSERT INTO rb_garbage VALUES ({uid}, 0)" for uid in (-1, -2, -3)))
+    columns = ", ".join(column.name for column in group_table.columns if column.name not in VERSION)
+    into = f"INSERT INTO rb_past (uid, since, removed_at, {columns})"
+    execute(url, *(f"{into} SELECT {uid}, 0, 0, {columns} FROM rb_group WHERE uid = {ONE}" for uid in (-1, -2, -3)))
     assert "falls behind" in examine(url)["garbage"][0]["text"]
     assert "swept 3 payloads" in run("doctor", url, "--repair").stderr
     assert wrong(examine(url)) == {}
@@ -137,7 +127,7 @@ def test_a_checkpoint_that_is_not_whole_is_a_problem(url: str, statement: str) -
     asyncio.run(checkpoint_and_take(url))
     assert wrong(examine(url)) == {}
     data = "x'00'" if url.startswith("sqlite") else r"'\x00'::bytea"
-    execute(url, statement.replace("DAMAGED", data))
+    execute(url, *statement.replace("DAMAGED", data).split("; "))
     found = wrong(examine(url, code=1))
     assert found.keys() <= {"checkpoints", "checksums"}
     assert "problem" in found.values()
@@ -194,7 +184,7 @@ def test_another_schema_is_a_problem_and_left_alone(
     ("statement", "named"),
     [
         ("ALTER TABLE rb_info RENAME TO other", "rb_info"),
-        ("ALTER TABLE rb_garbage RENAME COLUMN removed_at TO other", "rb_garbage.removed_at"),
+        ("ALTER TABLE rb_past RENAME COLUMN removed_at TO other", "rb_past.removed_at"),
     ],
 )
 def test_tables_that_are_not_as_they_were_made_are_a_problem(url: str, statement: str, named: str) -> None:

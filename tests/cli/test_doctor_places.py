@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf.doctor import check_places
 from replaybuf.places.store import FILES, MARKER, file_name
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import file_batch
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.errors import SnapshotMismatchError
+from replaybuf.errors import SnapshotError
 from tests.cli.conftest import run, run_json, start
 from tests.contract.harness import group
+from tests.reasons import because
 
 
 def groups_of(url: object) -> list[dict[str, Any]]:
@@ -51,7 +52,7 @@ def test_without_a_policy_a_snapshot_is_for_all(filled: str, tmp_path: Path) -> 
 def test_a_policy_is_kept_and_compared(filled: str, tmp_path: Path) -> None:
     run("save", filled, tmp_path, "--policy", "lifo")
     assert asyncio.run(policy_of("sqlite:///:memory:", "lifo", tmp_path)) == 13
-    with pytest.raises(SnapshotMismatchError, match=r"'lifo'.*'fifo'"):
+    with pytest.raises(SnapshotError, match=r"'lifo'.*'fifo'", check=because("mismatch")):
         asyncio.run(policy_of("sqlite:///:memory:", "fifo", tmp_path))
 
 

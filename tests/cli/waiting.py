@@ -31,7 +31,7 @@ class Scene:
 
     `killed` is done by a producer that is killed later, `alive` by one that lives (and may wait itself), `rival` by
     another trainer, `before` by the trainer itself before it waits for `wants`. The answer has the text `says` in its
-    first line, and names the cause `also` below. The page shows it, unless it shows another one of the same reason.
+    first line, and names the cause `also` below.
     """
 
     reason: Reason
@@ -44,7 +44,6 @@ class Scene:
     where: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     also: str = ""
-    on_page: bool = True
 
 
 def put(count: int, task: str = "math", status: Status = Status.COMPLETED, **details: Any) -> Part:
@@ -93,10 +92,10 @@ async def _sample(buffer: ReplayBuffer) -> None:
     await buffer.sample({"math": 4}, timeout=10)
 
 
-_GONE = "no producer is left: gen-2 went silent"
+_GONE = "no producer is left: gen-2 was killed"
 
 SCENES = [
-    Scene(Reason.NOTHING_PUT, "nothing was ever put into this buffer"),
+    Scene(Reason.ABSENT, "nothing was ever put into this buffer"),
     Scene(Reason.NO_SUCH_TASK, "Did you mean maths?", killed=put(4, "maths")),
     Scene(
         Reason.LEASED, "all 4 completed groups are leased by trainer-2 until", killed=put(4), rival=_lease, also=_GONE
@@ -108,14 +107,14 @@ SCENES = [
         before=_refresh,
         also=_GONE,
     ),
-    Scene(Reason.FILTERED, "4 of the 4 groups put were filtered", killed=put(4, status=Status.FILTERED), also=_GONE),
+    Scene(Reason.UNFIT, "4 of the 4 groups put were filtered", killed=put(4, status=Status.FILTERED), also=_GONE),
     Scene(
-        Reason.FAILED,
+        Reason.UNFIT,
         "4 of the 4 groups put failed, made by gen-2 (4); the last error: no such tool: calculator",
         killed=put(4, status=Status.FAILED, error_msg="no such tool: calculator"),
         also=_GONE,
     ),
-    Scene(Reason.ABORTED, "4 groups are aborted", killed=put(4, status=Status.ABORTED), also=_GONE),
+    Scene(Reason.OTHER_STATUS, "4 groups are aborted", killed=put(4, status=Status.ABORTED), also=_GONE),
     Scene(
         Reason.NO_MATCH,
         '6 completed groups are there, but none matches {"reward": {"$gte": 3}}',
@@ -133,30 +132,29 @@ SCENES = [
     Scene(
         Reason.HELD_BACK,
         "5 completed groups are there, but samples_per_insert 1 allows 1 now: 5 were put and 4 drawn: 3 more have to "
-        "be put. Start the producers again, raise samples_per_insert or lower the first number of error_buffer to -3",
+        "be put. Start the producers again or widen error_buffer by 3",
         killed=put(5),
         before=_sample,
         options={"max_times_sampled": 0, "samples_per_insert": 1.0, "error_buffer": (0, 100)},
-        on_page=False,
     ),
     Scene(Reason.OTHER_STATUS, "6 groups are there, but their status is init: ", alive=put(6, status=Status.INIT)),
     Scene(
-        Reason.END_OF_DATASET,
-        "(2 of 4): no prompt is left in the dataset: of the 3 drawn, 2 are finished and 1 in flight",
+        Reason.FINISHED,
+        "(2 of 4): no prompt of math is left in the dataset: of the 3 drawn, 2 are finished and 1 in flight",
         alive=_work_to_the_end,
         before=_publish,
     ),
-    Scene(Reason.PRODUCERS_SILENT, _GONE, killed=put(1)),
+    Scene(Reason.ABSENT, _GONE, killed=put(1)),
     Scene(Reason.SLOW, "Too little is ready for math (1 of 4): ", alive=put(1)),
     Scene(
-        Reason.PRODUCERS_HELD_BACK,
-        "for code (1 of 2): gen-1 waits since",
+        Reason.DEADLOCK,
+        "for code (1 of 2): gen-1 waits for room since",
         alive=_put_two_tasks,
         wants={"math": 2, "code": 2},
         options={"capacity": 2, "on_full": "block", "put_timeout": _PATIENCE},
     ),
-    Scene(Reason.DEADLOCK, "deadlock: gen-1 waits since", alive=_work),
-    Scene(Reason.WAITS_FOR_TRAINER, "the trainer has published nothing yet. Is it running?", alive=_work, wants={}),
+    Scene(Reason.DEADLOCK, "deadlock: gen-1 waits for the trainer since", alive=_work),
+    Scene(Reason.ABSENT, "the trainer has published nothing yet. Is it running?", alive=_work, wants={}),
 ]
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import CommitsLostError
+from replaybuf.errors import FencedError
 from tests.cluster.servers import Cluster, Node
 from tests.cluster.test_failover import fail_over
 from tests.cluster.test_lost_commits import replicated
 from tests.faults.figures import Figures
 from tests.pgbouncer import IS_INSTALLED, pooled
+from tests.reasons import because
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not IS_INSTALLED, reason="PgBouncer isn't installed")]
@@ -84,7 +85,7 @@ async def test_an_idle_connection_that_leads_to_a_server_without_some_commits_is
             await buffer.put(group(2), TASK)
             pooler.point_to(target(asynchronous.standby, url))
             await fail_over(asynchronous)
-            with pytest.raises(CommitsLostError):
+            with pytest.raises(FencedError, check=because("commits lost")):
                 await buffer.put(group(3), TASK)
         async with build(pooler.url) as buffer:
             assert await take_all(buffer) == [0, 1]

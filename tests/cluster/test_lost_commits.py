@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from replaybuf import FencedError, PromptLedger, ReplayBuffer, RolloutState
-from replaybuf.errors import CommitsLostError
 from tests.cluster.servers import Cluster
 from tests.cluster.test_failover import FAILOVERS, fail_over
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger, entries
 from tests.faults.runs import POLICIES, STEPS, _prompt, _step
 from tests.faults.test_restored import batches
+from tests.reasons import because
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 
@@ -51,11 +51,15 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
         await fail_over(asynchronous)
 
         for call in (lambda: trainer.get(1, TASK), lambda: trainer.put(group(8), TASK), lambda: trainer.checkpoint(5)):
-            with pytest.raises(CommitsLostError, match=r"lacks transactions that this process saw committed.*restore"):
+            with pytest.raises(
+                FencedError,
+                match=r"lacks transactions that this process saw committed.*restore",
+                check=because("commits lost"),
+            ):
                 await call()
-        with pytest.raises(CommitsLostError):  # also who waits, and who holds a lease
+        with pytest.raises(FencedError, check=because("commits lost")):  # also who waits, and who holds a lease
             await trainer.take_batch({TASK: 100}, timeout=30)
-        with pytest.raises(CommitsLostError):
+        with pytest.raises(FencedError, check=because("commits lost")):
             await lease.acknowledge()
         assert [made.step for made in await trainer.checkpoints()] == [4]
 
@@ -80,7 +84,7 @@ async def test_a_new_buffer_accepts_what_is_there(asynchronous: Cluster) -> None
         asynchronous.hold_back()
         lost = await buffer.put(group(2), TASK)
         await fail_over(asynchronous)
-        with pytest.raises(CommitsLostError):
+        with pytest.raises(FencedError, check=because("commits lost")):
             await buffer.put(group(3), TASK)
         async with build(url) as other:
             assert await other.put(group(3), TASK) > lost
@@ -102,7 +106,7 @@ async def test_a_put_that_was_under_way_is_not_made_on_a_server_that_lacks_the_o
         putting = asyncio.create_task(buffer.put(group(2), TASK))
         await asyncio.sleep(0.2)
         await asyncio.to_thread(asynchronous.promote)
-        with pytest.raises(CommitsLostError):
+        with pytest.raises(FencedError, check=because("commits lost")):
             await putting
         async with build(url) as other:
             assert await take_all(other) == [0]
@@ -137,7 +141,7 @@ async def test_payloads_kept_apart_go_on_after_a_restore(asynchronous: Cluster, 
         for number in range(1, 40):
             await buffer.put(large(number), TASK)
         await fail_over(asynchronous)
-        with pytest.raises(CommitsLostError):
+        with pytest.raises(FencedError, check=because("commits lost")):
             await buffer.put(large(40), TASK)
         await buffer.restore(1)
         for number in range(1, 40):
@@ -194,7 +198,7 @@ class Run:
             while self.step <= STEPS or self.failing:
                 try:
                     if self.failed_over:
-                        raise CommitsLostError
+                        raise FencedError(reason="commits lost")
                     if self.step > STEPS:
                         await asyncio.sleep(0.01)
                         continue
@@ -204,7 +208,9 @@ class Run:
                     elif self.step % 2 == 0:
                         await buffer.checkpoint(self.step)
                     self.step += 1
-                except CommitsLostError:
+                except FencedError as error:
+                    if error.reason != "commits lost":
+                        raise
                     self.failing = self.failed_over = False
                     last = (await buffer.checkpoints())[-1].step
                     await buffer.restore(last)

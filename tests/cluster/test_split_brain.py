@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import AccessError, CommitsLostError, UnreachableError
+from replaybuf.errors import AccessError, FencedError, UnreachableError
 from replaybuf.storage.sql.engine import postgres_servers
 from tests.cluster.servers import Cluster, Node
 from tests.cluster.test_failover import fail_over
 from tests.faults.figures import Figures
+from tests.reasons import because
 from tests.stores import TASK, build, fill, group, take_all, until
 
 
@@ -103,7 +104,7 @@ async def test_who_works_with_a_primary_that_is_cut_off_finds_the_new_one(
 
     async with build(url) as buffer:
         await asyncio.to_thread(asynchronous.promote)
-        with pytest.raises(CommitsLostError):
+        with pytest.raises(FencedError, check=because("commits lost")):
             await asyncio.wait_for(put_on(buffer), 30)
         before = await asyncio.to_thread(groups_at, asynchronous.standby, url)
         async with build(url) as other:

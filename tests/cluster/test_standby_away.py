@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import ClosedError, StandbyAwaitedError, UnreachableError
-from replaybuf.storage.sql.engine.outage import NotReplicatedError
+from replaybuf.errors import ClosedError, UnreachableError
 from tests.cli.doctored import examine
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
 from tests.postgres import execute
+from tests.reasons import because
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 #: What is said of the server of these tests.
@@ -40,7 +40,8 @@ async def away(cluster: Cluster) -> AsyncIterator[None]:
 
 async def was_committed(buffer: ReplayBuffer, error: BaseException) -> bool:
     """What the mark of the call says by now."""
-    assert isinstance(error, NotReplicatedError)
+    assert isinstance(error, UnreachableError)
+    assert (error.reason, error.in_doubt) == ("standby awaited", True)
     return bool(await buffer.storage.thread.run(error.was_committed))  # type: ignore[attr-defined]
 
 
@@ -64,7 +65,9 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
         async with away(synchronous):
             began = time.monotonic()
             with pytest.raises(
-                NotReplicatedError, match=SAID + ".* The primary has it, .*key= can be repeated"
+                UnreachableError,
+                match=SAID + ".* The primary has it, .*key= can be repeated",
+                check=because("standby awaited"),
             ) as caught:
                 await asyncio.wait_for(buffer.put(group(2), TASK), 20)
             assert time.monotonic() - began < 10
@@ -117,7 +120,11 @@ async def test_who_waits_for_the_locks_of_such_a_commit_is_told_and_stores_nothi
         async with away(synchronous):
             putting = asyncio.create_task(one.put(group(1), TASK))
             await asyncio.sleep(0.2)
-            with pytest.raises(StandbyAwaitedError, match=f"for a lock.*{SAID}.*nothing of it was stored") as caught:
+            with pytest.raises(
+                UnreachableError,
+                match=f"for a lock.*{SAID}.*nothing of it was stored",
+                check=because("standby awaited"),
+            ) as caught:
                 await two.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=1)
             assert not caught.value.in_doubt
         await asyncio.wait_for(putting, 20)
@@ -129,7 +136,7 @@ async def test_a_take_that_was_given_up_comes_back(synchronous: Cluster) -> None
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 3)
         async with away(synchronous):
-            with pytest.raises(NotReplicatedError):
+            with pytest.raises(UnreachableError, check=because("standby awaited")):
                 await buffer.get(2, TASK)
 
         async def are_back() -> bool:
@@ -147,7 +154,7 @@ async def test_a_key_that_is_put_again_is_there_once(synchronous: Cluster) -> No
         await fill(buffer, 1)
         async with away(synchronous):
             for _ in range(2):
-                with pytest.raises(NotReplicatedError):
+                with pytest.raises(UnreachableError, check=because("standby awaited")):
                     await buffer.put(group(1), TASK, key="one")
             assert len(buffer) == 2
         await buffer.put(group(1), TASK, key="one")
@@ -162,12 +169,12 @@ async def test_a_buffer_is_not_opened_without_the_standby(synchronous: Cluster) 
         await fill(buffer, 1)
     async with away(synchronous):
         began = time.monotonic()
-        with pytest.raises(StandbyAwaitedError, match=SAID):
+        with pytest.raises(UnreachableError, match=SAID, check=because("standby awaited")):
             async with build(url) as buffer:
                 await buffer.put(group(1), TASK)
         async with build(there, reconnect_timeout=1) as buffer:
             assert await buffer.count(TASK, "completed") == 1
-            with pytest.raises(NotReplicatedError):
+            with pytest.raises(UnreachableError, check=because("standby awaited")):
                 await buffer.put(group(2), TASK)
         assert time.monotonic() - began < 40
 
@@ -178,7 +185,7 @@ async def test_a_checkpoint_is_given_up_too(synchronous: Cluster) -> None:
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 1)
         async with away(synchronous):
-            with pytest.raises(StandbyAwaitedError, match=SAID) as caught:
+            with pytest.raises(UnreachableError, match=SAID, check=because("standby awaited")) as caught:
                 await buffer.checkpoint(1)
             assert caught.value.in_doubt
         await buffer.checkpoint(1)
@@ -195,7 +202,9 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
         await fill(buffer, 2)
         synchronous.hold_back()
         with pytest.raises(
-            NotReplicatedError, match="asks for 1 standby, and 1 is connected; look at the disk"
+            UnreachableError,
+            match="asks for 1 standby, and 1 is connected; look at the disk",
+            check=because("standby awaited"),
         ) as caught:
             await buffer.put(group(2), TASK)
         await asyncio.to_thread(synchronous.fail_over)
@@ -228,7 +237,7 @@ async def test_closing_and_cancelling_do_not_wait_for_a_standby(synchronous: Clu
         await asyncio.sleep(0.5)
         await buffer.close()
         assert time.monotonic() - began < 15
-        with contextlib.suppress(StandbyAwaitedError, ClosedError):
+        with contextlib.suppress(UnreachableError, ClosedError):
             await other
     async with build(url) as buffer:
         assert await take_all(buffer) == [0, 1]
@@ -298,7 +307,7 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
     got: list[int] = []
     doubts = 0
 
-    async def settled(buffer: ReplayBuffer, error: StandbyAwaitedError) -> bool:
+    async def settled(buffer: ReplayBuffer, error: UnreachableError) -> bool:
         while error.in_doubt:
             with contextlib.suppress(UnreachableError):
                 return await was_committed(buffer, error)
@@ -310,7 +319,7 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
         while not over.is_set():
             try:
                 await buffer.put(group(number), TASK)
-            except StandbyAwaitedError as error:
+            except UnreachableError as error:
                 doubts += error.in_doubt
                 if not await settled(buffer, error):
                     continue
@@ -319,7 +328,7 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
 
     async def taker(buffer: ReplayBuffer) -> None:
         while not over.is_set():
-            with contextlib.suppress(StandbyAwaitedError):  # what was taken comes back
+            with contextlib.suppress(UnreachableError):  # what was taken comes back
                 got.extend(numbers_of(await buffer.get(2, TASK)))
 
     async def goes_on() -> None:

@@ -18,7 +18,7 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConfigError, DecodeError, EncodeError, RolloutError
+from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, Bits, Color, Level, Name, hostile_field, round_trip, same, values
 
@@ -175,25 +175,25 @@ def test_a_subclass_is_another_class() -> None:
     class Sub(Model):
         more: int = 0
 
-    with pytest.raises(EncodeError, match=r"Sub \(a pydantic model\) can't be stored.*types=\["):
+    with pytest.raises(RolloutError, match=r"Sub \(a pydantic model\) can't be stored.*types=\["):
         CODEC.encode([{"a": Sub()}])
 
 
 def test_the_place_inside_an_instance_is_named() -> None:
     for outer, step in ((Model.model_construct(a=[1, len]), r"\.a\[1\]"), (Pair({"x": len}), r"\.a\['x'\]")):
-        with pytest.raises(EncodeError, match=rf"rollouts\[0\]\['f'\]\[0\]{step}: a value of type builtin"):
+        with pytest.raises(RolloutError, match=rf"rollouts\[0\]\['f'\]\[0\]{step}: a value of type builtin"):
             CODEC.encode([{"f": [outer]}])
 
 
 def test_an_instance_that_holds_itself_is_an_encode_error() -> None:
     data = Data()
     data.a = [bytearray(b"x"), data]
-    with pytest.raises(EncodeError, match="holds itself"):
+    with pytest.raises(RolloutError, match="holds itself"):
         CODEC.encode([{"f": data}])
 
 
 def test_an_instance_that_lacks_a_required_field_is_refused() -> None:
-    with pytest.raises(EncodeError, match=r"\['f'\]: this Box\[int\] can't be stored: field 'content' must be there"):
+    with pytest.raises(RolloutError, match=r"\['f'\]: this Box\[int\] can't be stored: field 'content' must be there"):
         CODEC.encode([{"f": Box[int].model_construct()}])
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConfigError, DecodeError, EncodeError
+from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field, round_trip, same, values
 
@@ -82,12 +82,12 @@ def test_a_converter_is_for_exactly_its_class() -> None:
         r"rollouts\[0\]\['field'\]\[0\]: a value of type tests\.codec\.test_converters\.BigBox can't be stored: the "
         r"converter 'box' is for exactly Box; add converters=\{BigBox: \(\"BigBox\", encode, decode\)\} to the config"
     )
-    with pytest.raises(EncodeError, match=message):
+    with pytest.raises(RolloutError, match=message):
         BOXES.encode([{"field": [BigBox()]}])
 
 
 def test_the_line_of_config_that_would_help_is_named() -> None:
-    with pytest.raises(EncodeError, match=r"Box can't be stored: add converters=\{Box: \(\"Box\", encode, decode\)\}"):
+    with pytest.raises(RolloutError, match=r"Box can't be stored: add converters=\{Box: \(\"Box\", encode, decode\)\}"):
         DICTS.encode([{"field": Box()}])
 
 
@@ -96,7 +96,7 @@ def test_a_converter_that_raises_is_named_with_the_place() -> None:
         raise KeyError("no such box")
 
     message = r"rollouts\[0\]\['field'\]\['a'\]\[1\]: the converter 'box' of .*test_converters.Box raised KeyError: "
-    with pytest.raises(EncodeError, match=message + "'no such box'"):
+    with pytest.raises(RolloutError, match=message + "'no such box'"):
         codec_of((Box, ("box", fail, Box))).encode([{"field": {"a": [1, Box()]}}])
 
 
@@ -109,12 +109,12 @@ def test_a_converter_that_raises_is_named_with_the_place() -> None:
     ],
 )
 def test_a_converter_that_returns_what_can_not_be_stored_is_named(encode: Any, message: str) -> None:
-    with pytest.raises(EncodeError, match=r"rollouts\[1\]\['field'\]\[0\].*" + message):
+    with pytest.raises(RolloutError, match=r"rollouts\[1\]\['field'\]\[0\].*" + message):
         codec_of((Box, ("box", encode, Box))).encode([{"field": 1}, {"field": [Box()]}])
 
 
 def test_a_converter_that_returns_the_value_inside_another_is_noticed() -> None:
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\].*: nested too deeply, or holds itself"):
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\].*: nested too deeply, or holds itself"):
         codec_of((Box, ("box", lambda box: [box], Box))).encode([{"field": [Box()]}])
 
 
@@ -125,7 +125,7 @@ def test_a_converter_that_changes_what_is_being_packed_is_an_encode_error() -> N
         holder[f"b{len(holder)}"] = 1
         return 1
 
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: dictionary changed size"):
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]: dictionary changed size"):
         codec_of((Box, ("box", grow, Box))).encode([{"field": holder}])
 
 
@@ -201,5 +201,5 @@ def test_attrs_classes_and_msgspec_structs_are_stored_by_the_converters_of_the_d
     put = [Turn("user", [1, 2]), {"calls": (Call("search", {"ids": [3]}),)}]
     assert round_trip(put, Codec(RolloutType(dict), converters=converters)) == put
     for value in (Turn("user"), Call("search")):
-        with pytest.raises(EncodeError, match=rf"{type(value).__name__} can't be stored: add converters="):
+        with pytest.raises(RolloutError, match=rf"{type(value).__name__} can't be stored: add converters="):
             round_trip(value)

@@ -8,7 +8,7 @@ import pytest
 
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, Bits, Color, Level, Name, Typed, hostile_field, round_trip
 
@@ -22,7 +22,7 @@ def test_enums_of_the_annotations_are_restored() -> None:
 @pytest.mark.parametrize("member", [Color.RED, Level.HIGH, Name.ANN, Bits.A])
 def test_an_enum_that_the_config_does_not_name_is_refused(member: Enum) -> None:
     name = type(member).__name__
-    with pytest.raises(EncodeError, match=rf"rollouts\[0\]\['a'\]\[0\]: .*\.{name} .*add types=\[{name}\]"):
+    with pytest.raises(RolloutError, match=rf"rollouts\[0\]\['a'\]\[0\]: .*\.{name} .*add types=\[{name}\]"):
         Codec(RolloutType(dict)).encode([{"a": [member]}])
 
 

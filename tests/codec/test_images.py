@@ -16,7 +16,7 @@ from PIL import Image
 
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, head, hostile_field, round_trip, with_checksum
 
@@ -72,12 +72,12 @@ def test_empty_images_come_back() -> None:
 def test_what_can_not_be_stored_says_what_to_do() -> None:
     frames = opened(gradient("L"), "GIF", save_all=True, append_images=[gradient("L").rotate(180)])
     with pytest.raises(
-        EncodeError, match=r"an image of 2 frames can't be stored: store the present one \(\.copy\(\)\)"
+        RolloutError, match=r"an image of 2 frames can't be stored: store the present one \(\.copy\(\)\)"
     ):
         DICTS.encode([{"field": frames}])
-    with pytest.raises(EncodeError, match="an image of mode P can't be stored: convert it"):
+    with pytest.raises(RolloutError, match="an image of mode P can't be stored: convert it"):
         DICTS.encode([{"field": gradient("RGB").quantize(7)}])
-    with pytest.raises(EncodeError, match="an image of mode BGR;15 can't be stored: convert it to one of 1, L, LA"):
+    with pytest.raises(RolloutError, match="an image of mode BGR;15 can't be stored: convert it to one of 1, L, LA"):
         DICTS.encode([{"field": _of_mode("BGR;15")}])
 
 
@@ -90,7 +90,7 @@ def _of_mode(mode: str) -> Any:
 def test_a_closed_file_is_an_encode_error() -> None:
     file = opened(gradient("L"), "PNG")
     file.close()
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: "):
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]: "):
         DICTS.encode([{"field": file}])
 
 

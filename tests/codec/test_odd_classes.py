@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ConfigError, EncodeError, RolloutError
+from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import round_trip
@@ -105,7 +105,7 @@ def test_instances_come_back_equal(instance: Any) -> None:
 def test_a_class_whose_fields_are_not_those_of_the_dataclass_it_inherits_from_is_refused() -> None:
     with pytest.raises(ConfigError, match="not <class"):
         RolloutType(BelowPlain)
-    with pytest.raises(EncodeError, match=r"BelowPlain can't be stored: add converters="):
+    with pytest.raises(RolloutError, match=r"BelowPlain can't be stored: add converters="):
         round_trip(BelowPlain())
 
 
@@ -135,7 +135,7 @@ class Failure(Exception):  # noqa: N818
 
 
 def test_a_class_with_more_content_than_its_fields_is_advised_a_converter() -> None:
-    with pytest.raises(EncodeError, match=r"Failure can't be stored: .*converters=\{Failure:"):
+    with pytest.raises(RolloutError, match=r"Failure can't be stored: .*converters=\{Failure:"):
         round_trip(Failure(1))
     with pytest.raises(ConfigError, match=r"fields aren't its whole content: .*converters="):
         RolloutType(dict, types=[Failure])

@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from replaybuf.errors import EncodeError
+from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import RolloutState
 from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
 
@@ -39,16 +39,16 @@ REFUSED = [
 
 @pytest.mark.parametrize(("value", "message"), REFUSED, ids=[type(value).__name__ for value, _ in REFUSED])
 def test_what_would_not_come_back_is_refused_with_advice(value: Any, message: str) -> None:
-    with pytest.raises(EncodeError, match=message):
+    with pytest.raises(RolloutError, match=message):
         DICTS.encode([{"field": value}])
-    with pytest.raises(EncodeError, match=message):
+    with pytest.raises(RolloutError, match=message):
         DICTS.encode([{"field": {"a": [1, (value,)]}}])
 
 
 def test_numpy_string_dtypes_without_a_width_are_refused() -> None:
     if not hasattr(np.dtypes, "StringDType"):
         pytest.skip("numpy 1")
-    with pytest.raises(EncodeError, match="fixed-width"):
+    with pytest.raises(RolloutError, match="fixed-width"):
         DICTS.encode([{"field": np.array(["a"], np.dtypes.StringDType())}])
 
 
@@ -68,12 +68,12 @@ def test_numpy_string_dtypes_without_a_width_are_refused() -> None:
     ],
 )
 def test_the_path_of_what_is_refused_is_named(value: Any, path: str) -> None:
-    with pytest.raises(EncodeError, match=path):
+    with pytest.raises(RolloutError, match=path):
         STATES.encode([RolloutState(message=[]), RolloutState.model_construct(message=[], extra_fields=value)])
 
 
 def test_the_path_of_a_dict_rollout_is_written_as_for_a_dict() -> None:
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['a'\]\[0\]: "):
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['a'\]\[0\]: "):
         DICTS.encode([{"a": [object()]}])
 
 
@@ -86,7 +86,7 @@ def nested(make: Any, depth: int) -> Any:
 
 @pytest.mark.parametrize("make", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}, lambda x: frozenset([x])])
 def test_too_deep_nesting_is_an_encode_error(make: Any) -> None:
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: nested too deeply"):
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]: nested too deeply"):
         DICTS.encode([{"field": nested(make, 5000)}])
 
 
@@ -95,7 +95,7 @@ def test_whatever_depth_is_encoded_is_decoded(make: Any) -> None:
     for depth in (200, 240, 250, 255, 400, 500, 505, 510):
         try:
             payload = DICTS.encode([{"field": nested(make, depth)}])
-        except EncodeError:
+        except RolloutError:
             assert depth > 200
         else:
             DICTS.decode(payload)
@@ -104,10 +104,10 @@ def test_whatever_depth_is_encoded_is_decoded(make: Any) -> None:
 def test_a_list_that_holds_itself_is_an_encode_error() -> None:
     loop: list[Any] = [bytearray(b"x")]
     loop.append({"a": loop})
-    with pytest.raises(EncodeError, match="holds itself"):
+    with pytest.raises(RolloutError, match="holds itself"):
         DICTS.encode([{"field": loop}])
 
 
 def test_a_value_over_the_limit_of_msgpack_is_an_encode_error() -> None:
-    with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]: .*large"):
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]: .*large"):
         DICTS.encode([{"field": bytes(2**32)}])  # zeros that are never touched

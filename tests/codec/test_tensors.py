@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import outline
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -129,14 +129,14 @@ def test_what_can_not_be_stored_says_what_to_do(torch: ModuleType) -> None:
         (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), r"or \.view\(torch.uint8\) to keep its bytes"),
     ]
     for tensor, message in refused:
-        with pytest.raises(EncodeError, match=r"rollouts\[0\]\['field'\]\['a'\]\[1\]: a tensor .*" + message):
+        with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]\['a'\]\[1\]: a tensor .*" + message):
             DICTS.encode([{"field": {"a": [torch.ones(1), tensor]}}])
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantised_tensors_are_refused(torch: ModuleType) -> None:
     tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    with pytest.raises(EncodeError, match=r"quantised dtype qint8 can't be stored: convert it with \.dequantize\(\)"):
+    with pytest.raises(RolloutError, match=r"quantised dtype qint8 can't be stored: convert it with \.dequantize\(\)"):
         DICTS.encode([{"field": tensor}])
 
 

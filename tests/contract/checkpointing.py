@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import CheckpointError, FencedError, InputError, NotEmptyError
+from replaybuf.errors import CheckpointError, FencedError, InputError, SnapshotError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Cursor
@@ -18,6 +18,7 @@ from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids,
 from tests.contract.leasing import LONG
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting
+from tests.reasons import because
 
 
 def state_of(buffer: ReplayBuffer) -> Any:
@@ -216,10 +217,10 @@ class CheckpointLaws(Harness):
         assert state_of(buffer) == before
 
     async def test_a_state_is_not_loaded_over_checkpoints(self, buffer: ReplayBuffer) -> None:
-        """NotEmptyError that names their steps."""
+        """SnapshotError that names their steps."""
         state = buffer.state_dict()
         await buffer.checkpoint(4)
-        with pytest.raises(NotEmptyError, match="4"):
+        with pytest.raises(SnapshotError, match="4", check=because("not empty")):
             buffer.load_state_dict(state)
 
     async def test_a_restore_wakes_those_who_wait(self, buffer: ReplayBuffer) -> None:

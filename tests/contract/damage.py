@@ -79,7 +79,7 @@ class DamageLaws(Harness):
     async def test_all_or_nothing_counts_only_what_is_good(self, kind: str, open_storage: Open) -> None:
         """A batch that the damaged group would have completed isn't ready; nothing is taken."""
         buffer, _ = await self._damaged(kind, open_storage)
-        with pytest.raises(NotReadyError, match="task math: 2 of 3"):
+        with pytest.raises(NotReadyError, match="task math: 2 completed groups there, 3 needed"):
             await buffer.take_batch({"math": 3}, timeout=0.2)
         assert len(buffer) == 3
         batch, _ = await buffer.take_batch({"math": 2}, timeout=20)

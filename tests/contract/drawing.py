@@ -61,7 +61,7 @@ class DrawingLaws(Harness):
     async def test_a_draw_that_waited_for_nothing_takes_nothing(self, buffer: ReplayBuffer, way: str) -> None:
         """NotReadyError says what is missing."""
         await fill(buffer, 2)
-        with pytest.raises(NotReadyError, match="task math: 2 of 3 completed groups"):
+        with pytest.raises(NotReadyError, match="task math: 2 completed groups there, 3 needed"):
             await WAYS[way](buffer, 3, timeout=0.01)
         assert await WAYS[way](buffer, 9) == [0, 1]
 

@@ -221,7 +221,7 @@ class LeaseLaws(Harness):
         """As take_batch does; at the timeout nothing is leased, and the error says what others hold."""
         await fill(buffer, 2)
         held = await lease_of(buffer)
-        with pytest.raises(NotReadyError, match=r"task math: 1 of 2 completed groups \(1 leased\)"):
+        with pytest.raises(NotReadyError, match=r"task math: 1 completed group there, 2 needed \(1 leased\)"):
             await buffer.lease_batch({"math": 2}, timeout=0.05)
         task = await waiting(buffer, buffer.lease_batch({"math": 2}, timeout=SOON, seconds=LONG).__aenter__())
         await held.give_back()

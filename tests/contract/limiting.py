@@ -43,7 +43,7 @@ class RateLaws(Harness):
         buffer = await open_buffer(min_size=2, max_times_sampled=0)
         await fill(buffer, 2)
         await fill(buffer, 1, "code")
-        with pytest.raises(NotReadyError, match="task code: 1 of 1 completed groups, but min_size is 2"):
+        with pytest.raises(NotReadyError, match="task code: 1 completed group there, 1 needed, but min_size is 2"):
             await buffer.take_batch({"math": 1, "code": 1}, timeout=0.05)
         waits = asyncio.create_task(buffer.take_batch({"math": 1, "code": 1}, timeout=None))
         await fill(buffer, 1, "code")

@@ -11,7 +11,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import Tags
-from replaybuf.errors import EncodeError, RolloutError
+from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.sql.backend import SQLStorage
 from tests.contract.harness import OTHER_CODEC, Harness, OpenBuffer, found, group, new_group, only, plain, rollout
@@ -159,10 +159,10 @@ class PuttingLaws(Harness):
         assert [item.uid for item in await found(buffer)] == [max(uid for uid in uids if uid is not None)]
 
     async def test_one_bad_group_fails_alone(self, buffer: ReplayBuffer) -> None:
-        """Of puts that wait together, the one that can't be stored raises EncodeError, the others are stored."""
+        """Of puts that wait together, the one that can't be stored raises RolloutError, the others are stored."""
         groups = [group(i, extra_fields={"x": object() if i == 3 else i}) for i in range(8)]
         results = await asyncio.gather(*(buffer.put(g, "math") for g in groups), return_exceptions=True)
-        assert [i for i, result in enumerate(results) if isinstance(result, EncodeError)] == [3]
+        assert [i for i, result in enumerate(results) if isinstance(result, RolloutError)] == [3]
         assert sorted(item.item[0].rollout_id for item in await found(buffer)) == [0, 1, 2, 4, 5, 6, 7]
 
     async def test_a_missing_field_is_named(self, open_buffer: OpenBuffer) -> None:

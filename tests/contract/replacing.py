@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import ConflictError, EncodeError, InputError
+from replaybuf.errors import ConflictError, InputError, RolloutError
 from replaybuf.rollouts.rollout import Status
 from tests.contract.harness import Harness, fill, found, group, ids, total
 
@@ -67,7 +67,7 @@ class ReplacingLaws(Harness):
     async def test_a_put_that_fails_replaces_nothing(self, buffer: ReplayBuffer) -> None:
         """Values that can't be stored, and invalid uids."""
         uids = await fill(buffer, 1)
-        with pytest.raises(EncodeError):
+        with pytest.raises(RolloutError):
             await buffer.put(group(9, extra_fields={"x": object()}), "math", replaces=uids)
         wrong: list[Any] = [[-1], ["1"], [1.5], [True], "1", 1, [None], [2**63]]
         for replaces in wrong:

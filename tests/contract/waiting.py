@@ -90,7 +90,10 @@ class WaitingLaws(Harness):
         """With an error that is a TimeoutError too and says what is missing."""
         await buffer.put(group(1), "math")
         begun = time.monotonic()
-        with pytest.raises(NotReadyError, match=r"task code: 0 of 1 completed.* task math: 1 of 2") as caught:
+        with pytest.raises(
+            NotReadyError,
+            match=r"task code: 0 completed groups there, 1 needed.* task math: 1 completed group there, 2 needed",
+        ) as caught:
             await buffer.wait_ready({"math": 2, "code": 1}, timeout=0.05)
         assert isinstance(caught.value, TimeoutError)
         assert 0.05 <= time.monotonic() - begun < SOON

@@ -16,8 +16,7 @@ from typing import Any
 from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks import incremental_checkpoint as making
+from replaybuf.storage.sql.statements.past import sweep
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
@@ -222,12 +221,6 @@ async def kept_and_changed(buffer: ReplayBuffer) -> None:
     await buffer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=STEP + 2)
 
 
-async def kept_and_changed_for_pieces(buffer: ReplayBuffer) -> None:
-    """As above, and checkpoints are copied four groups at a time from now on, in this process."""
-    await kept_and_changed(buffer)
-    making.FIRST = making.FEWEST = making.MOST = 4
-
-
 async def finish(buffer: ReplayBuffer, held: Lease) -> None:
     """Store a result in the place of what it was made from."""
     [first, *_] = sorted(held.open)
@@ -288,7 +281,6 @@ OPERATIONS = {
     "resume": Operation(resume, save_and_delete),
     "checkpoint": Operation(checkpoint, kept_and_changed),
     "checkpoint over another": Operation(checkpoint, kept_and_changed, options={"keep_checkpoints": 1}),
-    "checkpoint in pieces": Operation(checkpoint, kept_and_changed_for_pieces),
     "drop a checkpoint": Operation(drop_checkpoint, kept_and_changed),
     "restore": Operation(restore, kept_and_changed),
     "restore keeping new": Operation(restore_keeping_new, kept_and_changed),

@@ -93,7 +93,8 @@ async def after(url: str, operation: Operation, number: int = 0, moment: str = "
         if cancelled and operation in DRAWING:
             return await seen(buffer), cancelled, waits
     state = await look(url)
-    state.pop("rb_garbage")  # payloads of groups that came back wait there, too, for a moment
+    # What waits for the sweep is there for a moment.
+    state["rb_past"] = [row for row in state["rb_past"] if "'until': None" not in row]
     return state, cancelled, waits
 
 

@@ -89,10 +89,8 @@ async def whole(url: str, operation: Operation, *, done: bool) -> Any:
 def swept(state: dict[str, Any]) -> dict[str, Any]:
     """Return what is there but for what the sweep removes sooner or later."""
     made = {ast.literal_eval(row.split(",")[0] + "}")["id"] for row in state["rb_checkpoint"]}
-    kept = [
-        row for row in state["rb_checkpoint_group"] if ast.literal_eval(row.split(",")[0] + "}")["checkpoint"] in made
-    ]
-    return {**{table: rows for table, rows in state.items() if table != "rb_garbage"}, "rb_checkpoint_group": kept}
+    kept = [row for row in state["rb_past"] if any(f"'until': {one}}}" in row for one in made)]
+    return state | {"rb_past": kept}
 
 
 @pytest.mark.parametrize("name", NAMES)

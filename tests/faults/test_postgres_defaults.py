@@ -112,7 +112,7 @@ async def test_a_reader_can_not_write_though_its_settings_are_dropped(
 async def test_levels_are_said_though_settings_are_dropped(
     postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a transaction that writes, one that reads, one that copies beside writers, and the one that guards it."""
+    """Of a transaction that writes, and one that reads."""
     set_default(postgres_database, default_transaction_isolation="serializable", default_transaction_deferrable="on")
     without_settings(monkeypatch)
     engine = PostgresDatabase(parse_url(postgres_database), lock_timeout=5)
@@ -120,17 +120,10 @@ async def test_levels_are_said_though_settings_are_dropped(
     def level(tx: Any) -> str:
         return str(tx.run("SHOW transaction_isolation")[0][0])
 
-    noted = []
-
-    def note_level(tx: Any) -> None:
-        noted.append(level(tx))
-
     try:
         for _ in range(2):  # also of a connection that was used before
             assert await engine.read(level) == "repeatable read"
             assert await engine.write(level) == "read committed"
-            assert await engine.write_beside(level, note_level, note_level) == "repeatable read"
-        assert noted == ["read committed"] * 4
     finally:
         await engine.dispose()
 

@@ -230,7 +230,7 @@ async def test_after_the_bound_the_error_says_how_long_it_was_tried_and_what_is_
             assert not error.in_doubt
             assert "can't reach postgresql://" in str(error)
             assert "tried again for 1 s (reconnect_timeout=1)" in str(error)
-            assert ("nothing of it was stored" in str(error)) == (name in ("put", "take", "refresh"))
+            assert ("nothing of it was stored" in str(error)) == (name in ("put", "take", "wait", "refresh"))
         assert await take_all(buffer) == [0, 1]
         await no_connection_out(buffer)
 

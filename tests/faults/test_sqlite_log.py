@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.errors import NotADatabaseError
+from replaybuf.errors import StorageError
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
+from tests.reasons import because
 from tests.stores import TASK, build, fill, group, take_all
 
 COUNT = 30
@@ -32,7 +33,11 @@ async def test_a_log_that_is_deleted_while_it_is_open(tmp_path: Path, replaced: 
     if replaced:
         beside(path, "-wal").touch()
     for call in (buffer.put(group(100), TASK), buffer.get(1, TASK), buffer.count_where({})):
-        with pytest.raises(NotADatabaseError, match=r"run\.db-wal\) was deleted or replaced.*Close the buffer"):
+        with pytest.raises(
+            StorageError,
+            match=r"run\.db-wal\) was deleted or replaced.*Close the buffer",
+            check=because("not a database"),
+        ):
             await call
     await buffer.close()
     async with build(url) as buffer:
@@ -50,7 +55,7 @@ async def test_a_second_user_of_a_database_whose_log_is_gone_is_refused(tmp_path
     beside(path, "-wal").unlink()
     # Either is right: we look before SQLite does, and SQLite may be told by the first user's index of the log.
     why = r"run\.db-wal\) was deleted while the database was in use|its log \(-wal\) can't be read; it was truncated"
-    with pytest.raises(NotADatabaseError, match=why):
+    with pytest.raises(StorageError, match=why, check=because("not a database")):
         await second.put(group(100), TASK)
     await second.close()
     assert not beside(path, "-wal").exists()
@@ -68,7 +73,11 @@ async def test_a_database_that_is_deleted_or_replaced_while_it_is_open(tmp_path:
     await fill(buffer, COUNT)
     for step in (path.unlink, lambda: other.rename(path)):
         step()
-        with pytest.raises(NotADatabaseError, match=r"run\.db was deleted or replaced while this process had it open"):
+        with pytest.raises(
+            StorageError,
+            match=r"run\.db was deleted or replaced while this process had it open",
+            check=because("not a database"),
+        ):
             await buffer.put(group(100), TASK)
     await buffer.close()
     figures.add(faults=2)
@@ -110,7 +119,7 @@ async def test_a_log_that_is_deleted_after_a_crash_is_missed(tmp_path: Path) -> 
     kept = beside(path, "-wal").read_bytes()
     beside(path, "-wal").unlink()
     buffer = build(f"sqlite:///{path}")
-    with pytest.raises(NotADatabaseError, match=r"Put it back; or .*delete run\.db-shm"):
+    with pytest.raises(StorageError, match=r"Put it back; or .*delete run\.db-shm", check=because("not a database")):
         await buffer.put(group(100), TASK)
     await buffer.close()
     beside(path, "-shm").unlink()
@@ -123,7 +132,7 @@ async def test_a_log_that_is_put_back_brings_everything(tmp_path: Path, figures:
     path = after_a_kill(tmp_path)
     log = beside(path, "-wal").rename(tmp_path / "elsewhere")
     buffer = build(f"sqlite:///{path}")
-    with pytest.raises(NotADatabaseError):
+    with pytest.raises(StorageError, check=because("not a database")):
         await buffer.put(group(100), TASK)
     await buffer.close()
     log.rename(beside(path, "-wal"))

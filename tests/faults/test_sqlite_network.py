@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.errors import NetworkFilesystemError
+from replaybuf.errors import StorageError
 from replaybuf.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine import sqlite_files
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from tests.cli.conftest import run
+from tests.reasons import because
 from tests.stores import TASK, build, group
 
 # As proc(5) describes it, with optional fields, a blank in a name, and two that are mounted over each other.
@@ -83,7 +84,9 @@ async def test_a_file_there_is_refused_before_anything_is_made(tmp_path: Path, o
     path = tmp_path / "run.db"
     buffer = build(f"sqlite:///{path}")
     for _ in range(2):
-        with pytest.raises(NetworkFilesystemError, match=r"run\.db .*nfs4.*local disk, or PostgreSQL"):
+        with pytest.raises(
+            StorageError, match=r"run\.db .*nfs4.*local disk, or PostgreSQL", check=because("network filesystem")
+        ):
             await buffer.put(group(1), TASK)
     await buffer.close()
     assert not path.exists()

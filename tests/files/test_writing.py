@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.errors import DiskFullError, FileError, FileThereError, InputError, MissingDriverError
+from replaybuf.errors import FileError, InputError, MissingDriverError, StorageError
 from replaybuf.files import exporting
 from tests.files.stores import contents, fill
+from tests.reasons import because
 
 pytestmark = pytest.mark.fast
 
@@ -36,7 +37,7 @@ async def test_a_file_that_is_there_stays_unless_forced(buffer: Any, tmp_path: P
     file = tmp_path / "a.jsonl"
     await buffer.export(file, limit=1)
     before = file.read_bytes()
-    with pytest.raises(FileThereError, match=r"a\.jsonl is there already"):
+    with pytest.raises(FileError, match=r"a\.jsonl is there already", check=because("exists")):
         await buffer.export(file)
     assert file.read_bytes() == before
     assert (await buffer.export(file, force=True)).groups == 7
@@ -56,7 +57,7 @@ async def test_a_large_export_has_parts_that_are_imported_by_its_name(
     async with ReplayBufferConfig(url="memory://").build() as other:
         await other.import_from(tmp_path / name)
         assert [one for one, _ in await contents(other)] == [one for one, _ in await contents(buffer)]
-    with pytest.raises(FileThereError):
+    with pytest.raises(FileError, check=because("exists")):
         await buffer.export(tmp_path / name)
     await buffer.export(tmp_path / name, max_bytes=1, limit=6, force=True)
     assert names(tmp_path) == [f"{stem}-{n:05}-of-00003.{ending}" for n in range(3)]
@@ -108,7 +109,7 @@ async def test_files_that_are_no_parts_of_ours_block_no_export_and_stay_when_for
         await buffer.export(tmp_path / "a.jsonl", force=force)
     assert names(tmp_path) == [*others, "a.jsonl"]
     (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(FileThereError, match="a-00003-of-00004"):
+    with pytest.raises(FileError, match="a-00003-of-00004", check=because("exists")):
         await buffer.export(tmp_path / "a.jsonl", max_bytes=1)
     assert names(tmp_path) == others
 
@@ -160,7 +161,9 @@ async def test_a_full_disk_leaves_no_file(buffer: Any, tmp_path: Path, monkeypat
         pytest.skip("there is no /dev/full")
     monkeypatch.setattr(builtins, "open", full)
     for name in ("a.jsonl", "a.jsonl.zst", "a.parquet"):
-        with pytest.raises(DiskFullError, match=f"the disk is full: .*{name} was not written"):
+        with pytest.raises(
+            StorageError, match=f"the disk is full: .*{name} was not written", check=because("disk full")
+        ):
             await buffer.export(tmp_path / name)
     assert names(tmp_path) == []
 

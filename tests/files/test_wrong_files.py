@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.errors import FileEndsError, FileError
+from replaybuf.errors import FileError
 from replaybuf.files import importing
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from tests.files.stores import GOOD, fill, lines, write
+from tests.reasons import because
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +34,7 @@ async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(file: Path
     whole = b"".join(lines(file))
     write(file, whole[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        with pytest.raises(FileEndsError, match=MIDDLE):
+        with pytest.raises(FileError, match=MIDDLE, check=because("ends")):
             await buffer.import_from(file)
         assert len(buffer) == 0
         done = await buffer.import_from(file, partial=True)

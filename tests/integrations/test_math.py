@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.errors import PromptsExhaustedError
+from replaybuf.errors import ProduceError
 from replaybuf.produce import (
     AsyncProduceStrategy,
     JSONLines,
@@ -21,6 +21,7 @@ from replaybuf.produce import (
     produce_loop,
     publish,
 )
+from tests.reasons import because
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FILES = sorted(path.name for path in DATA.glob("math.*.jsonl"))
@@ -69,7 +70,7 @@ async def ahead(
     for step in range(1, PROMPTS // BATCH + 1):
         await strategy.produce_batch(Solver(), source, BATCH, train_step=step, model_step=step - 1)
         yield await buffer.get(BATCH, "math")
-    with pytest.raises(PromptsExhaustedError):
+    with pytest.raises(ProduceError, check=because("exhausted")):
         await strategy.produce_batch(Solver(), source, BATCH, train_step=step + 1, model_step=step)
 
 

@@ -28,7 +28,7 @@ NEAR = {
         "tests/contract/test_sqlite.py",
         "tests/storage/test_same_draws.py",
         "tests/storage/test_checkpoints.py",
-        "tests/storage/test_checkpoints_in_pieces.py",
+        "tests/storage/test_history.py",
         "tests/prompts",
         "tests/buffer/test_buffers.py",
         "tests/storage/test_snapshots.py",

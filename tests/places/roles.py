@@ -17,7 +17,7 @@ from replaybuf import LeaseLostError, ReplayBuffer
 from replaybuf.errors import StorageError
 from replaybuf.places import folder, objects
 from replaybuf.places.store import FILES
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import file_batch, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks.handles import load_all
@@ -238,6 +238,8 @@ def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
 
     async def run() -> None:
         async with apart(url, place, **PATIENT) as buffer:
+            await buffer.storage.open()
+            await buffer.storage.thread.run(buffer.storage.sweeper.stop)  # which might hold SQLite's lock just then
             await buffer.put_many([heavy(2), heavy(3)], TASK)
             ledger.write("put", 2, 3)
 

@@ -15,11 +15,12 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.buffer.copies import SNAPSHOT_FILE
-from replaybuf.errors import InputError, NotEmptyError, PayloadStoreError, SnapshotError
+from replaybuf.errors import InputError, PayloadStoreError, SnapshotError
 from replaybuf.places.store import FILES
 from replaybuf.storage.sql.copies import whole
 from replaybuf.storage.sql.tasks import file_batch
 from tests.contract.harness import plain
+from tests.reasons import because
 from tests.stores import TASK, build, group
 
 COUNT = 6
@@ -140,7 +141,7 @@ async def test_a_buffer_that_is_not_empty_gets_no_files(shared_url: str, tmp_pat
         await buffer.save(tmp_path / "snapshot")
     async with apart(shared_url, tmp_path / "payloads") as other:
         await other.put(group(1), TASK)
-        with pytest.raises(NotEmptyError):
+        with pytest.raises(SnapshotError, check=because("not empty")):
             await other.resume(tmp_path / "snapshot")
         assert not list((tmp_path / "payloads" / FILES).iterdir())
 
@@ -181,7 +182,7 @@ async def test_a_state_has_all_payloads_in_it(shared_url: str, tmp_path: Path, i
         assert await count_apart(other) == (4 if into == "folder" else 0)
         assert await everything(other) == before
         assert await asyncio.to_thread(other.state_dict) == state
-        with pytest.raises(NotEmptyError):
+        with pytest.raises(SnapshotError, check=because("not empty")):
             await asyncio.to_thread(other.load_state_dict, state)
 
 
@@ -221,7 +222,7 @@ async def test_files_stay_while_they_are_copied(
 
 async def empty_garbage(buffer: ReplayBuffer) -> None:
     """Delete the payloads of groups that have left, as a sweep does in time."""
-    from replaybuf.storage.sql.statements.upkeep import sweep
+    from replaybuf.storage.sql.statements.past import sweep
 
     await buffer.storage._write(lambda tx: sweep(tx, 1e12, 1000))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from replaybuf import Status, load_into
-from replaybuf.errors import EncodeError, InputError
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.places.folder import FolderStore
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteDialect
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
@@ -182,7 +182,7 @@ async def test_rollouts_with_handles_are_refused_by_a_put(kept: Kept) -> None:
     async with kept.opened() as buffer:
         await buffer.put([rollout()], TASK)
         _, [found] = await lent(buffer)
-        with pytest.raises(EncodeError, match=r"rollouts\[0\]\.routed_experts.*handle.*load_into"):
+        with pytest.raises(RolloutError, match=r"rollouts\[0\]\.routed_experts.*handle.*load_into"):
             await buffer.put([found], TASK)
         load_into(found)
         await buffer.put([found], TASK)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from replaybuf.errors import DiskFullError, PayloadStoreError
+from replaybuf.errors import PayloadStoreError, StorageError
 from replaybuf.places.folder import FolderStore
 from replaybuf.places.owners import claim
 from replaybuf.places.store import FILES, MARKER, FileLostError, file_name
 from tests.places.arrays import files
 from tests.places.conftest import HOME
 from tests.places.written import DATABASE, read, written
+from tests.reasons import because
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_full_disk_is_said_to_be_full(local: FolderStore, monkeypatch: pytest.
         raise OSError(code, "full")
 
     monkeypatch.setattr(os, "writev", full)
-    with pytest.raises(DiskFullError, match="free some space"):
+    with pytest.raises(StorageError, match="free some space", check=because("disk full")):
         written(local, 1, b"x")
     assert files(local.path) == {}
 

@@ -16,8 +16,8 @@ from sqlalchemy import select, update
 
 from replaybuf import LeaseLostError, ReplayBuffer, load_into
 from replaybuf.errors import DecodeError, InputError
-from replaybuf.storage.sql.schema.tables import garbage, payload
-from replaybuf.storage.sql.statements.upkeep import sweep
+from replaybuf.storage.sql.schema.tables import past, payload
+from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import Kept, experts, lent, rollout, same
 from tests.stores import TASK
@@ -163,7 +163,7 @@ async def sweep_all(buffer: ReplayBuffer[Any]) -> None:
 async def _sweep(storage: Any) -> None:
 
     def forget(tx: Any) -> None:
-        tx.execute(update(garbage).values(removed_at=0.0))
+        tx.execute(update(past).values(removed_at=0.0))
 
     await storage.sweeper.stop()  # which would be in the way
     await storage.engine.write(forget, fenced=False)

@@ -77,7 +77,7 @@ def _listed(place: str) -> list[str]:
 async def _left_over(url: str, place: str) -> tuple[list[int], int, list[str]]:
     """What the next process takes, how many groups are set aside, and the files that are there after it has ended."""
     await ask(url, "UPDATE rb_place SET listed_at = NULL")
-    await ask(url, "UPDATE rb_garbage SET removed_at = 0")
+    await ask(url, "UPDATE rb_past SET removed_at = 0")
     await ask(url, "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL")
     async with apart(url, place, **roles.PATIENT) as buffer:
         left = await take_all(buffer)
@@ -248,7 +248,7 @@ def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figu
     put, took, seen = (numbers(ledger, kind) for kind in ("put", "took", "seen"))
     figures.compare(1, put, took)
     [refused] = entries(ledger, "refused")
-    assert refused.startswith("DiskFullError" if what == "full" else "PayloadStoreError"), refused
+    assert refused.startswith("StorageError" if what == "full" else "PayloadStoreError"), refused
     assert sorted(seen) == [number for number in sorted(put) if number < 1000]
     assert sorted(took) == sorted(put)
     assert entries(ledger, "failed") == ["0"]

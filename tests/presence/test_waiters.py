@@ -94,11 +94,12 @@ async def test_errors_and_why_have_the_reason(shared_url: str) -> None:
         assert (await buffer.why({TASK: 3})).reason == Reason.READY
         assert (await buffer.why({TASK: 3}, where={"reward": {"$lt": 0}})).reason == Reason.NO_MATCH
         with pytest.raises(
-            NotReadyError, match=r"^after 0.1 s: Nothing is ready for code .*; task code: 0 of 1 "
+            NotReadyError,
+            match=r"^after 0.1 s: Nothing is ready for code .*; task code: 0 completed groups there, 1 needed ",
         ) as none:
             await buffer.take_batch({"code": 1}, timeout=0.1)
         assert none.value.diagnosis.reason == Reason.NO_SUCH_TASK
         with pytest.raises(FullError, match=r"^after 0.1 s: No room for math: .* the capacity is 3; .*") as full:
             await buffer.put(group(4), TASK, timeout=0.1)
-        assert full.value.diagnosis.reason == Reason.PRODUCERS_HELD_BACK
+        assert full.value.diagnosis.reason == Reason.HELD_BACK
         assert await buffer.count(TASK, "completed") == 3

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer, Status
-from replaybuf.errors import InputError, ProduceError, PromptsExhaustedError
+from replaybuf.errors import InputError, ProduceError
 from replaybuf.produce import ProduceSummary, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
 from tests.produce.laws import assert_accounted, ids, items_of, leased, produce, take
 from tests.produce.scripted import Script, ScriptedLoop, Told, forever, prompts
+from tests.reasons import because
 from tests.stores import TASK, build, group
 
 
@@ -155,7 +156,7 @@ async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: Repla
 
 async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer) -> None:
     message = r"3 of 4 completed groups, and no prompt is left in the dataset$"
-    with pytest.raises(PromptsExhaustedError, match=message) as end:
+    with pytest.raises(ProduceError, match=message, check=because("exhausted")) as end:
         await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler_of(buffer, 3), 4)
     assert await buffer.count(TASK, Status.COMPLETED) == 3
     summary = end.value.summary

@@ -12,7 +12,7 @@ import pytest
 
 import replaybuf.integrations.reverb as reverb
 from replaybuf import ConfigError, FencedError, FullError, NotReadyError
-from replaybuf.errors import EncodeError, InputError
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.sync import run
 
 
@@ -70,7 +70,7 @@ def test_an_insert_into_several_tables_waits_until_all_have_room(url: str) -> No
 
 def test_an_item_that_cannot_be_stored_is_in_no_table(url: str) -> None:
     with reverb.Client(url, [table("a"), table("b")]) as client:
-        with pytest.raises(EncodeError):
+        with pytest.raises(RolloutError):
             client.insert(object(), {"a": 1.0, "b": 1.0})
         assert sizes(client) == {"a": 0, "b": 0}
 

@@ -154,7 +154,7 @@ async def test_a_sample_waits_for_as_many_as_it_needs(url: str) -> None:
     assert SAMPLE_TIMEOUT == 600
     async with table(url, rate_limiter=MinSize(2)) as replay:
         await replay.insert(0)
-        with pytest.raises(NotReadyError, match="task replay: 1 of 2 completed groups, but min_size is 2"):
+        with pytest.raises(NotReadyError, match="task replay: 1 completed group there, 2 needed, but min_size is 2"):
             await replay.sample(2, timeout=0.01)
         sampling = asyncio.create_task(data_of(replay, 5, at_least=3, timeout=SOON))
         for number in (1, 2):
@@ -218,9 +218,12 @@ async def test_a_table_goes_back_to_its_checkpoint(shared_url: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": ""}, "name is empty"),
     "max_size": ({"max_size": 0}, "table replay: max_size must be a whole number of at least 1"),
-    "sampler of Reverb": ({"sampler": object()}, r"sampler must be one of replaybuf\.reverb\.selectors"),
-    "remover by name": ({"remover": "fifo"}, r"remover must be one of replaybuf\.reverb\.selectors"),
-    "limiter": ({"rate_limiter": Fifo()}, r"rate_limiter must be one of replaybuf\.reverb\.rate_limiters"),
+    "sampler of Reverb": ({"sampler": object()}, r"sampler must be one of replaybuf\.integrations\.reverb\.selectors"),
+    "remover by name": ({"remover": "fifo"}, r"remover must be one of replaybuf\.integrations\.reverb\.selectors"),
+    "limiter": (
+        {"rate_limiter": Fifo()},
+        r"rate_limiter must be one of replaybuf\.integrations\.reverb\.rate_limiters",
+    ),
     "extensions": ({"extensions": [object()]}, "extensions"),
     "signature": ({"signature": {"a": 1}}, "signature"),
     "times": ({"max_times_sampled": 1.5}, "max_times_sampled must be a whole number"),

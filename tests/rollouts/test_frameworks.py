@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.errors import EncodeError
+from replaybuf.errors import RolloutError
 from tests.frameworks import (
     GenerationResult,
     Sample,
@@ -92,7 +92,7 @@ async def test_a_reader_without_the_class_sets_that_group_aside_and_no_other(sha
 async def test_what_the_config_does_not_name_is_refused_with_the_line_that_would_do() -> None:
     async with config("memory://", Sample).build() as buffer:
         for value, name in ((SampleParams(), "SampleParams"), (XtunerStatus.INIT, "XtunerStatus")):
-            with pytest.raises(EncodeError, match=rf"rollouts\[0\]\.metadata\['a'\]\[1\]: .*types=\[{name}\]"):
+            with pytest.raises(RolloutError, match=rf"rollouts\[0\]\.metadata\['a'\]\[1\]: .*types=\[{name}\]"):
                 await buffer.put([Sample(metadata={"a": [1, value]})], "t")
         assert len(buffer) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,13 +20,16 @@ from tests.rules.diagnosed import (
     FOR_TRAINER,
     FULL,
     GREAT,
+    HEALTHY,
     KILLED,
     LIVE,
     NOW,
+    STEADY,
     C,
     tallies,
     wait,
     why,
+    worker,
 )
 
 
@@ -41,15 +45,53 @@ def test_every_reason_is_met() -> None:
     assert {reason for _, reason, _ in CASES.values()} == set(Reason)
 
 
-def test_other_causes_follow_as_facts() -> None:
+def test_other_causes_follow_as_one_fact() -> None:
     """Behind what expired are producers that were killed, and who took the last groups."""
     counts = tallies(expired=64, completed_put=80, completed_expired=64, completed_leased=16)
     found = why(wait(), counts, workers=[KILLED], last_take=Taking("trainer-2", NOW - 7, 16))
     assert found.reason == Reason.EXPIRED
     line, silent, last = found.facts
-    assert line.text == "task math: 0 of 64 completed groups (64 expired, 16 leased)"
-    assert (silent.reason, "no producer is left" in silent.text) == (Reason.PRODUCERS_SILENT, True)
-    assert last.text == "last drawn: 16 groups by trainer-2, 7s ago"
+    assert line.text == "task math: 0 completed groups there, 64 needed (64 expired, 16 leased)"
+    assert (silent.reason, "no producer is left" in silent.text) == (Reason.ABSENT, True)
+    assert last.text == "last drawn: 16 groups by trainer-2 at 20:43:03 UTC"
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_groups_that_arrive_come_first_in_a_healthy_run(case: str) -> None:
+    """One a second comes, and 7 of 60 are missing: what else there is follows."""
+    counts, more = HEALTHY[case]
+    found = why(wait(60), tallies(completed=53, completed_put=48) | counts, **STEADY | more)
+    assert found.reason == Reason.SLOW
+    assert re.search(r"\(53 of 60\): 3,\d+ groups an hour arrive, so the missing 7 take about \ds\.", found.sentence)
+    assert len([fact for fact in found.facts if fact.reason]) == 1
+
+
+@pytest.mark.parametrize(("count", "reason"), [(60, Reason.SLOW), (100, Reason.UNFIT)])
+def test_what_is_generated_counts_as_it_was_before(count: int, reason: Reason) -> None:
+    """Of 24 in flight a third will pass the filter: 8, no more."""
+    counts = tallies(completed=53, completed_put=50, filtered_put=100, init_leased=24)
+    assert why(wait(count), counts, workers=[LIVE]).reason == reason
+
+
+def test_a_wait_that_can_never_end_is_final() -> None:
+    """Since a dataset has ended; not while enough is in flight, or while another task lacks more."""
+    ended = {"workers": [LIVE], "datasets": {"math": 50}}
+    assert why(wait(10), FEW, **ended).final
+    assert not why(wait(10), FEW | tallies(init_leased=3), **ended).final
+
+
+@pytest.mark.parametrize("seconds", [2, 13, 22, 45, 59])
+def test_one_situation_has_one_sentence(seconds: float) -> None:
+    """Whenever its idle workers gave their last sign of life."""
+    about = Circumstances(NOW, FEW, workers=[worker(seen=seconds)], last_put={("math", C): NOW - 100})
+    sentence = "gen-1 is alive, the last group was put at 20:41:30 UTC, and 56 more are needed. Wait, ask for fewer"
+    assert sentence in diagnose(wait(), about).sentence
+    assert about.workers[0].state(NOW) == "alive"
+
+
+def test_a_moment_of_another_day_has_its_date() -> None:
+    found = why(wait(), FEW, workers=[worker(seen=3 * 86_400)])
+    assert "gen-1 went silent: last seen at 2025-11-19 20:43 UTC" in found.sentence
 
 
 def test_of_several_tasks_the_one_that_comes_last_by_itself_is_named() -> None:
@@ -71,8 +113,8 @@ def test_the_numbers_of_each_task_are_facts() -> None:
     counts = tallies(completed=12, expired=3, failed=1, completed_leased=4, archived=9)
     found = why(wait(64, GREAT), counts, matches={"math": 2}, limits=Limits(min_size=16))
     assert found.facts[0].text == (
-        "task math: 2 of 64 completed groups (12 completed before the where, 1 failed, 3 expired, 4 leased), "
-        "but min_size is 16"
+        "task math: 2 completed groups there, 64 needed (12 completed before the where, 1 failed, 3 expired, "
+        "4 leased), but min_size is 16"
     )
 
 
@@ -97,7 +139,7 @@ def test_names_that_differ_in_white_space_look_different(name: str, shown: str) 
     found = diagnose(Wait({name: 3}), Circumstances(NOW, tallies("other", completed_put=1)))
     assert found.sentence.startswith(f"Nothing is ready for {shown} (0 of 3)")
     assert found.facts[0].text == (
-        f"task {shown}: 0 of 3 completed groups (nothing was ever put there; there is the task other)"
+        f"task {shown}: 0 completed groups there, 3 needed (nothing was ever put there; there is the task other)"
     )
     there = diagnose(Wait({"other": 3}), Circumstances(NOW, tallies(name, completed_put=1)))
     assert f"there is the task {shown}." in there.sentence
@@ -156,28 +198,32 @@ def test_counts_before_are_those_of_each_lane() -> None:
 
 @pytest.mark.parametrize(
     ("quiet", "workers", "rate"),
-    [(0, [LIVE], 0.5), (5, [LIVE], 0.5), (6, [LIVE], 0), (150, [LIVE], 0), (0, [KILLED], 0)],
-    ids=["now", "for less than three pauses", "for longer", "after a burst", "no producer is left"],
+    [(0, [LIVE], 0.5), (30, [LIVE], 0.5), (31, [LIVE], 0), (150, [LIVE], 0), (0, [KILLED], 0)],
+    ids=["now", "for less than a pause", "for longer", "after a burst", "no producer is left"],
 )
 def test_groups_that_have_stopped_to_come_have_no_rate(quiet: float, workers: list[Worker], rate: float) -> None:
     counts, recent = tallies(completed_put=150), Before(NOW - 300, {})
-    about = Circumstances(NOW, counts, workers=workers, recent=recent, last_put={"math": NOW - quiet})
+    about = Circumstances(NOW, counts, workers=workers, recent=recent, last_put={("math", C): NOW - quiet})
     assert about.rate("math", C) == rate
 
 
-def test_a_few_groups_make_no_rate() -> None:
+def test_a_dataset_that_has_ended_is_why_its_producers_have() -> None:
+    found = why(wait(), FEW, workers=[KILLED], waits=[FOR_TRAINER], datasets={"math": 50})
+    assert [found.reason, *(fact.reason for fact in found.facts if fact.reason)] == [Reason.FINISHED, Reason.ABSENT]
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(5, 400), (60, 4)], ids=["a spurt", "a few"])
+def test_a_spurt_or_a_few_groups_make_no_rate(seconds: float, count: int) -> None:
     """They may have come at once, before their producer was killed."""
-    about = Circumstances(NOW, tallies(completed_put=4), workers=[LIVE], recent=Before(NOW - 60, {}))
+    about = Circumstances(NOW, tallies(completed_put=count), workers=[LIVE], recent=Before(NOW - seconds, {}))
     assert about.rate("math", C) == 0
 
 
-def test_nothing_that_follows_contradicts_the_reason() -> None:
-    """That groups come is no cause to remove; and a dataset's end is why its producers have ended."""
-    counts, steady = tallies(completed_leased=80, completed_put=80), Before(NOW - 80, {})
-    found = why(wait(80), counts, workers=[LIVE], recent=steady, last_put={"math": NOW})
-    assert (found.reason, [fact.reason for fact in found.facts if fact.reason]) == (Reason.LEASED, [])
-    found = why(wait(), FEW, workers=[KILLED], waits=[FOR_TRAINER], datasets={"math": 50})
-    assert (found.reason, [fact.reason for fact in found.facts if fact.reason]) == (Reason.END_OF_DATASET, [])
+def test_a_slow_flow_has_the_rate_of_an_hour() -> None:
+    about = Circumstances(
+        NOW, FEW, workers=[LIVE], before=Before(NOW - 3600, {}), recent=Before(NOW - 300, {("math", C): 46})
+    )
+    assert about.rate("math", C) == 48 / 3600
 
 
 def test_of_hundreds_of_tasks_few_are_named() -> None:
@@ -192,8 +238,8 @@ def test_what_the_consumer_lacks_is_said_with_all_that_is_known() -> None:
     """The producer that has put is one, though it waits."""
     waits = [FOR_ROOM, Wait({"math": 8, "code": 8}, worker="trainer-1")]
     found = why(FOR_ROOM, FULL | tallies("code", completed=3), limits=BLOCK, workers=[LIVE], waits=waits)
-    assert [fact.reason for fact in found.facts] == [Reason.PRODUCERS_HELD_BACK]
-    assert "gen-1 waits since 1.0m for room" in found.facts[0].text
+    assert [fact.reason for fact in found.facts] == [Reason.DEADLOCK]
+    assert "gen-1 waits for room since 20:42:10 UTC" in found.facts[0].text
 
 
 @pytest.mark.parametrize(
@@ -210,5 +256,5 @@ def test_what_the_consumer_lacks_is_said_with_all_that_is_known() -> None:
 def test_what_comes_an_hour_is_unknown_where_it_was_not_noted(
     before: Before | None, last_put: float, hourly: float | None
 ) -> None:
-    about = Circumstances(NOW, tallies(completed_put=4), before=before, last_put={"math": NOW - last_put})
+    about = Circumstances(NOW, tallies(completed_put=4), before=before, last_put={("math", C): NOW - last_put})
     assert about.hourly("math", C) == hourly

@@ -16,9 +16,11 @@ from replaybuf.buffer.waits import check_possible
 from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.causes import to_draw, to_put
+from replaybuf.rules.causes import DRAWS, Need, causes_of, to_put
+from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import UNIT, Clock, UniformPolicy, draw_keys, share
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED
@@ -267,7 +269,7 @@ def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
     assert limits.largest_batch == largest
     if largest is not None:
         check_possible(draw_of(largest), limits)
-        with pytest.raises(InputError, match=f"a batch of {largest + 1} groups of task math would wait for ever"):
+        with pytest.raises(InputError, match=f"a batch of {largest + 1} groups of task math would wait for ever: "):
             check_possible(draw_of(largest + 1), limits)
 
 
@@ -341,27 +343,27 @@ _OF_DRAWS = [
 
 def changed(limits: Limits, advice: str) -> Limits:
     """Follow an advice."""
-    error, ratio, number = limits.error_buffer, limits.samples_per_insert or 0, re.search(r"-?[\d.]+$", advice)
-    to = float(number[0]) if number else 0.0
-    options: dict[str, dict[str, Any]] = {
-        "raise samples_per_insert": {"samples_per_insert": 1.5 * ratio},
-        "lower samples_per_insert": {"samples_per_insert": ratio / 2},
-        "lower min_size": {"min_size": 0},
-        "raise the capacity": {"capacity": 2 * (limits.capacity or 0)},
-        "raise error_buffer": {"error_buffer": to or 40},
-        "lower the first number of error_buffer": {"error_buffer": (to, error[1]) if isinstance(error, tuple) else 0},
-        "raise the second number of error_buffer": {"error_buffer": (error[0], 400) if isinstance(error, tuple) else 0},
-    }
-    return replace(limits, **options[advice.partition(" to ")[0]])
+    if advice == "raise the capacity":
+        return replace(limits, capacity=2 * (limits.capacity or 0))
+    error, number = limits.error_buffer, re.search(r"error_buffer by ([\d.]+)$", advice)
+    by = float(number[1]) if number else 400.0
+    assert advice.partition(" by ")[0] == "widen error_buffer"
+    wider = (
+        (error[0] - by, error[1] + by)
+        if isinstance(error, tuple)
+        else (error or 2 * (limits.samples_per_insert or 0)) + by
+    )
+    return replace(limits, error_buffer=wider)
 
 
 @pytest.mark.parametrize(("limits", "level"), _OF_DRAWS)
-def test_what_is_said_of_a_draw_lets_more_be_drawn(limits: Limits, level: Level) -> None:
-    """And enough of them where it is a number."""
-    assert limits.drawable(level) < 24
-    for advice in to_draw(limits, level, 24):
-        assert changed(limits, advice).drawable(level) > limits.drawable(level), advice
-        assert " to " not in advice or changed(limits, advice).drawable(level) == 24
+def test_what_is_said_of_a_draw_lets_enough_be_drawn(limits: Limits, level: Level) -> None:
+    counts = {Tally.SIZE: level.completed, Tally.PUT: level.inserted, Tally.SAMPLED_AGAIN: level.sampled}
+    about = Circumstances(0, {("math", COMPLETED, name): n for name, n in counts.items()}, limits)
+    found = next(
+        one for one in causes_of(Need.of(Wait({"math": 24}), "math", about), DRAWS) if "put. " in one.sentence("")
+    )
+    assert changed(limits, found.advice.partition(" or ")[2]).drawable(level) == 24
 
 
 @pytest.mark.parametrize(
@@ -374,13 +376,4 @@ def test_what_is_said_of_a_draw_lets_more_be_drawn(limits: Limits, level: Level)
 )
 def test_what_is_said_of_a_put_lets_more_be_put(limits: Limits, level: Level) -> None:
     assert limits.insertable(level, Status.COMPLETED) == 0
-    for advice in to_put(limits, level):
-        assert (changed(limits, advice).insertable(level, Status.COMPLETED) or 0) > 0, advice
-
-
-def test_what_is_not_valid_or_does_not_help_is_not_said() -> None:
-    """Each group is drawn once, so samples_per_insert can't be 2; and while only min_size groups were put, it counts
-    from there."""
-    assert to_draw(*_OF_DRAWS[2], 24) == ["raise error_buffer to 26"]
-    assert to_draw(*_OF_DRAWS[3], 24) == ["raise error_buffer to 32"]
-    assert to_draw(Limits(min_size=8), Level(4, 4, 4), 2) == ["lower min_size"]
+    assert (changed(limits, to_put(limits, level)).insertable(level, Status.COMPLETED) or 0) > 0

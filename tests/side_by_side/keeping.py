@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import NotEmptyError
+from replaybuf.errors import SnapshotError
+from tests.reasons import because
 from tests.side_by_side.pair import Pair
 from tests.side_by_side.seen import without_payloads
 
@@ -54,7 +55,7 @@ class Keeping(Pair):
         for buffer, folder in zip((self.reference, self.other), folders, strict=True):
             self.runner.run(buffer.save(folder))
             filled = buffer.state_dict()["storage"]["groups"] or self.runner.run(buffer.checkpoints())
-            with pytest.raises(NotEmptyError) if filled else nullcontext():
+            with pytest.raises(SnapshotError, check=because("not empty")) if filled else nullcontext():
                 self.runner.run(buffer.resume(folder))
         self.begin_anew()
         for buffer, folder in zip((self.reference, self.other), reversed(folders) if crossed else folders, strict=True):

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
+import asyncpg
 from sqlalchemy import func, select
 
 from replaybuf import ReplayBuffer
+from replaybuf.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import checkpoint_group, garbage, payload
-from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, sweep_forgotten
-from replaybuf.storage.sql.statements.upkeep import sweep
-from replaybuf.storage.sql.tasks import transactions
+from replaybuf.storage.sql.schema.tables import past, payload
+from replaybuf.storage.sql.statements.matching import delete_groups
+from replaybuf.storage.sql.statements.past import pass_on, sweep
 from tests.cancellation.ways import take
 from tests.contract.checkpointing import state_of
-from tests.stores import TASK, build, fill, group, numbers_of, take_all
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 ALWAYS = 1e12
 
 
 async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
-    """Sweep all there is to sweep; how many payloads, unswept groups and rows of checkpoints are left."""
+    """Sweep all there is to sweep; how many payloads and past versions are left."""
     opened = buffer.storage
 
-    async def work() -> tuple[int, ...]:
-        while await opened.engine.write(lambda tx: sweep_forgotten(tx, 4, time.time()), fenced=False):
+    def work(tx: Transaction) -> tuple[int, ...]:
+        while pass_on(tx, 4) or sweep(tx, ALWAYS, 100):
             pass
-        while await opened.engine.write(lambda tx: sweep(tx, ALWAYS, 100), fenced=False):
-            pass
-        return await opened.engine.read(
-            lambda tx: tuple(
-                tx.execute(select(func.count()).select_from(table)).scalar_one()
-                for table in (payload, garbage, checkpoint_group)
-            )
-        )
+        return tuple(tx.execute(select(func.count()).select_from(table)).scalar_one() for table in (payload, past))
 
-    return await opened.thread.run(work)
+    return await opened.thread.run(lambda: opened.engine.write(work, fenced=False))
 
 
 async def test_payloads_stay_while_a_checkpoint_needs_them(shared_url: str) -> None:
@@ -50,9 +40,9 @@ async def test_payloads_stay_while_a_checkpoint_needs_them(shared_url: str) -> N
         await fill(buffer, 6)
         await buffer.checkpoint(1)
         await take_all(buffer)
-        assert await swept(buffer) == (6, 0, 6)
+        assert await swept(buffer) == (6, 6)
         await buffer.restore(1)
-        assert await swept(buffer) == (6, 0, 6)
+        assert await swept(buffer) == (6, 0)
         assert sorted(await take_all(buffer)) == list(range(6))
 
 
@@ -65,9 +55,9 @@ async def test_payloads_go_with_the_last_checkpoint_that_needs_them(shared_url: 
         await buffer.get(1, TASK)
         await swept(buffer)
         await buffer.drop_checkpoint(1)
-        assert await swept(buffer) == (3, 0, 3)
+        assert await swept(buffer) == (3, 1)
         await buffer.drop_checkpoint(2)
-        assert await swept(buffer) == (2, 0, 0)
+        assert await swept(buffer) == (2, 0)
 
 
 async def test_a_restore_leaves_nothing_behind(shared_url: str) -> None:
@@ -79,7 +69,7 @@ async def test_a_restore_leaves_nothing_behind(shared_url: str) -> None:
             await fill(buffer, 5, 100)
             await buffer.get(2, TASK)
             await buffer.restore(step)
-        assert await swept(buffer) == (3, 0, 3)
+        assert await swept(buffer) == (3, 0)
 
 
 async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str) -> None:
@@ -166,61 +156,54 @@ async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: st
                 assert state_of(buffer) == before
 
 
-class Copied:
-    """A checkpoint on PostgreSQL that is copied, and not committed before it is let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._copied, self._let_go = threading.Event(), threading.Event()
-        monkeypatch.setattr(transactions, "make_checkpoint", self._make)
-
-    def _make(self, tx: Transaction, *args: Any) -> Any:
-        made = make_checkpoint(tx, *args)
-        self._copied.set()
-        assert self._let_go.wait(10)
-        return made
-
-    @asynccontextmanager
-    async def being_made(self, buffer: ReplayBuffer) -> AsyncIterator[None]:
-        """Step 1, by another buffer than those in the block: its thread waits."""
-        task = asyncio.create_task(buffer.checkpoint(1))
-        assert await asyncio.to_thread(self._copied.wait, 10)
-        try:
-            async with asyncio.timeout(5):
-                yield
-        finally:
-            self._let_go.set()
-            await task
-
-
-async def test_nobody_waits_for_a_checkpoint_that_is_being_made(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not those who write alone, nor who undoes a draw, which is undone in it once it is there."""
-    copied = Copied(monkeypatch)
-    async with build(postgres_database) as buffer, build(postgres_database) as other:
+async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: str) -> None:
+    """It waits for those under way, and others wait for it no longer than that. (SQLite has one writer.)"""
+    async with build(postgres_database) as buffer, build(postgres_database) as other, build(postgres_database) as third:
         await fill(buffer, 4)
+        await third.count(TASK, "completed")
         before = state_of(buffer)
-        undo = await take(buffer, 2)
-        async with copied.being_made(other):
-            await undo()
-            assert state_of(buffer) == before
-            await buffer.refresh_staleness(task_stale_thresholds={TASK: 3}, current_train_step=4)
-            await buffer.put(group(9), TASK)
-        assert (await buffer.restore(1)).groups == 4
-        assert state_of(buffer) == before
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slow(tx: Transaction) -> int:
+            begun.set()
+            assert go_on.wait(10)
+            return delete_groups(tx, parse({"uid": 1}))
+
+        writing = asyncio.create_task(other.storage._write(slow))
+        assert await asyncio.to_thread(begun.wait, 10)
+        checkpoint = asyncio.create_task(buffer.checkpoint(1))
+        await until(lambda: _waits_for_a_lock(postgres_database))
+        put = asyncio.create_task(third.put(group(9), TASK))
+        await asyncio.sleep(0.05)
+        assert not checkpoint.done()
+        assert not put.done()
+        go_on.set()
+        async with asyncio.timeout(5):
+            await asyncio.gather(writing, checkpoint, put)
+        assert checkpoint.result().groups == 3
+        await buffer.restore(1)
+        assert sorted(await take_all(buffer)) == [1, 2, 3]
+        assert state_of(buffer) != before
 
 
-async def test_what_is_replaced_while_a_checkpoint_is_made_does_not_come_back_beside_it(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a restore that keeps new groups. On SQLite: tests/storage/test_checkpoints_in_pieces.py."""
-    copied = Copied(monkeypatch)
-    async with build(postgres_database) as buffer, build(postgres_database) as other:
-        uid = await buffer.put(group(1), TASK)
-        async with copied.being_made(other):
-            await buffer.put(group(2), TASK, replaces=[uid])
-        await buffer.restore(1, keep_new=True)
-        assert await take_all(buffer) == [2]
+async def _waits_for_a_lock(url: str) -> bool:
+    connection = await asyncpg.connect(url)
+    try:
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        return bool(await connection.fetchval(waiting))
+    finally:
+        await connection.close()
+
+
+async def test_a_checkpoint_takes_the_place_of_the_older_one_of_its_step(shared_url: str) -> None:
+    async with build(shared_url, keep_checkpoints=1) as buffer:
+        await fill(buffer, 2)
+        await buffer.checkpoint(1)
+        await fill(buffer, 8, 10)
+        made = await buffer.checkpoint(1)
+        assert (made.groups, await buffer.checkpoints()) == (10, [made])
+        await take_all(buffer)
+        assert await swept(buffer) == (10, 10)
 
 
 async def test_a_draw_of_before_a_restore_is_not_undone(shared_url: str) -> None:

@@ -16,7 +16,7 @@ from replaybuf.query import FIELDS
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import payload
-from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
+from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import StorageItem
@@ -126,15 +126,12 @@ async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_on
     assert (totals["replaced"], totals["set_aside"], totals["put"]) == (1, 0, 2)
 
 
-async def test_a_draw_of_very_many_groups_is_undone_in_a_checkpoint(shared_url: str) -> None:
+async def test_very_many_groups_are_kept_for_a_checkpoint(shared_url: str) -> None:
     """More than a statement may have parameters."""
     async with build(shared_url) as buffer:
         uid = await buffer.put(group(1), TASK)
         await buffer.checkpoint(1)
-        drawn = dict.fromkeys(range(uid, uid + 300_000), 7)
-        [made] = await buffer.checkpoints()
-        await buffer.storage._write(lambda tx: undo_draw(tx, Undone.now(tx, 0, drawn, {})))
-        assert await buffer.checkpoints() == [made]
+        await buffer.storage._write(lambda tx: keep(tx, range(uid, uid + 300_000)))
         await buffer.restore(1)
         assert numbers_of(await buffer.get(1, TASK)) == [1]
 
@@ -165,7 +162,7 @@ async def test_the_id_of_a_lane_that_is_gone_is_of_no_use(postgres_database: str
         for number in range(3):  # so that both puts and takes know the lane
             await buffer.put(group(number), TASK)
         assert len(await buffer.get(1, TASK)) == 1
-        execute(postgres_database, "TRUNCATE rb_lane, rb_group, rb_payload, rb_tally, rb_garbage RESTART IDENTITY")
+        execute(postgres_database, "TRUNCATE rb_lane, rb_group, rb_payload, rb_tally, rb_past RESTART IDENTITY")
         await other.put(group(10), "code")
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [4]

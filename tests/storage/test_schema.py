@@ -16,7 +16,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, make_url, text
 
-from replaybuf.errors import NotADatabaseError, SchemaError
+from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -28,6 +28,7 @@ from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE
 from tests.faults.processes import barrier, end, start
 from tests.faults.schemas import open_together
+from tests.reasons import because
 from tests.stores import build
 from tests.stores import group as new_group
 
@@ -207,9 +208,11 @@ async def test_what_somebody_else_has_named_like_our_views_stays(
     await run(old, lambda connection: connection.execute(text("DROP VIEW events")))
     for url in two_urls:
         await run(url, lambda connection: connection.execute(text(f"CREATE {kind} events AS SELECT 1 AS mine")))
-    with pytest.raises(SchemaError, match=r"named events that are not replaybuf's.*nothing was changed"):
+    with pytest.raises(
+        StorageError, match=r"named events that are not replaybuf's.*nothing was changed", check=because("schema")
+    ):
         await run(old, upgrade)
-    with pytest.raises(NotADatabaseError, match="named events that are not replaybuf's"):
+    with pytest.raises(StorageError, match="named events that are not replaybuf's", check=because("not a database")):
         await run(new, create)
     for url in two_urls:
         assert await run(url, lambda connection: connection.execute(text("SELECT mine FROM events")).scalar()) == 1
@@ -234,7 +237,7 @@ async def test_an_older_schema_is_refused(two_urls: tuple[str, str], monkeypatch
     await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'")))
     monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
     buffer = build(url)
-    with pytest.raises(SchemaError, match=r"revision 0000.*replaybuf db upgrade"):
+    with pytest.raises(StorageError, match=r"revision 0000.*replaybuf db upgrade", check=because("schema")):
         await buffer.put(new_group(1), "math")
     await buffer.close()
 
@@ -244,7 +247,7 @@ async def test_a_newer_schema_is_refused(two_urls: tuple[str, str]) -> None:
     await run(url, create)
     await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'")))
     buffer = build(url)
-    with pytest.raises(SchemaError, match=r"0999.*newer version; upgrade replaybuf here"):
+    with pytest.raises(StorageError, match=r"0999.*newer version; upgrade replaybuf here", check=because("schema")):
         await buffer.put(new_group(1), "math")
     await buffer.close()
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
-from replaybuf.errors import TooLargeError
+from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
 from replaybuf.storage.sql.engine.dialect import RowLimit
+from tests.reasons import because
 from tests.stores import TASK, build, group, take_all
 
 LIMIT = 200_000
@@ -45,8 +46,8 @@ async def test_a_group_that_is_too_large_fails_alone(shared_url: str, monkeypatc
     async with build(shared_url) as buffer:
         puts = [large(number) if number % 3 == 1 else group(number) for number in range(9)]
         ends = await asyncio.gather(*(buffer.put(one, TASK) for one in puts), return_exceptions=True)
-        assert [isinstance(end, TooLargeError) for end in ends] == [number % 3 == 1 for number in range(9)]
-        with pytest.raises(TooLargeError, match=REFUSED):
+        assert [getattr(end, "reason", "") == "too large" for end in ends] == [number % 3 == 1 for number in range(9)]
+        with pytest.raises(StorageError, match=REFUSED, check=because("too large")):
             await buffer.put(large(1), TASK)
         assert await buffer.put(group(9, text="x" * (LIMIT * 9 // 10)), TASK)
         assert await take_all(buffer) == [0, 2, 3, 5, 6, 8, 9]
@@ -60,7 +61,7 @@ async def test_a_result_that_is_too_large_leaves_what_it_was_made_from(
         await buffer.put(group(0), TASK)
         lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
         for finish in (lease.finish, lease.save):
-            with pytest.raises(TooLargeError, match=REFUSED):
+            with pytest.raises(StorageError, match=REFUSED, check=because("too large")):
                 await finish(large(1), TASK, replaces=lease.open)
         assert await lease.give_back() == 1
         assert await take_all(buffer) == [0]
@@ -72,7 +73,7 @@ async def test_prompts_that_are_too_large_are_not_claimed(shared_url: str, monke
     async with build(shared_url) as buffer:
         prompt = RolloutState(message=[{"role": "user", "content": "x" * 2 * LIMIT}], status=Status.INIT)
         prompts = PromptLedger(buffer, [prompt], TASK)
-        with pytest.raises(TooLargeError, match=REFUSED):
+        with pytest.raises(StorageError, match=REFUSED, check=because("too large")):
             await prompts.draw()
         assert (await buffer.cursors.read(prompts.name)).version == 0
 
@@ -96,9 +97,11 @@ async def test_copies_of_what_is_too_large_elsewhere_are_refused(
         await buffer.count_where({})
         # (A limit of SQLite holds for connections that are opened from now on, also for reading the snapshot.)
         monkeypatch.setattr(buffer.storage.engine.dialect.__class__, "row_limit", _lowered)
-        with pytest.raises(TooLargeError, match=r"group 2 takes 40\d kB"):
+        with pytest.raises(StorageError, match=r"group 2 takes 40\d kB", check=because("too large")):
             await buffer.resume(tmp_path / "copy")
-        with pytest.raises(TooLargeError, match=r"task math: the group of \d rollouts takes 40\d kB"):
+        with pytest.raises(
+            StorageError, match=r"task math: the group of \d rollouts takes 40\d kB", check=because("too large")
+        ):
             await asyncio.to_thread(buffer.load_state_dict, state)
         assert len(buffer) == 0
 
@@ -112,9 +115,13 @@ async def test_whatever_else_is_too_large_is_refused_too(shared_url: str, monkey
     lower(monkeypatch)
     async with build(shared_url) as buffer:
         await buffer.put(group(0), TASK)
-        with pytest.raises(TooLargeError, match=REFUSED):
+        with pytest.raises(StorageError, match=REFUSED, check=because("too large")):
             await buffer.put(group(1), TASK, tags={"a": "x" * 2 * LIMIT})
-        with pytest.raises(TooLargeError, match=r"what was to be stored takes 400 kB|larger than SQLite's limit"):
+        with pytest.raises(
+            StorageError,
+            match=r"what was to be stored takes 400 kB|larger than SQLite's limit",
+            check=because("too large"),
+        ):
             await buffer.update({}, tags={"a": "x" * 2 * LIMIT})
         assert await take_all(buffer) == [0]
 
@@ -123,5 +130,7 @@ def test_texts_count_by_their_bytes() -> None:
     limit = RowLimit(100, "a limit")
     limit.check("a row", ["é" * 50, None, 7])
     for values in (["é" * 51], ["x" * 60, b"x" * 41], [b"x" * 101]):
-        with pytest.raises(TooLargeError, match=r"a row takes 10\d B \(10\d bytes\).*100 bytes \(a limit\)"):
+        with pytest.raises(
+            StorageError, match=r"a row takes 10\d B \(10\d bytes\).*100 bytes \(a limit\)", check=because("too large")
+        ):
             limit.check("a row", values)

@@ -53,7 +53,7 @@ def test_a_job_in_lockstep_goes_on_after_a_rank_was_killed(
     survivor, victim = ranks.start("together", 1, 16)
     victim.end(-9)
     _, said = survivor.end(1)
-    assert "by peer" in said or "RankError" in said  # torch's error in the rank's own collective, or ours
+    assert "by peer" in said or "ReplayBufError" in said  # torch's error in the rank's own collective, or ours
     assert len(acknowledged(tmp_path)) == 4
     for rank in ranks.start("together", -1, 16):
         rank.end()
@@ -150,9 +150,10 @@ def test_ranks_pass_the_train_step_on(shared_config: ReplayBufferConfig, ranks: 
 def test_an_error_of_the_source_reaches_all_ranks(ranks: Ranks) -> None:
     own, other = (rank.end()[0] for rank in ranks.start("starved", 0))
     assert own.startswith("NotReadyError the trainer waited for 0.2 s: Nothing is ready for math (0 of 2): ")
-    assert "task math: 0 of 2 completed groups" in own
+    assert "task math: 0 completed groups there, 2 needed" in own
     assert other.startswith(
-        "RankError rank 0, the source of the batches, has no next step: NotReadyError: the trainer waited for 0.2 s"
+        "ReplayBufError rank 0, the source of the batches, has no next step: NotReadyError: "
+        "the trainer waited for 0.2 s"
     )
 
 
@@ -160,7 +161,7 @@ def test_an_error_of_one_rank_in_lockstep_reaches_all(config: ReplayBufferConfig
     put(config, 2)
     other, own = (rank.end()[0] for rank in ranks.start("starved_together", 1))
     assert own.startswith("NotReadyError the trainer waited for 0.2 s")
-    assert other.startswith("RankError other ranks have no next step: rank 1: NotReadyError: ")
+    assert other.startswith("ReplayBufError other ranks have no next step: rank 1: NotReadyError: ")
     assert totals(config)[Tally.SIZE] == 2
 
 
@@ -186,39 +187,39 @@ def test_a_dead_source_ends_the_wait_for_it(ranks: Ranks) -> None:
     source, other = ranks.start("dead_source", 0)
     source.end(-9)
     said = other.end()[0]
-    assert said.startswith("RankError rank 1 of 2 waited ")
+    assert said.startswith("ReplayBufError rank 1 of 2 waited ")
     assert "s for the next step of rank 0, the source of its batches" in said
 
 
 def test_a_source_that_is_late_ends_the_wait_for_it(ranks: Ranks) -> None:
     _, other = ranks.start("late_source", 0)
     said = other.end()[0]
-    assert re.match(r"RankError rank 1 of 2 waited \d+\.\d s for the next step of rank 0", said)
+    assert re.match(r"ReplayBufError rank 1 of 2 waited \d+\.\d s for the next step of rank 0", said)
 
 
 def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks(config: ReplayBufferConfig, ranks: Ranks) -> None:
     put(config, 2)
     own, other = (rank.end()[0] for rank in ranks.start("unsendable", 0))
     assert "pickle" in own
-    assert other.startswith("RankError rank 0, the source of the batches, has no next step: ")
+    assert other.startswith("ReplayBufError rank 0, the source of the batches, has no next step: ")
 
 
 def test_parts_are_as_many_as_ranks(config: ReplayBufferConfig, ranks: Ranks) -> None:
     put(config, 4)
     own, other = (rank.end()[0] for rank in ranks.start("odd_parts", 0))
     assert own == "InputError split_steps needs batches that are lists of 2 parts, one for each rank\n"
-    assert "RankError rank 0, the source of the batches, has no next step: InputError" in other
+    assert "ReplayBufError rank 0, the source of the batches, has no next step: InputError" in other
 
 
 def test_ranks_settle_a_step_alike(config: ReplayBufferConfig, ranks: Ranks) -> None:
     """Or it isn't settled; and an error of one store is known to all."""
     put(config, 4)
     first, second = (rank.end()[0].splitlines() for rank in ranks.start("differently"))
-    unlike = "RankError the ranks do different things, and nothing was changed: "
+    unlike = "ReplayBufError the ranks do different things, and nothing was changed: "
     assert first[0] == second[0] == unlike + "rank 0: give back; rank 1: acknowledge"
     assert second[1] == "ReplayBufError the store says no"
     assert first[1].startswith(
-        "RankError other ranks could not acknowledge the step: rank 1: ReplayBufError: the store"
+        "ReplayBufError other ranks could not acknowledge the step: rank 1: ReplayBufError: the store"
     )
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status, load_into
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, EncodeError
+from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field
 from tests.stores import until
@@ -126,11 +126,11 @@ async def test_an_object_that_can_not_be_had_fails_its_put_alone(ray: FakeRay, u
     async with build(url, free_object_refs=True) as buffer:
         puts = [buffer.put([sample], "math") for sample in samples]
         done = await asyncio.gather(*puts, return_exceptions=True)
-        assert [isinstance(one, EncodeError) for one in done] == [False, True, False]
+        assert [isinstance(one, RolloutError) for one in done] == [False, True, False]
         place = (
             r"rollouts\[0\]\.pixels\['a'\]\[1\]: the object of .* can't be fetched: its owner, the process that made"
         )
-        with pytest.raises(EncodeError, match=place):
+        with pytest.raises(RolloutError, match=place):
             raise done[1]  # type: ignore[misc]
         assert len(buffer) == 2
     assert samples[0].pixels == [None]
@@ -141,7 +141,7 @@ async def test_the_wait_for_objects_is_bounded(ray: FakeRay) -> None:
     ray.ready.clear()
     async with build("memory://", object_ref_timeout=0.05) as buffer:
         with pytest.raises(
-            EncodeError,
+            RolloutError,
             match=r"rollouts\[0\]\.pixels: the object of .* can't be fetched: it was not there after 0\.05 s",
         ):
             await buffer.put([Sample(pixels=ray.put(b"x"))], "math")
@@ -203,12 +203,12 @@ async def test_without_ray_a_group_is_set_aside_until_it_is_there(ray: FakeRay, 
 def test_what_an_object_holds_is_refused_with_its_place(ray: FakeRay) -> None:
     codec = Codec(RolloutType(dict))
     with pytest.raises(
-        EncodeError, match=r"\['a'\] \(the object of an ObjectRef\)\[1\]: a value of type object can't be"
+        RolloutError, match=r"\['a'\] \(the object of an ObjectRef\)\[1\]: a value of type object can't be"
     ):
         codec.encode([{"a": ray.put([1, object()])}])
     ray.running = False
     with pytest.raises(
-        EncodeError, match=r"rollouts\[0\]\['a'\]: .* can't be fetched: Ray isn't running in this process"
+        RolloutError, match=r"rollouts\[0\]\['a'\]: .* can't be fetched: Ray isn't running in this process"
     ):
         codec.encode([{"a": ray.put(1)}])
 

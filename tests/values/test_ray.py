@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
-from replaybuf.errors import EncodeError
+from replaybuf.errors import RolloutError
 from tests.stores import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -107,7 +107,7 @@ async def test_an_object_that_can_not_be_had_says_why(ray: Any, url: str) -> Non
     async with build(url, object_ref_timeout=2) as buffer:
         await buffer.put(group(ray.put(1)), "math")
         for ref, why in cases:
-            with pytest.raises(EncodeError, match=r"rollouts\[0\]\['value'\]\[1\]\['a'\]: the object of .*: " + why):
+            with pytest.raises(RolloutError, match=r"rollouts\[0\]\['value'\]\[1\]\['a'\]: the object of .*: " + why):
                 await buffer.put(group([ray.put(2), {"a": ref}]), "math")
         assert len(buffer) == 1
     ray.cancel(slow, force=True)

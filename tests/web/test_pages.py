@@ -58,7 +58,7 @@ def test_prometheus_gets_metrics(page: Client) -> None:
 def test_overview_says_who_waits_and_why(page: Client) -> None:
     text = read(page, "/")
     assert "<strong>trainer:1</strong> waits for groups (640 of math)" in text
-    assert re.search(r"\b65 of 640 completed", text)
+    assert re.search(r"\b65 completed groups there, 640 needed", text)
 
 
 def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
@@ -121,6 +121,17 @@ def test_a_run_that_is_over_has_no_rates_on_the_page_or_in_watch(url: str) -> No
     assert rate(client_of(url)) == 0
     [seen] = open_reader(url).read(lambda tx: read_dashboard(tx, None))
     assert rate_of(seen.readings, "math", ("put",)) == 0
+
+
+def test_after_the_end_of_a_run_its_rates_have_no_slope(url: str) -> None:
+    """They are those of its last minute until it ended, and 0 ever since."""
+    asyncio.run(run_of(url, 3, 90))
+    move_back(url, 300)
+    found = re.search(r'<polyline class="line s0" points="([^"]*)"', read(client_of(url), "/"))
+    assert found is not None
+    *_, (began, rate), (ended, last) = (map(float, point.split(",")) for point in found[1].split())
+    assert (rate, last) == (160, 160)
+    assert ended - began > 300
 
 
 def test_a_run_without_a_sign_of_life_is_not_live(url: str) -> None:
@@ -338,14 +349,16 @@ def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_step_that_stands_out_is_marked_in_plot_and_table_with_what_trace_says(dipped: Client) -> None:
-    [judged] = dipped.data("steps")["judged"]
+    """No worker is below the others all along."""
+    judged = dipped.data("steps")["judged"]
+    [(step, restores, text)] = judged["fell"]
+    assert (step, restores, judged["workers"]) == (8, 0, [])
+    assert text.startswith("gen-2 made 4 of the 12 groups, of mean reward 0.100")
     [traced] = dipped.data("step", step=8)["runs"]
-    told = {"verdict": traced["verdict"], "workers": ["gen-2"], "fell": False}
-    assert judged == {"step": 8, "restores": 0, **told}
-    assert judged["verdict"].startswith("gen-2 made 4 of the 12 groups, of mean reward 0.100")
-    text = dipped.get("/steps").text
-    assert text.count('class="mark"') == 1
-    assert re.search(r'class="number bad" title="gen-2 made 4 of', text)
+    assert traced["verdict"] == text
+    page = dipped.get("/steps").text
+    assert page.count('class="mark"') == 1
+    assert re.search(r'class="number bad" title="gen-2 made 4 of', page)
 
 
 @pytest.fixture(scope="session")
@@ -374,10 +387,11 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Client:
 
 def test_a_worker_that_is_bad_in_many_steps_hides_no_step_in_which_the_others_are_worse(troubled: Client) -> None:
     text = html.unescape(troubled.get("/steps").text)
-    assert re.search(r">gen-2</a> stands out in 20 steps since 6<", text)
+    assert re.search(r">gen-2</a>\s+is below the others all along: 2\d\d groups of mean reward 0\.", text)
     [sentence] = re.findall(r"<strong>([^<]*)</strong>", text.partition("<table")[0].partition('class="events"')[2])
-    assert "the groups of others are lower than before, too: task math" in sentence
-    assert text.count(">step 15</a>: ") == 1
+    assert "task math (mean reward 0.56" in sentence
+    assert text.count(">step 15</a>") == 1
+    assert text.count('class="number bad"') == 1
     assert re.search(r'<td class="number">-0\.0\d\d</td>', text)
     assert "a task with the 10 steps before" in text
 
@@ -454,7 +468,7 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
 
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dipped: Client) -> None:
     made = dipped.data("workers")["made"]
-    assert (made[0]["name"], len(made[0]["steps"]), made[0]["worse"]) == ("gen-2", 12, 1)
+    assert (made[0]["name"], len(made[0]["steps"]), made[0]["worse"]) == ("gen-2", 12, 0)
     text = html.unescape(dipped.get("/workers").text)
     assert 'href="/worker?worker=gen-2"' in text
     text = dipped.get("/worker?worker=gen-2").text

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from replaybuf.errors import (
     ConfigError,
     MissingDriverError,
-    MissingSnapshotError,
-    NotEmptyError,
+    SnapshotError,
 )
 from tests.frameworks import XtunerRollout, XtunerStatus
+from tests.reasons import because
 from tests.xtuner import stand_in
 
 COMPLETED, EXPIRED = XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
@@ -181,7 +181,8 @@ async def test_a_run_that_has_begun_resumes_only_into_an_empty_buffer(buffer: An
     await buffer.save(tmp_path)
     with pytest.raises(RuntimeError) as caught:
         await buffer.resume(tmp_path)
-    assert isinstance(caught.value, NotEmptyError)
+    assert isinstance(caught.value, SnapshotError)
+    assert caught.value.reason == "not empty"
     assert len(buffer) == 1
 
 
@@ -193,14 +194,14 @@ async def test_checkpoints_in_the_database_are_not_replaced(
     await first.save(tmp_path / "checkpoint")
     await first.buffer.checkpoint(1)
     again = build(shared_url)
-    with pytest.raises(NotEmptyError):
+    with pytest.raises(SnapshotError, check=because("not empty")):
         await again.resume(tmp_path / "checkpoint")
     assert len(again) == 1
 
 
 async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path) -> None:
     (tmp_path / "replay_buffer.pth").write_bytes(b"")
-    with pytest.raises(MissingSnapshotError, match="replaybuf import"):
+    with pytest.raises(SnapshotError, match="replaybuf import", check=because("missing")):
         await buffer.resume(tmp_path)
 
 

@@ -136,7 +136,7 @@ class ChunkBuffer:
         FragmentError and changes nothing. With "drop" the fragment is counted (`dropped`) and not stored. At a gap, the
         unfinished fragments before it are dropped instead, and the next chunk starts at this one.
 
-        Also raises InputError, EncodeError and StorageError; then nothing is stored.
+        Also raises InputError, RolloutError and StorageError; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
         known: _Known | None = self._known.pop(worker, None)

@@ -60,7 +60,7 @@ class Fragment:
             ),
         }[kind]
         text = f"fragment {index} of worker {worker!r} in session {session!r}{why}"
-        return FragmentError(text, kind=kind, worker=worker, index=index, session=session, expected=expected)
+        return FragmentError(text, reason=kind, worker=worker, index=index, session=session, expected=expected)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -377,7 +377,9 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
         ("rate_limiter", RateLimiter, "rate_limiters"),
     ):
         if not isinstance(arguments[argument], kind):
-            raise wrong(f"{argument} must be one of reverb.{module}, got {arguments[argument]!r}")
+            raise wrong(
+                f"{argument} must be one of replaybuf.integrations.reverb.{module}, got {arguments[argument]!r}"
+            )
     times = whole(arguments["max_times_sampled"])
     if times is None:
         raise wrong(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from replaybuf.checks import check_seconds
-from replaybuf.errors import InputError, RankError
+from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.integrations.torch.train_steps import Step
 from replaybuf.storage.values import StorageItem
 
@@ -25,7 +25,7 @@ class Link:
     """The ranks of a process group that has gloo for CPU tensors; None is the group of all ranks.
 
     All methods are collectives. `timeout` limits the wait of a rank for the others, in seconds. After a timeout, or the
-    death of a rank, RankError names the operation, and the group can't be used again.
+    death of a rank, ReplayBufError names the operation, and the group can't be used again.
     """
 
     def __init__(self, group: Any = None, timeout: float = 1800.0) -> None:
@@ -70,9 +70,10 @@ class Link:
             begin().wait(timedelta(seconds=self.timeout))
         except RuntimeError as error:  # raised by torch when a rank is late, dead, or has closed its connection
             waited = time.monotonic() - begun
-            raise RankError(
+            raise ReplayBufError(
                 f"rank {self.rank} of {self.size} waited {waited:.1f} s for {what}, and the ranks are no longer "
-                f"connected, or one of them is late: {error}"
+                f"connected, or one of them is late: {error}",
+                reason="ranks",
             ) from error
 
 
@@ -108,7 +109,7 @@ class RankStep:
     train_step: int | None = None
 
     def acknowledge(self, *, train_step: int | None = None) -> None:
-        """Report all groups as trained on, once all ranks do. Raises LeaseLostError and RankError.
+        """Report all groups as trained on, once all ranks do. Raises LeaseLostError and ReplayBufError.
 
         `train_step` is the step that was trained on them (default: that of this RankStep); it counts on the rank that
         has leased them.
@@ -117,13 +118,16 @@ class RankStep:
         self._together("acknowledge", lambda step: step.acknowledge(train_step=named))
 
     def give_back(self, *, failed: str | None = None) -> None:
-        """Give all groups back, to be drawn again. Raises RankError."""
+        """Give all groups back, to be drawn again. Raises ReplayBufError."""
         self._together("give back", lambda step: step.give_back(failed=failed))
 
     def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
         verbs = self._link.gather(verb, f"all ranks to {verb} the step")
         if len(set(verbs)) > 1:
-            raise RankError(f"the ranks do different things, and nothing was changed: {_numbered(map(_doing, verbs))}")
+            raise ReplayBufError(
+                f"the ranks do different things, and nothing was changed: {_numbered(map(_doing, verbs))}",
+                reason="ranks",
+            )
         failure = None
         try:
             if self._step is not None:
@@ -134,7 +138,7 @@ class RankStep:
         if failure is not None:
             raise failure
         if any(outcomes):
-            raise RankError(f"other ranks could not {verb} the step: {_numbered(outcomes)}")
+            raise ReplayBufError(f"other ranks could not {verb} the step: {_numbered(outcomes)}", reason="ranks")
 
     def __enter__(self) -> Self:
         return self
@@ -157,8 +161,8 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
     last groups, for which another one waits. (`split_steps` leases for all ranks together, with any number of workers.)
 
     All ranks' steps end with those of the first one; ranks that have a further step give it back. An error of one
-    rank's steps is raised there, and as RankError on the others. `timeout` limits a rank's wait for the others: make it
-    longer than the timeout of the GroupDataset and than a train step.
+    rank's steps is raised there, and as ReplayBufError on the others. `timeout` limits a rank's wait for the others:
+    make it longer than the timeout of the GroupDataset and than a train step.
     """
     link = Link(group, timeout)
     own = iter(steps)
@@ -175,13 +179,15 @@ def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 18
         if failure is not None:
             raise failure
         if any(isinstance(one, str) for one in messages):
-            raise RankError(f"the ranks do different things: {_numbered(map(_doing, messages))}")
+            raise ReplayBufError(f"the ranks do different things: {_numbered(map(_doing, messages))}", reason="ranks")
         if step is None:
             return
         if any(kind != _STEP for kind, _ in messages):
             step.give_back()
             if any(kind == _ERROR for kind, _ in messages):
-                raise RankError(f"other ranks have no next step: {_numbered(said for _, said in messages)}")
+                raise ReplayBufError(
+                    f"other ranks have no next step: {_numbered(said for _, said in messages)}", reason="ranks"
+                )
             return
         yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance, train_step=step.train_step)
 
@@ -192,8 +198,8 @@ def same_steps(
     """Yield the steps of the group's rank `source` on all its ranks: tensor- or pipeline-parallel ones.
 
     The source leases and broadcasts the batches; `steps` are None on the others. An error of the source's steps is
-    raised there, and as RankError on the others. `timeout` limits a rank's wait for the others: make it longer than the
-    timeout of the source's GroupDataset and than a train step.
+    raised there, and as ReplayBufError on the others. `timeout` limits a rank's wait for the others: make it longer
+    than the timeout of the source's GroupDataset and than a train step.
     """
     return _sent(steps, Link(group, timeout), source, split=False)
 
@@ -221,7 +227,9 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
         if failure is not None:
             raise failure
         if kind == _ERROR:
-            raise RankError(f"rank {source}, the source of the batches, has no next step: {content}")
+            raise ReplayBufError(
+                f"rank {source}, the source of the batches, has no next step: {content}", reason="ranks"
+            )
         if kind == _END:
             return
         batch, items, in_advance, train_step = content

@@ -9,7 +9,7 @@ from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.checks import check_step
-from replaybuf.errors import MissingSnapshotError, NotEmptyError
+from replaybuf.errors import SnapshotError
 from replaybuf.integrations.xtuner.parts import THEIR_FILE
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -100,15 +100,17 @@ class DatabaseOperations:
         return counts
 
     async def resume(self, folder: Path) -> None:
-        """Load a snapshot, in place of an earlier run's groups. Raises NotEmptyError if this run has used the buffer.
+        """Load a snapshot, in place of an earlier run's groups. Raises SnapshotError if this run has used the buffer.
 
         A restarted trainer resumes before any other call. Then the groups in the database are those of its earlier
         attempt: they are removed, as they would have been with a process's memory.
         """
         try:
             await self._resume(folder)
-        except NotEmptyError:
-            if self._used or await self.buffer.checkpoints():  # checkpoints are for `buffer.restore` instead
+        except SnapshotError as error:
+            if (
+                error.reason != "not empty" or self._used or await self.buffer.checkpoints()
+            ):  # checkpoints are for `buffer.restore` instead
                 raise
             await self.buffer.delete({})
             await self._resume(folder)
@@ -117,11 +119,12 @@ class DatabaseOperations:
     async def _resume(self, folder: Path) -> None:
         try:
             await self.buffer.resume(folder)
-        except MissingSnapshotError as error:
-            if not await asyncio.to_thread((folder / THEIR_FILE).is_file):
+        except SnapshotError as error:
+            if error.reason != "missing" or not await asyncio.to_thread((folder / THEIR_FILE).is_file):
                 raise
-            raise MissingSnapshotError(
-                f"{error}; there is a {THEIR_FILE} of xtuner's own buffer: replaybuf import URL {THEIR_FILE} reads it"
+            raise SnapshotError(
+                f"{error}; there is a {THEIR_FILE} of xtuner's own buffer: replaybuf import URL {THEIR_FILE} reads it",
+                reason="missing",
             ) from None
 
 

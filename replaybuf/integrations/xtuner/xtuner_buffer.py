@@ -145,8 +145,8 @@ class ReplayBuffer:
     async def resume(self, path: str | Path) -> None:
         """Load the groups that `save` wrote to `path`, in place of an earlier run's groups; see `docs/xtuner.md`.
 
-        Raises NotEmptyError, a RuntimeError, if this run has used the buffer already and it isn't empty;
-        SnapshotMismatchError, a ValueError, for a snapshot of another policy; MissingSnapshotError, a
+        Raises SnapshotError, a RuntimeError, if this run has used the buffer already and it isn't empty;
+        SnapshotError, a ValueError, for a snapshot of another policy; SnapshotError, a
         FileNotFoundError.
         """
         await self._operations.resume(Path(path))

@@ -31,7 +31,6 @@ from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
-from replaybuf.storage.sql.tasks.incremental_checkpoint import IncrementalCheckpoint
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
@@ -68,7 +67,7 @@ class SQLStorage(Store):
         appended to `group.dropped`, if that is a list, after the commit; a group that can't be decoded has an `error`
         and no rollouts.
 
-        Raises EncodeError for values that can't be stored, FullError when the limits leave no room, ConflictError when
+        Raises RolloutError for values that can't be stored, FullError when the limits leave no room, ConflictError when
         a group to be replaced doesn't exist, and LeaseLostError when the lease no longer holds that group; then nothing
         is stored.
         """
@@ -288,14 +287,7 @@ class SQLStorage(Store):
 
         All but the last `keep` checkpoints are dropped (None keeps all). Payloads aren't copied.
         """
-        await self.open()
-        if self.engine.dialect.locks_rows:
-            return await self._run(lambda: self.transactions.checkpoint(step, keep))
-        making = IncrementalCheckpoint(self.transactions, step, keep)
-        try:
-            return await self._run(making.run)
-        finally:
-            making.stop()  # when it was cancelled: later operations wait for its end
+        return await self._run(lambda: self.transactions.checkpoint(step, keep))
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
@@ -410,7 +402,7 @@ class SQLStorage(Store):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict` into this buffer, which must be empty. Blocks the caller.
 
-        Raises NotEmptyError otherwise, and SnapshotMismatchError for a dict of another version.
+        Raises SnapshotError otherwise, and for a dict of another version.
         """
         self._blocking(lambda: load_state(self.transactions, self.files, self.codec, state))
 
@@ -427,7 +419,7 @@ class SQLStorage(Store):
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Load the snapshot at `path` into this buffer, wholly or not at all.
 
-        Raises NotEmptyError when the buffer isn't empty, SnapshotMismatchError when the snapshot's `about` differs from
+        Raises SnapshotError when the buffer isn't empty, or when the snapshot's `about` differs from
         `expected`, SnapshotError when it is incomplete or its payloads were deleted, and PayloadStoreError when they
         can't be reached. `progress` is called from time to time, in any thread.
         """

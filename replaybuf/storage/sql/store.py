@@ -15,7 +15,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from replaybuf.checks import check_history
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import ClosedError, ConfigError, ForkedError
+from replaybuf.errors import ClosedError, ConfigError, StorageError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.rules.limits import Rules
@@ -60,7 +60,7 @@ class Store:
     `durability="full"` makes SQLite fsync the WAL at every commit, so that not even a power cut loses one; "normal"
     survives a crash of the process. PostgreSQL is always durable. `lock_timeout` bounds waits for a lock, in seconds;
     `reconnect_timeout` the retries of an operation after a lost connection to PostgreSQL. A SQLite file on a network
-    file system is refused at first use (NetworkFilesystemError), unless `allow_network_filesystem`. The view `batches`
+    file system is refused at first use (StorageError), unless `allow_network_filesystem`. The view `batches`
     keeps the last `history` draws of the buffer (None: all). `worker` is the worker name recorded in the view `events`
     (restores, deletions, ...). Arrays of payloads, from `payload_threshold` bytes on, are kept in the place `payloads`
     (`replaybuf.places.owners`). `password` is called before each connection and returns PostgreSQL's password.
@@ -144,7 +144,7 @@ class Store:
             if self._pid is not None:  # threads and connections don't survive a fork: the child opens its own
                 _inherited.append(dict(self.__dict__))
                 if not self.durable:
-                    raise ForkedError
+                    raise StorageError(reason="forked")
             self._begin()
 
     def _begin(self) -> None:

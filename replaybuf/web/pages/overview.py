@@ -30,6 +30,8 @@ _TASKS = (
 _HOURS = ("6", "1", "24", "48")
 _EVENTS, _BATCHES = 8, 200
 _LAST_SECOND = 2**36
+#: Readings of the history are a minute apart while a process has the buffer open.
+_GAP_MINUTES = 3
 _DRAWN = ("sampled_new", "sampled_again")
 #: A buffer, a time, and the buffer's figures by task at that time.
 _Reading = tuple[str, datetime, Mapping[str, Any]]
@@ -112,12 +114,16 @@ def _reading_of(buffers: Iterable[Mapping[str, Any]], task: str | None) -> dict[
 
 
 def _rates(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return puts and draws per minute between consecutive readings; never negative (after a restore)."""
+    """Return puts and draws per minute between consecutive readings; never negative (after a restore).
+
+    Where nobody read for minutes, as after the end of a run, the rate holds from the beginning of the gap.
+    """
     found = []
     for before, after in pairwise(history):
         minutes = (after["time"] - before["time"]).total_seconds() / 60
         rates = {name: max(0, after[name] - before[name]) / minutes for name in ("put", "drawn")}
-        found.append({"time": after["time"], **rates})
+        begins = [before["time"] + timedelta(seconds=1)] if minutes > _GAP_MINUTES else []
+        found += [{"time": time, **rates} for time in (*begins, after["time"])]
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from operator import itemgetter
@@ -41,7 +41,7 @@ _ACROSS = ("step", "time")
 def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the train steps of a buffer, newest first, those to be plotted, and the last draws without a step.
 
-    `judged` has the verdicts on steps that stand out, by step and number of restores.
+    `judged` has the workers that are lower than the others all along, and the steps that are lower than those before.
     """
     buffer, buffers = one_buffer(tx, ask)
     first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
@@ -61,10 +61,7 @@ def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "steps": steps,
         "plotted": plotted,
         "steps_before": STEPS_BEFORE,
-        "judged": [
-            {"step": step, "restores": restores, **asdict(one)}
-            for (step, restores), one in judge_steps(tx, buffer, plotted[: max(len(steps), few)]).items()
-        ],
+        "judged": asdict(judge_steps(tx, buffer, plotted[: max(len(steps), few)])),
         "unnamed": unnamed,
         "unnamed_count": without,
         "next": numbers[_SIZE - 1] if more else None,
@@ -75,8 +72,8 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return plots of the rewards and the staleness of the steps, and the verdicts, by step and restores."""
     steps = [one for one in data["plotted"] if not one.undone]
     across, x_of = _across(ask, steps)
-    judged = {(one["step"], one["restores"]): one["verdict"] for one in data["judged"]}
-    marks = {x_of(one): text for one in steps if (text := judged.get((one.step, one.restores)))}
+    fell = {(step, restores): text for step, restores, text in data["judged"]["fell"]}
+    marks = {x_of(one): text for one in steps if (text := fell.get((one.step, one.restores)))}
 
     def named(**fields: str) -> dict[str, list[tuple[float, float]]]:
         return {
@@ -93,35 +90,12 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     keys = [(one.step, one.restores) for one in data["plotted"]]
     return {
         "changes": dict(zip(keys, changes(data["plotted"]), strict=True)),
-        "said": _say(data["judged"]),
         "plots": [one for one in plots if one],
-        "verdicts": judged,
+        "verdicts": fell,
         "across": ask.choice("across", _ACROSS),
         "ordered": ordered,
         "shown": data["steps"] if ordered is None else ordered.rows,
     }
-
-
-#: A worker that stands out in this many steps gets one sentence for all of them.
-_OFTEN = 3
-
-
-def _say(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the verdicts on steps, newest first; a worker that stands out in several steps gets one for all of them.
-
-    A verdict on a step has `step` and `verdict`; one on a worker has its name, the number of steps, and the first.
-    """
-    often: dict[str | None, list[int]] = {}
-    for one in judged:
-        for name in one["workers"]:
-            often.setdefault(name, []).append(one["step"])
-    often = {name: steps for name, steps in often.items() if len({*steps}) >= _OFTEN}
-    workers = [{"worker": name, "steps": len({*steps}), "since": min(steps)} for name, steps in often.items()]
-    return workers + [
-        {"worker": None, "steps": None, "step": one["step"], "verdict": one["verdict"], "fell": one["fell"]}
-        for one in judged
-        if one["fell"] or any(name not in often for name in one["workers"])
-    ]
 
 
 def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[StepSummary], float]]:
@@ -187,7 +161,7 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
     groups = newest(tx, "batch_groups", None, _MOST_GROUPS, "batch = :batch", batch=number)
     members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
-    return {"batch": found[0], "groups": members, "workers": by_worker(tabulate(members), {})}
+    return {"batch": found[0], "groups": members, "workers": by_worker([tabulate(members)])}
 
 
 def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
@@ -210,7 +184,10 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the workers, latest heartbeat first, their shares of the last steps, and the current waits."""
     buffer = ask.text("buffer")
     chosen, _ = one_buffer(tx, ask)
-    made = [_total(name, steps) for name, steps in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS).items()]
+    made = [
+        {**asdict(one.part), "steps": one.steps, "lead": -(one.part.below or 0.0), "worse": int(one.worse)}
+        for one in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS)
+    ]
     return {
         "chosen": chosen,
         "workers": newest(tx, "workers", buffer, _MOST_ROWS),
@@ -228,26 +205,6 @@ def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         "lines": len(shown),
         "compared": listed(data["made"], ask, _MADE, order="sort", after="page"),
         "page": listed(data["workers"], ask, _WORKERS),
-    }
-
-
-def _total(name: str | None, steps: Sequence[WorkerStep]) -> dict[str, Any]:
-    """Return a worker's share of several steps: means, lead over the others, number of steps where it stands out."""
-
-    def mean_of(values: Iterable[tuple[float | None, int]]) -> float | None:
-        known = [(value, groups) for value, groups in values if value is not None]
-        return sum(value * groups for value, groups in known) / sum(n for _, n in known) if known else None
-
-    parts = [one.part for one in steps]
-    below = mean_of((part.below, part.groups) for part in parts)
-    return {
-        "name": name,
-        "groups": sum(part.groups for part in parts),
-        "steps": steps,
-        "reward": mean_of((part.reward, part.groups) for part in parts),
-        "lead": 0.0 if below is None else -below,
-        "staleness": mean_of((part.staleness, part.groups) for part in parts),
-        "worse": sum(part.stands_out for part in parts),
     }
 
 

@@ -267,7 +267,7 @@ async def _copy_rows(
         digest += payloads_digest(payloads if anew else converted)
         for row in groups:
             row["lane"] = ids[row["lane"]]
-            row["made_from"] = None  # checkpoints aren't copied
+            row["made_from"], row["since"] = None, 0  # checkpoints aren't copied
             if shift and row["ticket"] is None:
                 row["ticket"] = row["uid"]
             row["uid"] += shift

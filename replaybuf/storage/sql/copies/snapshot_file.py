@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select
 
 from replaybuf.atomic_file import partial_file, publish
-from replaybuf.errors import NotADatabaseError, SnapshotError, SnapshotMismatchError, StorageError
+from replaybuf.errors import SnapshotError, StorageError
 from replaybuf.storage.sql.engine.database import Function
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -32,7 +32,7 @@ BUFFER = "buffer"
 #: The id of the database whose payloads the file refers to; missing if the file has all payloads.
 PAYLOADS_OF = "payloads_of"
 
-# A snapshot has no checkpoints and no garbage.
+# A snapshot has no checkpoints and no past.
 _TABLES = (lane, group, tally, counter, buffer, cursor, info, place)
 _BATCH = 5000
 _BITS = (1 << 64) - 1
@@ -105,7 +105,9 @@ def is_damage(error: Exception) -> bool:
     if isinstance(error, SnapshotError):
         return False
     # StorageError: SQLite's error for invalid text; the others: impossible values.
-    return type(error) in (StorageError, NotADatabaseError) or isinstance(error, (ValueError, TypeError, LookupError))
+    if type(error) is StorageError:
+        return error.reason in ("", "not a database")
+    return isinstance(error, (ValueError, TypeError, LookupError))
 
 
 def _sizes(tx: Transaction) -> tuple[int, int]:
@@ -146,15 +148,16 @@ def write_file(path: str, work: Function[None]) -> None:
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
-    """Open a snapshot and return its engine. Raises SnapshotError or SchemaError when its facts aren't as expected."""
+    """Open a snapshot and return its engine. Raises SnapshotError or StorageError when its facts aren't as expected."""
     engine = file_engine(path, read_only=True)
     try:
         facts = await engine.read(lambda tx: _facts(tx, path))
         for name, value in expected.items():
             if facts.get(name, value) != value:
-                raise SnapshotMismatchError(
+                raise SnapshotError(
                     f"{path} was saved with {name} {facts[name]!r}, and this buffer has {name} {value!r}: "
-                    f"build the buffer with {name}={facts[name]!r} to resume from it"
+                    f"build the buffer with {name}={facts[name]!r} to resume from it",
+                    reason="mismatch",
                 )
     except BaseException as error:
         await engine.dispose()
@@ -165,7 +168,7 @@ async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
 
 
 async def read_snapshot_facts(path: str) -> dict[str, str]:
-    """Return a snapshot's facts. Raises SnapshotError or SchemaError when it isn't a snapshot."""
+    """Return a snapshot's facts. Raises SnapshotError or StorageError when it isn't a snapshot."""
     engine = await open_file(path, {})
     try:
         return await engine.read(read_facts)
@@ -175,7 +178,7 @@ async def read_snapshot_facts(path: str) -> dict[str, str]:
 
 def _facts(tx: Transaction, path: str) -> dict[str, str]:
     if not check_schema(tx, path):
-        raise SnapshotMismatchError(f"{path} is a database, but not a snapshot of replaybuf")
+        raise SnapshotError(f"{path} is a database, but not a snapshot of replaybuf", reason="mismatch")
     facts = read_facts(tx)
     if GROUPS not in facts and "policy" not in facts:  # before the other facts existed, the policy was written last
         raise damaged(path, "whoever wrote it did not come to the end")

@@ -19,7 +19,7 @@ from sqlalchemy import select, update
 
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import Places
-from replaybuf.errors import DecodeError, SnapshotMismatchError
+from replaybuf.errors import DecodeError, SnapshotError
 from replaybuf.places.store import FileLostError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
@@ -37,6 +37,7 @@ from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, sta
 from replaybuf.storage.sql.statements.new_rows import (
     Apart,
     EncodedGroup,
+    bytes_of,
     check_size,
     describe,
     group_row,
@@ -116,10 +117,10 @@ def pack_state(state: BufferState) -> dict[str, Any]:
 
 
 def unpack_state(state: dict[str, Any]) -> BufferState:
-    """Return the state packed by `pack_state`. Raises SnapshotMismatchError for anything else."""
+    """Return the state packed by `pack_state`. Raises SnapshotError for anything else."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise SnapshotMismatchError(f"expected a state dict of format {FORMAT!r}, got {found!r}")
+        raise SnapshotError(f"expected a state dict of format {FORMAT!r}, got {found!r}", reason="mismatch")
     try:
         return BufferState(
             groups=[_stored_group(record) for record in state["groups"]],
@@ -139,7 +140,7 @@ def unpack_state(state: dict[str, Any]) -> BufferState:
             },
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SnapshotMismatchError(f"the state dict is incomplete or damaged: {error!r}") from error
+        raise SnapshotError(f"the state dict is incomplete or damaged: {error!r}", reason="mismatch") from error
 
 
 def _stored_group(record: dict[str, Any]) -> StoredGroup:
@@ -256,7 +257,9 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
         (one.item.uid + shift, new, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
         for one, new in zip(loaded.groups, encoded, strict=True)
     ]
-    groups = [group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None) for uid, one, key, ticket in keyed]
+    groups = [
+        group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None, 0) for uid, one, key, ticket in keyed
+    ]
     insert_groups(tx, groups, [(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
@@ -264,6 +267,7 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
         tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(tx, counts)
+    add_counts(tx, bytes_of(encoded, lanes))
     raise_uid(tx, loaded.next_uid - 1 + shift)
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)

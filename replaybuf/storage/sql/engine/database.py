@@ -88,7 +88,7 @@ class Database(ABC):
         `brief` as in `read`. With `fenced=False` the function checks the fence itself, or needs none. `patience` bounds
         each wait for a lock, in seconds, in place of `lock_timeout`.
 
-        With SEEN_COMMITS, CommitsLostError is raised once the database lacks commits that this store has seen, until a
+        With SEEN_COMMITS, FencedError is raised once the database lacks commits that this store has seen, until a
         write with CHECKPOINT (a restore) has been committed.
 
         On a server, `in_one_call(tx)` is tried first: it makes one `Transaction.call`, whose answer is the result, or
@@ -97,17 +97,6 @@ class Database(ABC):
         The function may run more than once: after a deadlock, a serialization failure, or a lost connection. Raises
         UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be
         determined in time.
-        """
-
-    @abstractmethod
-    async def write_beside(
-        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
-    ) -> T:
-        """Run `function(tx)` in a write transaction on one state of the database, if possible alongside other writers.
-
-        The transaction is fenced. Its snapshot is newer than the locks that `guard(tx)` takes, which are held until the
-        end. Before the commit, `confirm(tx)` sees other transactions' commits, while no writer runs `alone`. All three
-        may be repeated, even after a commit whose answer was lost: the function must be idempotent.
         """
 
     def _behind_fence(self, function: Function[T]) -> Function[T]:

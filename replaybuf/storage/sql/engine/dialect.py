@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, ColumnElement, Select, Table, bindparam
 from sqlalchemy import Dialect as Compiler
 
 from replaybuf import units
-from replaybuf.errors import TooLargeError
+from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group
 
@@ -34,12 +34,13 @@ class RowLimit:
     why: str
 
     def check(self, what: str, values: Iterable[object]) -> None:
-        """Raise TooLargeError when these values exceed the limit of a row. The message begins with `what`."""
+        """Raise StorageError when these values exceed the limit of a row. The message begins with `what`."""
         if (size := self._size(list(values))) > self.nbytes:
-            raise TooLargeError(
+            raise StorageError(
                 f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {self.nbytes:,} bytes "
                 f"({self.why}); nothing was stored. Make smaller groups, or keep large values elsewhere and store "
-                "their place"
+                "their place",
+                reason="too large",
             )
 
     def _size(self, values: list[object]) -> int:
@@ -100,6 +101,11 @@ class Dialect(ABC):
     shard: ColumnElement[int]
     #: The number of connections to the database, by the server's count.
     connections: ColumnElement[int]
+    #: In texts of SQL: the time in seconds since the epoch; the locks of a query's rows; the same without those that
+    #: others have locked.
+    now: str
+    locked: str
+    skip: str
 
     @abstractmethod
     def insert(self, table: Table) -> Any:
@@ -173,8 +179,12 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
-        """Delete the metadata of groups and make their payloads garbage, at the server's time or else at `now`."""
+    def among(self, name: str) -> str:
+        """Return the condition, as text that follows a column, that it is one of the ids in the list parameter."""
+
+    @abstractmethod
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
+        """Move groups into `rb_past`; return the lane and the bytes of each. `newest` as by `statements.past`."""
 
     @abstractmethod
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -191,17 +201,6 @@ class Dialect(ABC):
     @abstractmethod
     def set_last_uid(self, tx: Transaction, last: int) -> None:
         """Make `last + 1` the next uid."""
-
-    @abstractmethod
-    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
-        """Copy groups of these lanes, up to the uid `last`, into a checkpoint before they change, until `end_keeping`.
-
-        Groups up to its `copied_to` are copied already. Only where checkpoints are incremental.
-        """
-
-    @abstractmethod
-    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
-        """Stop copying changed groups into this checkpoint. Idempotent."""
 
     @abstractmethod
     def row_limit(self, tx: Transaction) -> RowLimit:

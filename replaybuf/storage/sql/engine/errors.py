@@ -13,18 +13,11 @@ from sqlalchemy.engine import URL
 
 from replaybuf.errors import (
     AccessError,
-    DiskFullError,
     LockedError,
-    NoConnectionLeftError,
-    NoPrimaryError,
-    NotAdmittedError,
-    NotConnectedError,
-    OnlyStandbysError,
     ReplayBufError,
-    StandbyAwaitedError,
     StorageError,
-    TooLargeError,
     UnreachableError,
+    reason_of,
 )
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
 from replaybuf.storage.sql.engine.tls import why_not
@@ -64,16 +57,18 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
     if isinstance(cause, StandbyWaitEnded):
-        waits = StandbyAwaitedError(f"{where}: {cause}")
+        waits = UnreachableError(f"{where}: {cause}", reason="standby awaited")
         waits.in_doubt = True
         return waits
     state = _state(cause)
     if state != "not admitted" and is_lost(error, connected=False):
         return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
     text = said(cause)
-    kind, message = _MESSAGES.get(state or "", (StorageError, ": {0}"))
+    state = state or ""
+    kind, message = _MESSAGES.get(state, (StorageError, ": {0}"))
     what_to_do = advice(str(getattr(cause, "sqlstate", "")), text, url.username)
-    return kind(where + message.format(text + what_to_do, seconds=lock_timeout))
+    reason = state if state in kind.REASONS else ""
+    return kind(where + message.format(text + what_to_do, seconds=lock_timeout), reason=reason)
 
 
 def _driver_error(error: BaseException) -> BaseException:
@@ -96,7 +91,7 @@ _HUNG_UP = "08003"
 
 #: Error classes and messages by state; `{0}` is the server's message, with advice.
 _MESSAGES: dict[str, tuple[type[ReplayBufError], str]] = {
-    "not admitted": (NotAdmittedError, " refused access: {0}"),
+    "not admitted": (AccessError, " refused access: {0}"),
     "refused": (AccessError, " refused access: {0}"),
     "pooler": (StorageError, " is a pooler that isn't set up for this: {0}"),
     "read-only": (
@@ -111,7 +106,7 @@ _MESSAGES: dict[str, tuple[type[ReplayBufError], str]] = {
         " cancelled a statement: {0}; if that was its statement_timeout, allow more time: ALTER ROLE ... SET "
         "statement_timeout",
     ),
-    "full": (DiskFullError, ": {0}; free some space (what was committed before is safe)"),
+    "disk full": (StorageError, ": {0}; free some space (what was committed before is safe)"),
 }
 #: States by SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _STATES = {
@@ -122,7 +117,7 @@ _STATES = {
     "3D000": "no database",
     "55P03": "locked",  # lock_timeout
     "57014": "cancelled",  # by statement_timeout, or by a user
-    "53100": "full",
+    "53100": "disk full",
     "57P01": "lost",  # terminated by an administrator
     "57P02": "lost",  # another server process crashed
     "57P03": "lost",  # starting, stopping or recovering
@@ -133,7 +128,7 @@ _STATES = {
     "23505": "conflict",  # unique violation: the retry finds the other transaction's group
 }
 #: States in which a retry would fail again.
-_FINAL = ("refused", "pooler", "read-only", "no database", "full")
+_FINAL = ("refused", "pooler", "read-only", "no database", "disk full")
 
 
 def _state(error: BaseException) -> str | None:
@@ -164,8 +159,9 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
         return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
     code = str(getattr(error, "sqlstate", ""))
     if meant(code, text) == "53300":
-        return NoConnectionLeftError(
-            f"{where} has no connection left: {text}{advice(code, text, None)}, or open fewer buffers at once"
+        return UnreachableError(
+            f"{where} has no connection left: {text}{advice(code, text, None)}, or open fewer buffers at once",
+            reason="no connection left",
         )
     if why := why_not(error):
         return UnreachableError(f"{where} {why}")
@@ -187,9 +183,10 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_lost(error: BaseException, *, connected: bool) -> bool:
     """Return whether a connection was lost or, if not `connected` yet, can't be made at the moment."""
-    if isinstance(error, NotConnectedError):
+    reason = reason_of(error)
+    if reason == "credentials":
         return not connected
-    if isinstance(error, (NoPrimaryError, OnlyStandbysError)):
+    if reason in ("no primary", "only standbys"):
         return True
     causes = list(_causes(error))
     if any(_state(cause) in _FINAL for cause in causes):
@@ -243,7 +240,7 @@ def is_refusal(error: BaseException) -> bool:
         return False
     return (
         not isinstance(error, ReplayBufError)
-        or isinstance(error, TooLargeError)
+        or reason_of(error) == "too large"
         or isinstance(cause, by_sqlite)
         or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, "cancelled"))
     )

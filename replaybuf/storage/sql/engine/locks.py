@@ -3,12 +3,12 @@
 SQLite has a single writer and needs none of them.
 
 0. A number of the connection's own, by which its transaction is found after a lost connection (`engine.outage`).
-1. WRITERS: every write transaction takes it in its first statement, shared. Refreshes, restores, resumes and the start
-   of a race take it exclusively: no put or take uses a step, an epoch or sampling keys that are being changed.
+1. WRITERS: every write transaction takes it in its first statement, shared. Checkpoints, refreshes, restores, resumes
+   and the start of a race take it exclusively: each write is before a checkpoint or after it, and no put or take uses a
+   step, an epoch or sampling keys that are being changed.
 2. SCHEMA: creating the tables, so that two processes may open a new database.
-3. SWEEP: making a checkpoint, in a transaction beside the one that copies, which takes WRITERS at its end: no holder of
-   WRITERS waits for SWEEP. Sweeps and undone takes try it, shared: no payload is deleted that a copy still needs, and
-   a take is undone in a checkpoint under construction once that is complete.
+3. SWEEP: by one sweep at a time, which only tries it: two with versions of one group would each leave its payload to
+   the other.
 4. TASK (by name): puts and draws of tasks with limits, which depend on counts that they read. A put into several
    buffers takes 4 to 6 for one buffer after the other, by name.
 5. Rows of groups, by uid; lanes, by id.

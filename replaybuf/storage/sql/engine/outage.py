@@ -17,12 +17,12 @@ from sqlalchemy import Select, bindparam
 from sqlalchemy.dialects.postgresql import insert
 
 from replaybuf.errors import (
-    CutShortError,
-    NoConnectionLeftError,
-    NotAdmittedError,
+    AccessError,
+    ClosedError,
     ReplayBufError,
-    StandbyAwaitedError,
+    StorageError,
     UnreachableError,
+    reason_of,
 )
 from replaybuf.storage.sql.engine.servers import UNKNOWN, Standing
 from replaybuf.storage.sql.schema.tables import counter
@@ -51,14 +51,16 @@ class OutcomeUnknownError(UnreachableError):
 
     in_doubt = True
 
-    def __init__(self, message: str, was_committed: Callable[[], Awaitable[bool]], result: object) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, was_committed: Callable[[], Awaitable[bool]], result: object, *, reason: str = ""
+    ) -> None:
+        super().__init__(message, reason=reason)
         self.was_committed = was_committed
         self.result = result
 
 
-class NotReplicatedError(OutcomeUnknownError, StandbyAwaitedError):
-    """A commit is on the primary but on no synchronous standby: it is lost if the primary is lost."""
+class CutShortError(UnreachableError, ClosedError):
+    """The buffer was closed while its server was out of reach: both are true, and callers catch either."""
 
 
 class Outage:
@@ -84,10 +86,10 @@ class Outage:
 
     def begin(self, error: BaseException) -> None:
         """Record that a connection was lost, or that none is available."""
-        if self._since is not None or isinstance(error, StandbyAwaitedError):  # it isn't an outage, and was logged
+        if self._since is not None or reason_of(error) == "standby awaited":  # it isn't an outage, and was logged
             return
         self._since = time.monotonic()
-        self._announced = not isinstance(error, NoConnectionLeftError)
+        self._announced = reason_of(error) != "no connection left"
         if self._announced:
             _logger.warning("the connection was lost and will be made again: %s", error)
         elif self._since >= self._silent_until:
@@ -190,16 +192,18 @@ class Patience:
         if (remaining := self._outage.deadline(self.since) - now) <= 0:
             raise TimeoutError
         await self._outage.pause(min(remaining, self._pause * random.uniform(0.5, 1)))
-        refused = isinstance(error, NotAdmittedError)
+        refused = error.reason == "not admitted"
         self._pause = min(_LONGEST_PAUSE_REFUSED if refused else _LONGEST_PAUSE, 2 * self._pause)
 
-    def given_up(self, stored: str) -> UnreachableError:
+    def given_up(self, stored: str) -> StorageError:
         """Return the error for an operation that certainly stored nothing."""
-        told = (NotAdmittedError, StandbyAwaitedError)
-        kind = next((one for one in told if isinstance(self.reason, one)), UnreachableError)
+        said = f"{self}{stored}"
         if self._outage.hurried:
-            kind = CutShortError
-        return kind(f"{self}{stored}")
+            return CutShortError(said)
+        reason = reason_of(self.reason)
+        if reason == "not admitted":
+            return AccessError(said, reason=reason)
+        return UnreachableError(said, reason=reason if reason == "standby awaited" else "")
 
     def __str__(self) -> str:
         """The last error and the duration of the attempts, for messages."""

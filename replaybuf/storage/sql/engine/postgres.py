@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import CommitsLostError, ReplayBufError
+from replaybuf.errors import FencedError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine import outage as identities
@@ -261,7 +261,7 @@ class PostgresDatabase(Database):
 
     def _check_followed(self, depends_on: DependsOn) -> None:
         if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:
-            raise CommitsLostError(self.pool.servers.lost)
+            raise FencedError(self.pool.servers.lost, reason="commits lost")
 
     def _committed(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
@@ -305,34 +305,6 @@ class PostgresDatabase(Database):
             except Exception:  # lost, perhaps in the middle of an operation
                 await self.pool.discard(connection)
             raise
-
-    async def write_beside(
-        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
-    ) -> T:
-        work = self._behind_fence(function)
-
-        async def once(attempt: Attempt[T]) -> T:
-            # Both connections are acquired before any lock. One operation at a time: several with one connection each,
-            # waiting for a second, would exhaust the pool.
-            async with self._pairing, self._connected(attempt) as guarding, self._connected(attempt) as connection:
-                self._check_followed(DependsOn.SEEN_COMMITS)
-                identity = self._identity(guarding)
-                beside = Transaction(PostgresSession(guarding), scope)
-                tx = Transaction(PostgresSession(connection), scope)
-                async with self._begun(guarding, self._begin(_WRITES), ""):
-                    await run(lambda: guard(beside))
-                    async with self._begun(connection, self._begin(_READS), ""):
-                        result = await run(lambda: work(tx))
-                        # Only now: an exclusive writer would wait for all of it, and all other writers for that one.
-                        await send(guarding, locks.first(None, alone=False))
-                        await run(lambda: confirm(beside))
-                        await self._commit(connection)
-                    await self._commit(guarding, _mark(identity))
-                attempt.identity = identity
-                self._committed(attempt, DependsOn.SEEN_COMMITS)
-                return result
-
-        return await self._recovery.until_done(once)
 
     def cut_retries(self) -> None:
         self._outage.cut_retries()

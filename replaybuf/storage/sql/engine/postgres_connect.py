@@ -15,7 +15,7 @@ import asyncpg
 from sqlalchemy.engine import URL
 
 from replaybuf import passwords
-from replaybuf.errors import ConfigError, NotConnectedError, StorageError
+from replaybuf.errors import ConfigError, StorageError, UnreachableError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.outage import Identity, next_identity
@@ -47,10 +47,12 @@ class Connector:
             if self.function is not None:
                 options["password"] = await passwords.ask(self.function, seconds)
         except (ConfigError, passwords.NoPasswordError) as error:
-            raise NotConnectedError(f"can't connect to {self.where}: {error}") from error
+            raise UnreachableError(f"can't connect to {self.where}: {error}", reason="credentials") from error
         except TimeoutError as error:
             what = "the files of its certificates or its password could not be read"
-            raise NotConnectedError(f"can't connect to {self.where}: {what} within {seconds:g} s") from error
+            raise UnreachableError(
+                f"can't connect to {self.where}: {what} within {seconds:g} s", reason="credentials"
+            ) from error
         connection: asyncpg.Connection[Any] = await asyncpg.connect(**options)
         version = connection.get_server_version()
         if self.writes and version.major < OLDEST_VERSION // 10_000:

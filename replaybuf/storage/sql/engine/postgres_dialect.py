@@ -48,6 +48,10 @@ class PostgresDialect(Dialect):
         "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())", Integer
     )
 
+    now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+    locked = "FOR UPDATE"
+    skip = "FOR UPDATE SKIP LOCKED"
+
     def insert(self, table: Table) -> Any:
         return postgresql.insert(table)
 
@@ -103,8 +107,11 @@ class PostgresDialect(Dialect):
         uids, places, sizes = map(list, zip(*ranges, strict=True))
         return [part for (part,) in tx.run(_PARTS, uids, places, sizes)]
 
-    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
-        tx.run(_REMOVE_TO_GARBAGE, self.listed(uids))
+    def among(self, name: str) -> str:
+        return f"= ANY (CAST(:{name} AS bigint[]))"
+
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
+        return tx.run(_TO_PAST, self.listed(uids), newest)
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -118,12 +125,6 @@ class PostgresDialect(Dialect):
 
     def set_last_uid(self, tx: Transaction, last: int) -> None:
         tx.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
-
-    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
-        pass
-
-    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
-        pass
 
     def row_limit(self, tx: Transaction) -> RowLimit:
         return ROW_LIMIT
@@ -183,16 +184,21 @@ def _indexes(node: dict[str, Any]) -> Iterator[str]:
         yield from _indexes(child)
 
 
-NOW = "extract(epoch FROM clock_timestamp())"
+NOW = PostgresDialect.now
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Uncompressed values (`schema.create`) are read in part.
 _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
     FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS bigint[]))
         WITH ORDINALITY AS wanted (uid, start, length, number)
         LEFT JOIN rb_payload USING (uid) ORDER BY number"""
-_REMOVE_TO_GARBAGE = f"""
-    WITH gone AS (DELETE FROM rb_group WHERE uid = ANY(CAST($1 AS bigint[])) RETURNING uid)
-    INSERT INTO rb_garbage (uid, removed_at) SELECT uid, CAST((SELECT {NOW}) AS float8) FROM gone"""  # noqa: S608
+_COLUMNS = ", ".join(column.name for column in group.columns)
+#: The groups in `gone` as past ones; with the newest checkpoint in `{newest}`, and `{seconds}` to be kept for reading.
+PAST = f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
+    SELECT {_COLUMNS}, CASE WHEN since < {{newest}} THEN {{newest}} END, {NOW} + {{seconds}} FROM gone"""  # noqa: S608
+_TO_PAST = f"""
+WITH gone AS (DELETE FROM rb_group WHERE uid = ANY (CAST($1 AS bigint[])) RETURNING *),
+past AS ({PAST.format(newest="CAST($2 AS bigint)", seconds=0)})
+SELECT lane, bytes FROM gone"""  # noqa: S608
 
 
 @cache

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from sqlalchemy.engine import URL
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from replaybuf.errors import PoolBusyError, ReplayBufError
+from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
@@ -67,7 +67,7 @@ class Pool:
         return 0 if self._pool is None else int(self._pool.get_size() - self._pool.get_idle_size())
 
     async def take(self) -> asyncpg.Connection[Any]:
-        """Return a connection outside any transaction, to be released or discarded. Raises PoolBusyError."""
+        """Return a connection outside any transaction, to be released or discarded. Raises UnreachableError."""
         if self._pool is None:  # asyncpg's pool is bound to the event loop that creates it
             self._pool = asyncpg.create_pool(**self._options)
             await self._pool
@@ -82,9 +82,10 @@ class Pool:
                 return connection  # type: ignore[no-any-return]
             except asyncio.CancelledError as error:
                 if waits and limit.expired():
-                    raise PoolBusyError(
+                    raise UnreachableError(
                         f"all {MOST_CONNECTIONS} connections of this buffer were in use for more than "
-                        f"{self._lock_timeout:g} s"
+                        f"{self._lock_timeout:g} s",
+                        reason="pool busy",
                     ) from error
                 raise
 

@@ -20,14 +20,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from replaybuf.errors import LockedError, PoolBusyError, ReplayBufError, StandbyAwaitedError
+from replaybuf.errors import LockedError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine import outage as identities
 from replaybuf.storage.sql.engine.database import DependsOn
 from replaybuf.storage.sql.engine.errors import StandbyWaitEnded, is_conflict, is_lost
 from replaybuf.storage.sql.engine.outage import (
     Attempt,
     Identity,
-    NotReplicatedError,
     Outage,
     OutcomeUnknownError,
     Patience,
@@ -196,7 +195,6 @@ class CommitWaits:
 
 
 T = TypeVar("T")
-Doubt = TypeVar("Doubt", bound=OutcomeUnknownError)
 
 _ATTEMPTS = 5
 #: How often, and at what interval in seconds, to check whether a terminated server process has ended.
@@ -243,9 +241,13 @@ class Recovery:
                 if is_conflict(error) and conflicts + 1 < _ATTEMPTS:
                     conflicts += 1
                     await asyncio.sleep(0.01 * 2**conflicts)
-                elif isinstance(error, StandbyAwaitedError) and attempt.committing and attempt.identity is not None:
+                elif error.reason == "standby awaited" and attempt.committing and attempt.identity is not None:
                     raise await self._not_replicated(attempt, error) from error
-                elif repeats_locked and self._is_opened() and isinstance(error, (LockedError, PoolBusyError)):
+                elif (
+                    repeats_locked
+                    and self._is_opened()
+                    and (isinstance(error, LockedError) or error.reason == "pool busy")
+                ):
                     await self._wait_behind(error, attempt, patience, stored)
                 elif not (self._is_opened() and self._is_lost(error, attempt)):
                     raise
@@ -257,7 +259,7 @@ class Recovery:
                 return result
 
     def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
-        if self._outage.on and not attempt.connected and isinstance(error, PoolBusyError):
+        if self._outage.on and not attempt.connected and error.reason == "pool busy":
             return True  # the pool is busy making connections that fail
         # A lost answer to COMMIT counts as a lost connection.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
@@ -279,7 +281,7 @@ class Recovery:
             try:
                 committed = await self._find_out(attempt.identity, asking, replicated=attempt.committing, lost=attempt)
             except ReplayBufError as later:
-                if isinstance(later, StandbyAwaitedError):
+                if later.reason == "standby awaited":
                     raise await self._not_replicated(attempt, later) from later
                 if not self._is_lost(later, asking):
                     if attempt.committing:
@@ -293,7 +295,7 @@ class Recovery:
     async def _wait_behind(self, error: ReplayBufError, attempt: Attempt[Any], patience: Patience, stored: str) -> None:
         """Pause if the locks waited for may be held by commits that wait for a standby; otherwise raise the error."""
         if why := await self._waits.why():
-            error = StandbyAwaitedError(f"{error}; {why}")
+            error = UnreachableError(f"{error}; {why}", reason="standby awaited")
         elif not self._is_lost(error, attempt):
             raise error
         try:
@@ -301,28 +303,29 @@ class Recovery:
         except TimeoutError:
             raise patience.given_up(stored) from error
 
-    async def _not_replicated(self, attempt: Attempt[Any], error: StandbyAwaitedError) -> StandbyAwaitedError:
+    async def _not_replicated(self, attempt: Attempt[Any], error: ReplayBufError) -> UnreachableError:
         """Return the error for a commit whose wait for a standby was abandoned, and which its primary should have."""
         identity, known = attempt.identity, "It isn't known whether the primary has it"
         assert identity is not None
         with contextlib.suppress(ReplayBufError, TimeoutError):
             async with asyncio.timeout(_LOOKING_SECONDS):
                 if not await self._find_out(identity, Attempt(), replicated=False):  # another server has taken over
-                    return StandbyAwaitedError(f"{error}; nothing of it was stored")
+                    return UnreachableError(f"{error}; nothing of it was stored", reason="standby awaited")
                 known = "The primary has it, and would lose it if it is lost itself"
-        return self._in_doubt(NotReplicatedError, attempt, f"{error}. {known}")
+        return self._in_doubt(attempt, f"{error}. {known}", "standby awaited")
 
     def _unknown(self, attempt: Attempt[Any], why: str) -> OutcomeUnknownError:
         lost = "the answer to a commit was lost, and it isn't known whether it succeeded"
-        return self._in_doubt(OutcomeUnknownError, attempt, f"{why}; {lost}")
+        return self._in_doubt(attempt, f"{why}; {lost}")
 
-    def _in_doubt(self, kind: type[Doubt], attempt: Attempt[Any], why: str) -> Doubt:
+    def _in_doubt(self, attempt: Attempt[Any], why: str, reason: str = "") -> OutcomeUnknownError:
         identity = attempt.identity
         assert identity is not None
-        return kind(
+        return OutcomeUnknownError(
             f"{why}: a put with key= can be repeated, and what was taken comes back",
             lambda: self._find_out(identity, Attempt()),
             attempt.result,
+            reason=reason,
         )
 
     async def _find_out(

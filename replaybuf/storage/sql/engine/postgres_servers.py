@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import ConfigError, NoPrimaryError
+from replaybuf.errors import ConfigError, UnreachableError
 from replaybuf.storage.sql.engine.errors import is_telling
 from replaybuf.storage.sql.engine.outage import Identity
 from replaybuf.storage.sql.engine.postgres_connect import Connection
@@ -264,10 +264,11 @@ class Servers:
             return
         system, _, later = (noted or "").partition(" ")
         if later and system == str(connection.standing.system) and int(later) > timeline:
-            raise NoPrimaryError(
+            raise UnreachableError(
                 f"{self._where}: {chosen} is an old primary (timeline {timeline}): the run goes on at timeline {later} "
                 "on another server; make this one a standby of that (pg_rewind). If it is the one to go on with after "
-                f"all: {_RETURN}"
+                f"all: {_RETURN}",
+                reason="no primary",
             )
 
     def _commits_lost(

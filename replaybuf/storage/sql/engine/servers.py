@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from replaybuf.errors import NoPrimaryError, OnlyStandbysError
+from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.storage.sql.engine.urls import Host
 
 
@@ -82,7 +82,7 @@ def choose(found: Sequence[AskedServer], attrs: str, followed: Standing | None, 
     """Return the server to use, out of the queried ones in the order of the URL.
 
     `attrs` is one of `SESSION_ATTRS`, or PREFER_PRIMARY; of several primaries, the highest timeline is chosen.
-    Raises NoPrimaryError, OnlyStandbysError.
+    Raises UnreachableError, AccessError.
     """
     there = [one for one in found if not one.problem]
     if attrs == "prefer-standby":
@@ -107,18 +107,20 @@ def _systems(found: Sequence[AskedServer]) -> set[str]:
 
 
 def _refuse_two(best: Sequence[AskedServer], where: str) -> None:
-    """Raise NoPrimaryError if these are several primaries, rather than several addresses of one."""
+    """Raise UnreachableError if these are several primaries, rather than several addresses of one."""
     if len({one.standing.instance for one in best}) < 2:
         return
     names = " and ".join(map(str, best))
     if len(_systems(best)) > 1:
-        raise NoPrimaryError(
+        raise UnreachableError(
             f"{where}: {names} are primaries of different clusters, and neither is a copy of the other; name the "
-            "servers of one cluster"
+            "servers of one cluster",
+            reason="no primary",
         )
-    raise NoPrimaryError(
+    raise UnreachableError(
         f"{where}: {names} both say that they are the primary, on timeline {best[0].standing.timeline or 0}, and each "
-        "has what the other lacks; end one of them, or make it a standby of the other (pg_rewind)"
+        "has what the other lacks; end one of them, or make it a standby of the other (pg_rewind)",
+        reason="no primary",
     )
 
 
@@ -145,21 +147,22 @@ def _why_not(standing: Standing, attrs: str, followed: Standing | None) -> str:
 
 def _none(
     found: Sequence[AskedServer], attrs: str, followed: Standing | None, where: str
-) -> NoPrimaryError | OnlyStandbysError:
+) -> UnreachableError | AccessError:
     reasons = {one: one.problem or _why_not(one.standing, attrs, followed) for one in found}
     listed = "; ".join(f"{one} {reason}" for one, reason in reasons.items())
     writes = attrs in ("read-write", "primary")
     if writes and all(reason == "is a standby" for reason in reasons.values()):
-        return OnlyStandbysError(
+        return AccessError(
             f"{where}: {listed}, which takes no writes; name the primary in the url, or promote a standby (pg_ctl "
-            "promote, or SELECT pg_promote())"
+            "promote, or SELECT pg_promote())",
+            reason="only standbys",
         )
     hint = "are the servers running, and are hosts and ports right?"
     if any(reason.startswith("is an old primary") for reason in reasons.values()):
         hint = "an old primary takes no writes of this run: end it, or make it a standby of the new one (pg_rewind)"
     elif any(reason == "is a standby" for reason in reasons.values()) and writes:
         hint = "no primary can be reached: start it, promote a standby (pg_ctl promote), or name the primary in the url"
-    return NoPrimaryError(f"{where}: no server is {_WANTED[attrs]}: {listed}; {hint}")
+    return UnreachableError(f"{where}: no server is {_WANTED[attrs]}: {listed}; {hint}", reason="no primary")
 
 
 _WANTED = {

@@ -97,11 +97,6 @@ class SqliteDatabase(Database):
         self._committed()
         return result
 
-    async def write_beside(
-        self, function: Function[T], guard: Function[object], confirm: Function[object], scope: Scope = DEFAULT
-    ) -> T:
-        return await self.write(function, scope)
-
     async def _in_turn(
         self, function: Function[T], scope: Scope, *, write: bool, brief: bool, patience: float | None = None
     ) -> T:

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Text,
     bindparam,
     case,
-    delete,
     func,
     insert,
     literal,
@@ -32,7 +31,7 @@ from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Diale
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Prepared
-from replaybuf.storage.sql.schema.tables import counter, garbage, group, info, payload
+from replaybuf.storage.sql.schema.tables import counter, group, info, payload
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
@@ -50,6 +49,8 @@ class SqliteDialect(Dialect):
     is_remote = False
     shard = literal(0)
     connections = literal(1)
+    now = "(julianday('now') - 2440587.5) * 86400.0"
+    locked = skip = ""
 
     def insert(self, table: Table) -> Any:
         return sqlite.insert(table)
@@ -103,10 +104,13 @@ class SqliteDialect(Dialect):
         session = _session(tx)
         return [session.read_blob(payload.name, payload.c.data.name, uid, at, size) for uid, at, size in ranges]
 
-    def remove_groups(self, tx: Transaction, uids: Sequence[int], now: float) -> None:
+    def among(self, name: str) -> str:
+        return f"IN (SELECT value FROM json_each(:{name}))"  # noqa: S608
+
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
         listed = self.listed(uids)
-        tx.fetch(_REMOVE, listed)
-        tx.fetch(_DISCARD, now, listed)
+        tx.run(_TO_PAST, newest, listed)
+        return tx.run(_REMOVE, listed)
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -122,22 +126,6 @@ class SqliteDialect(Dialect):
 
     def set_last_uid(self, tx: Transaction, last: int) -> None:
         tx.execute(update(counter).where(_UID).values(value=last))
-
-    def begin_keeping(self, tx: Transaction, checkpoint: int, last: int, lanes: Sequence[int]) -> None:
-        names = ", ".join(column.name for column in group.columns)
-        old = ", ".join(f"old.{column.name}" for column in group.columns)
-        for event in _EVENTS:
-            tx.run(f"""
-                CREATE TRIGGER {_trigger(event, checkpoint)} AFTER {event} ON rb_group
-                WHEN old.uid > (SELECT copied_to FROM rb_checkpoint WHERE id = {checkpoint})
-                 AND old.uid <= {last} AND old.lane IN ({", ".join(map(str, lanes))})
-                BEGIN
-                    INSERT OR IGNORE INTO rb_checkpoint_group (checkpoint, {names}) VALUES ({checkpoint}, {old});
-                END""")  # noqa: S608
-
-    def end_keeping(self, tx: Transaction, checkpoint: int) -> None:
-        for event in _EVENTS:
-            tx.run(f"DROP TRIGGER IF EXISTS {_trigger(event, checkpoint)}")
 
     def row_limit(self, tx: Transaction) -> RowLimit:
         limit = _session(tx).raw.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
@@ -195,13 +183,6 @@ _NOTE_START = Prepared(
 )
 
 
-_EVENTS = ("UPDATE", "DELETE")
-
-
-def _trigger(event: str, checkpoint: int) -> str:
-    return f"rb_checkpoint_{checkpoint}_{event.lower()}"
-
-
 _UID = counter.c.name == "uid"
 _RAISE_UID = Prepared(
     lambda _: (
@@ -212,15 +193,12 @@ _RAISE_UID = Prepared(
     ),
     "count",
 )
-_REMOVE = Prepared(lambda dialect: delete(group).where(dialect.one_of(group.c.uid, "uids")), "uids")
-_value = func.json_each(bindparam("uids", type_=Text())).table_valued("value").c.value
-_DISCARD = Prepared(
-    lambda _: insert(garbage).from_select(
-        ["uid", "removed_at"], select(_value, bindparam("now", type_=garbage.c.removed_at.type))
-    ),
-    "now",
-    "uids",
-)
+_COLUMNS = ", ".join(column.name for column in group.columns)
+_TO_PAST = f"""
+INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
+SELECT {_COLUMNS}, CASE WHEN since < ?1 THEN ?1 END, {SqliteDialect.now}
+FROM rb_group WHERE uid IN (SELECT value FROM json_each(?2))"""  # noqa: S608
+_REMOVE = "DELETE FROM rb_group WHERE uid IN (SELECT value FROM json_each(?1)) RETURNING lane, bytes"
 
 
 def _set_key(race: str) -> Prepared:

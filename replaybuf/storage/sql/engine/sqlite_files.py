@@ -18,13 +18,9 @@ from pathlib import Path
 
 from replaybuf.errors import (
     AccessError,
-    DiskFullError,
     LockedError,
-    NetworkFilesystemError,
-    NotADatabaseError,
     ReplayBufError,
     StorageError,
-    TooLargeError,
 )
 from replaybuf.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.redact import redact
@@ -61,7 +57,7 @@ class OpenFiles:
         self._log: _Identity = None
 
     def before_opening(self) -> None:
-        """Raise NotADatabaseError when the WAL was deleted while in use.
+        """Raise StorageError when the WAL was deleted while in use.
 
         SQLite deletes the WAL index (-shm) first and creates it last. While another process has both open, a second WAL
         would damage the database.
@@ -73,10 +69,11 @@ class OpenFiles:
         time.sleep(_LOOK_AGAIN_SECONDS)  # another process may be deleting both right now
         if _exists(f"{self._path}-shm") and not _exists(f"{self._path}-wal"):
             name = Path(self._path).name
-            raise NotADatabaseError(
+            raise StorageError(
                 f"{self._path}: its write-ahead log ({name}-wal) was deleted while the database was in use, and with "
                 f"it what was committed last. Put it back; or end all processes that use the database, delete "
-                f"{name}-shm, and go on with what is left"
+                f"{name}-shm, and go on with what is left",
+                reason="not a database",
             )
 
     def opened(self) -> None:
@@ -91,22 +88,24 @@ class OpenFiles:
             self._file = self._log = None
 
     def check(self) -> None:
-        """Raise NotADatabaseError when the path no longer leads to the open files."""
+        """Raise StorageError when the path no longer leads to the open files."""
         if self._path is None:
             return
         # In a new database, the files appear with the first transactions.
         file, log = _identity(self._path), _identity(f"{self._path}-wal")
         self._file, self._log = self._file or file, self._log or log
         if file != self._file:
-            raise NotADatabaseError(
+            raise StorageError(
                 f"{self._path} was deleted or replaced while this process had it open: nothing more is stored there; "
-                "close this buffer and open it again"
+                "close this buffer and open it again",
+                reason="not a database",
             )
         if log != self._log:
-            raise NotADatabaseError(
+            raise StorageError(
                 f"{self._path}: its write-ahead log ({Path(self._path).name}-wal) was deleted or replaced while this "
                 "process had it open: nothing more is stored. Close the buffer, in all processes: what was committed "
-                "is written to the database then"
+                "is written to the database then",
+                reason="not a database",
             )
 
     def confirm(self) -> None:
@@ -210,27 +209,34 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
             "transaction (a shell with BEGIN open?), or raise lock_timeout"
         )
     if "too big" in text:
-        return TooLargeError(f"{where}: {text}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH")
+        return StorageError(
+            f"{where}: {text}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH", reason="too large"
+        )
     if "disk is full" in text:
-        return DiskFullError(f"{where}: {text}; free some space (what was committed before is safe)")
+        return StorageError(f"{where}: {text}; free some space (what was committed before is safe)", reason="disk full")
     if name in _WRITING:
-        return DiskFullError(
+        return StorageError(
             f"{where}: {text} in writing: the disk is full or failing, or a quota or a limit of the file's size is "
-            "reached; free some space (what was committed before is safe)"
+            "reached; free some space (what was committed before is safe)",
+            reason="disk full",
         )
     if "disk I/O error" in text:
-        return NotADatabaseError(
+        return StorageError(
             f"{where}: {text}: the file or its log (-wal) can't be read; it was truncated, deleted or damaged, or the "
-            "disk fails"
+            "disk fails",
+            reason="not a database",
         )
     if "readonly" in text or "read-only" in text:
         return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
     if "malformed" in text:
-        return NotADatabaseError(
-            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, docs/doctor.md how to save the rest"
+        return StorageError(
+            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, docs/doctor.md how to save the rest",
+            reason="not a database",
         )
     if "not a database" in text or "encrypted" in text:
-        return NotADatabaseError(f"{where}: {text}; give the path of a replaybuf database, or of a file to create")
+        return StorageError(
+            f"{where}: {text}; give the path of a replaybuf database, or of a file to create", reason="not a database"
+        )
     if "unable to open" in text:
         folder = Path(path).absolute().parent
         if os.path.isdir(path):
@@ -242,12 +248,13 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
 
 
 def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> None:
-    """Raise NetworkFilesystemError when a SQLite database at this path would be on a network file system."""
+    """Raise StorageError when a SQLite database at this path would be on a network file system."""
     kind = filesystem_type(path, mountinfo)
     if is_network(kind):
-        raise NetworkFilesystemError(
+        raise StorageError(
             f"{os.fspath(path)} is on a network file system ({kind}), where SQLite's write-ahead log can be damaged: "
-            "use a file on a local disk, or PostgreSQL; allow_network_filesystem=True if you know better"
+            "use a file on a local disk, or PostgreSQL; allow_network_filesystem=True if you know better",
+            reason="network filesystem",
         )
 
 
@@ -276,7 +283,7 @@ _WAIT_SECONDS, _PAUSE = 2.0, 0.01
 
 
 def refuse_others(path: str, where: str) -> None:
-    """Raise NotADatabaseError unless the file is missing, empty, or a database of ours.
+    """Raise StorageError unless the file is missing, empty, or a database of ours.
 
     Raises errors of `sqlite3` for an unreadable file.
     """
@@ -284,8 +291,10 @@ def refuse_others(path: str, where: str) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while _is_unfinished(path, where):
         if time.monotonic() >= deadline:
-            raise NotADatabaseError(
-                f"{where} has a transaction of another program that isn't finished ({Path(path).name}-journal); {_LEFT}"
+            raise StorageError(
+                f"{where} has a transaction of another program that isn't finished ({Path(path).name}-journal); "
+                f"{_LEFT}",
+                reason="not a database",
             )
         time.sleep(_PAUSE)
 
@@ -299,7 +308,7 @@ def _is_unfinished(path: str, where: str) -> bool:
     if size < 2:
         what = "empty" if not size else "a single byte"
         log = f", but has a write-ahead log beside it ({Path(path).name}-wal)" if logged else ""
-        raise NotADatabaseError(f"{where} is not a database: it is {what}{log}; {_LEFT}")
+        raise StorageError(f"{where} is not a database: it is {what}{log}; {_LEFT}", reason="not a database")
     try:
         empty = _is_empty(path, where, "immutable=1")
     except sqlite3.DatabaseError as error:
@@ -312,7 +321,7 @@ def _is_unfinished(path: str, where: str) -> bool:
 
 
 def _is_empty(path: str, where: str, how: str) -> bool:
-    """Return whether a database is empty; False if it is ours. Raises NotADatabaseError for any other."""
+    """Return whether a database is empty; False if it is ours. Raises StorageError for any other."""
     with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{how}", uri=True)) as raw:
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
         [(marked,)] = raw.execute("PRAGMA application_id")
@@ -322,8 +331,9 @@ def _is_empty(path: str, where: str, how: str) -> bool:
             return False
     more = f", {len(names) - 1} more" if len(names) > 1 else ""
     what = f"{brief(names[0])}{more}" if names else f"the application_id {marked}"
-    raise NotADatabaseError(
-        f"{where} is a database of another program: it has {what} and not the tables of replaybuf; {_LEFT}"
+    raise StorageError(
+        f"{where} is a database of another program: it has {what} and not the tables of replaybuf; {_LEFT}",
+        reason="not a database",
     )
 
 

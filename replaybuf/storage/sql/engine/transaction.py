@@ -32,7 +32,7 @@ class Scope:
     """One buffer in a database, and its rules. Without a name: all buffers, for readers.
 
     `epoch` is the number of restores of the buffer before it was opened; `ticket_shift` is uid minus ticket;
-    `checkpoint` is the id of the last checkpoint; `database` is the unique id of the database. `worker` is the worker
+    `database` is the unique id of the database. `worker` is the worker
     name of this store.
     """
 
@@ -40,7 +40,6 @@ class Scope:
     rules: Rules = field(default_factory=Rules)
     epoch: int = 0
     ticket_shift: int = 0
-    checkpoint: int = 0
     database: str | None = None
     worker: str | None = None
 
@@ -88,13 +87,15 @@ class Transaction(ReadTransaction):
     """A running transaction, which may write. `scope` is the buffer as seen by the transaction (`statements.fence`).
 
     `mark` has the values of `engine.outage.MARK` until they are written; None where the outcome of a commit is always
-    known. `last` are statements to be sent in one message with COMMIT.
+    known. `last` are statements to be sent in one message with COMMIT. `newest` is the id of the buffer's newest
+    checkpoint once it was read (`statements.past`).
     """
 
     session: Session
     scope: Scope = DEFAULT
     mark: tuple[str, int] | None = None
     last: tuple[str, ...] = ()
+    newest: int | None = None
     dialect: Dialect = field(init=False)
 
     def __post_init__(self) -> None:

@@ -28,10 +28,10 @@ from replaybuf.rules.circumstances import (
     limits_of,
 )
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.transitions import Tally, total
-from replaybuf.storage.reports import process_began
+from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
+from replaybuf.worker_name import is_gone
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
@@ -56,7 +56,7 @@ class Waiter:
 
 
 _WAITERS = """
-SELECT w.name, a.number, a.kind, a.wants, a.status, a.query, a.since AS began, a.deadline AS ends, a.limits
+SELECT w.name, a.kind, a.wants, a.status, a.query, a.since AS began, a.deadline AS ends, a.limits
 FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
 WHERE w.buffer = :buffer AND a.seen_at > :live ORDER BY a.since, a.number"""
 
@@ -69,8 +69,8 @@ def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
     found = []
     for row in tx.rows(_WAITERS, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
         wants = {str(task): int(n) for task, n in row["wants"].items()}
-        status, began = Status(row["status"] or Status.COMPLETED), process_began(row["number"])
-        wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"], False, began)
+        status = Status(row["status"] or Status.COMPLETED)
+        wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"])
         found.append(Waiter(wait, limits_of(row["limits"])))
     return found
 
@@ -95,10 +95,14 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
     errors, failed_by, failed_with = _read_failures(tx, buffer)
     minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
     recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
-    seen = tx.table(_WORKERS, buffer=buffer)[1]
-    workers = [Worker(*[*row[:4], *map(int, row[4:7]), *row[7:9], bool(row[9])]) for row in seen]
-    put = {task: total(tallies, task, Tally.PUT) for task, _, _ in tallies}
-    last_puts = _read_last_puts(tx, buffer, drawn), _last_changes(minutes, put)
+    workers = []
+    for name, began, seen, ended, put, failed, taken, host, pid, waiting, on in tx.table(_WORKERS, buffer=buffer)[1]:
+        killed, did = ended is None and is_gone(on, pid), (int(put), int(failed), int(taken))
+        workers.append(Worker(name, began, seen, ended, *did, host, pid, bool(waiting), killed))
+    puts = {(task, status): count for (task, status, name), count in tallies.items() if name == Tally.PUT}
+    last_puts = _last_changes(minutes, puts)
+    for lane, last in _read_last_puts(tx, buffer, drawn).items():
+        last_puts[lane] = max(last, last_puts.get(lane, last))
     return Circumstances(
         now,
         tallies,
@@ -109,9 +113,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
         steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
         before=_an_hour_ago(minutes, workers, now),
         recent=_before(*recent[0]) if recent else None,
-        last_put={
-            task: max(one[task] for one in last_puts if task in one) for task in {**last_puts[0], **last_puts[1]}
-        },
+        last_put=last_puts,
         last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
         errors=errors,
         failed_by=failed_by,
@@ -170,9 +172,7 @@ def _unknown_tags(tx: ReadTransaction, buffer: str, wait: Wait, tags: Sequence[s
 
 # Leased groups have lanes of their own: without that, SQLite would scan all groups.
 _HELD = """
-SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until),
-       min((SELECT max(b.taken_at) FROM rb_batch b WHERE b.lease = g.lease)),
-       max((SELECT max(b.taken_at) FROM rb_batch b WHERE b.lease = g.lease))
+SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until)
 FROM rb_lane l JOIN rb_group g ON g.lane = l.id
 WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
 GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
@@ -181,10 +181,10 @@ GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
 _WORKERS = """
 SELECT w.name, w.started_at, w.seen_at, w.ended_at,
        coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid,
-       EXISTS (SELECT 1 FROM rb_waiter t WHERE t.worker_id = w.id AND t.seen_at >= w.seen_at)
+       EXISTS (SELECT 1 FROM rb_waiter t WHERE t.worker_id = w.id AND t.seen_at >= w.seen_at), w.machine
 FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1000) w
      LEFT JOIN rb_activity a ON a.worker_id = w.id
-GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid ORDER BY w.seen_at DESC, w.id"""
+GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid, w.machine ORDER BY w.seen_at DESC, w.id"""
 
 
 # Times of the last put, draw and restore
@@ -200,7 +200,8 @@ _OF_NEWEST = """
 (SELECT g.{column} FROM rb_group g WHERE g.lane BETWEEN l.id AND l.id ORDER BY g.lane DESC, g.uid DESC LIMIT 1)"""
 
 _LAST_PUTS = (
-    f"SELECT l.id, l.task_name, {_OF_NEWEST.format(column='created_at')} FROM rb_lane l WHERE l.buffer = :buffer"  # noqa: S608
+    f"SELECT l.id, l.task_name, l.status, {_OF_NEWEST.format(column='created_at')} "  # noqa: S608
+    "FROM rb_lane l WHERE l.buffer = :buffer"
 )
 _STEPS = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
 _LAST_BATCH = """
@@ -236,24 +237,24 @@ def _before(time: float, tasks: _Figures) -> Before | None:
     return Before(time, put, expired, {task: figures.get("set_aside", 0) for task, figures in tasks.items()})
 
 
-def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[str, int]) -> dict[str, float]:
-    """Return for each task the last of these minutes whose put count is below the current one."""
+def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[LaneName, int]) -> dict[LaneName, float]:
+    """Return for each task and status the last of these minutes whose put count is below the current one."""
     return {
-        task: max(before)
-        for task, count in puts.items()
-        if (before := [minute for minute, tasks in minutes if tasks.get(task, {}).get("put", 0) < count])
+        (task, status): max(before)
+        for (task, status), count in puts.items()
+        if (before := [at for at, tasks in minutes if tasks.get(task, {}).get("put_of", {}).get(status, 0) < count])
     }
 
 
-def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return when the newest group of each task was put, among the groups present and those drawn last."""
+def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[LaneName, float]:
+    """Return when the newest group of each task and status was put, of those present and those drawn last."""
     rows = tx.table(_LAST_PUTS, buffer=buffer)[1]
-    tasks = {lane: task for lane, task, _ in rows}
+    names = {lane: (task, Status(status)) for lane, task, status, _ in rows}
     members = [] if drawn is None else [(member[1], member[6]) for member in drawn["members"]]
-    last: dict[str, float] = {}
-    for lane, created_at in [*((lane, at) for lane, _, at in rows), *members]:
-        if lane in tasks and created_at is not None:
-            last[tasks[lane]] = max(last.get(tasks[lane], created_at), created_at)
+    last: dict[LaneName, float] = {}
+    for lane, created_at in [*((row[0], row[-1]) for row in rows), *members]:
+        if lane in names and created_at is not None:
+            last[names[lane]] = max(last.get(names[lane], created_at), created_at)
     return last
 
 

@@ -86,15 +86,20 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
     return Life(uid, origin, there, draws, happenings, replaces, later, checkpoints, tx.now(), several)
 
 
+_COPIED = "created_at, worker, put_step, oldest_step, reward, made_from"
 _PUT = """
     l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
     g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from"""
 _ROW = f"SELECT {_PUT} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
-# One index look-up in each checkpoint.
+# A checkpoint has the version that was there then.
 _IN_CHECKPOINTS = f"""
 SELECT {_PUT}, c.step AS checkpoint_step
-FROM rb_checkpoint c JOIN rb_checkpoint_group g ON g.checkpoint = c.id JOIN rb_lane l ON l.id = g.lane
-WHERE g.uid = :uid AND c.copied_to IS NULL ORDER BY c.id"""  # noqa: S608
+FROM (
+    SELECT uid, since, until, lane, {_COPIED} FROM rb_past WHERE uid = :uid AND until IS NOT NULL
+    UNION ALL SELECT uid, since, NULL, lane, {_COPIED} FROM rb_group WHERE uid = :uid
+) g JOIN rb_lane l ON l.id = g.lane
+    JOIN rb_checkpoint c ON c.buffer = l.buffer AND c.id > g.since AND (c.id <= g.until OR g.until IS NULL)
+ORDER BY c.id"""  # noqa: S608
 _EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
 _EVENTS = {
     "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from replaybuf.errors import AccessError, ConfigError, LockedError, NotADatabaseError, UnreachableError
+from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
 from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
@@ -91,14 +91,15 @@ class Reader(ABC):
     def read(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
-        Raises NotADatabaseError and SchemaError for a database that isn't one of this version of replaybuf, and
+        Raises StorageError for a database that isn't one of this version of replaybuf, and
         LockedError after `timeout` seconds.
         """
 
         def checked(tx: ReadTransaction) -> T:
             if not check_revision(tx.revision(), self.where):
-                raise NotADatabaseError(
-                    f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it"
+                raise StorageError(
+                    f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it",
+                    reason="not a database",
                 )
             return function(tx)
 
@@ -127,9 +128,11 @@ class SqliteReader(Reader):
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         try:
             return self._quietly_or_not(function, timeout)
-        except NotADatabaseError as error:
+        except StorageError as error:
+            if error.reason != "not a database":
+                raise
             # Readers create nothing.
-            raise NotADatabaseError(str(error).removesuffix(", or of a file to create")) from error
+            raise StorageError(str(error).removesuffix(", or of a file to create"), reason="not a database") from error
 
     def _quietly_or_not(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:
         quiet = self._quiet_state()

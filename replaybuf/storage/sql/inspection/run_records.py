@@ -134,10 +134,12 @@ def find_stored(tx: ReadTransaction, name: str, step: int) -> StoredCheckpoint:
     raise missing_checkpoint(step, [one.step for one in made])
 
 
-_PUT_SINCE = """SELECT count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer
-AND NOT EXISTS (SELECT 1 FROM rb_checkpoint_group c WHERE c.checkpoint = :id AND c.uid = g.uid)"""
-_LEFT_SINCE = """SELECT count(*) FROM rb_checkpoint_group c WHERE c.checkpoint = :id
-AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = c.uid)"""
+_PUT_SINCE = """SELECT count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE l.buffer = :buffer AND g.since >= :id AND NOT EXISTS (
+    SELECT 1 FROM rb_past p WHERE p.uid = g.uid AND p.since < :id AND p.until >= :id)"""
+_LEFT_SINCE = """SELECT count(*) FROM rb_past p WHERE p.until >= :id AND p.since < :id
+AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
+    SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
 _USERS = """SELECT DISTINCT name FROM rb_worker
 WHERE buffer = :buffer AND seen_at > :live AND ended_at IS NULL ORDER BY name"""
 
@@ -146,7 +148,7 @@ def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
     """Return the effects that restoring a checkpoint would have now."""
     return Since(
         tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
-        tx.value(_LEFT_SINCE, id=made.id),
+        tx.value(_LEFT_SINCE, buffer=made.buffer, id=made.id),
         tx.values(_USERS, buffer=made.buffer, live=time.time() - _SEEN_SECONDS),
     )
 

@@ -9,16 +9,15 @@ from typing import Any
 
 from replaybuf.rules.comparison import (
     Part,
-    Rewards,
     Table,
+    all_along,
     by_task,
     by_worker,
     comparisons_of,
-    fallen,
-    join,
-    of_others,
+    mean,
     tabulate,
     verdict,
+    without,
 )
 from replaybuf.storage.sql.inspection.groups import extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -112,11 +111,14 @@ class StepTrace:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Outliers of a step, as a sentence: the names of workers, and whether the others' rewards fell, too."""
+    """What stands out in several steps: workers that are lower than the others all along (`all_along`), and tasks.
 
-    verdict: str
-    workers: tuple[str | None, ...]
-    fell: bool
+    `fell` has the step, the number of restores and the verdict of each step in which something stands out without the
+    groups of those workers.
+    """
+
+    workers: list[tuple[str | None, Part]]
+    fell: list[tuple[int, int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +188,19 @@ def neighbours(tx: ReadTransaction, buffer: str, step: int) -> tuple[int | None,
     return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
 
 
-def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) -> dict[tuple[int, int], Judged]:
-    """Return the verdicts of `trace step` for the steps in which a worker or a task stands out.
-
-    Keys are the step and the number of restores before it.
-    """
-    if not found:
-        return {}
-    drawn = _with_steps_before(tx, buffer, {one.step for one in found})
-    tables = _tables(drawn)
-    keys = {(key.step, key.restores): key for key in drawn}
-    judged = {}
-    many = sum(comparisons_of(tables[keys[one.step, one.restores]]) for one in found)
-    for one in found:
-        compared = _compare(drawn, tables, keys[one.step, one.restores], many)
-        worse = tuple(part.name for part in compared.workers if part.stands_out)
-        fell = bool(fallen(compared.others))
-        if worse or fell:
-            judged[one.step, one.restores] = Judged(compared.verdict(one.reward), worse, fell)
-    return judged
+def judge_steps(tx: ReadTransaction, buffer: str, found: Sequence[StepSummary]) -> Judged:
+    """Return what stands out in these steps together."""
+    drawn = _with_steps_before(tx, buffer, {one.step for one in found}) if found else {}
+    tables, shown = _tables(drawn), {(one.step, one.restores) for one in found}
+    keys = [key for key in drawn if (key.step, key.restores) in shown]
+    many = sum(comparisons_of(tables[key]) for key in keys)
+    workers, fell = all_along([tables[key] for key in keys if not key.undone]), list[tuple[int, int, str]]()
+    rest = {key: without((part.name for _, part in workers), table) for key, table in tables.items()}
+    for key in keys:
+        compared = _compare(drawn, rest, key, many)
+        if any(part.stands_out for part in (*compared.workers, *compared.others)):
+            fell.append((key.step, key.restores, compared.verdict(None)))
+    return Judged(workers, fell)
 
 
 def _with_steps_before(tx: ReadTransaction, buffer: str, steps: set[int]) -> dict[StepKey, list[Batch]]:
@@ -225,42 +221,57 @@ def _compare(
 ) -> _Compared:
     """Return a step's workers and tasks compared with the earlier steps of its run.
 
-    `drawn` is newest step first, and last run first within a step. `comparisons`: the number of tests made in all.
+    `drawn` is newest step first, and last run first within a step. `comparisons`: the number of tests in a whole run.
     """
+    compared = _before(drawn, tables, key)
+    table = tables[key]
+    workers = by_worker([table], compared, comparisons=comparisons)
+    tasks = by_task(table, compared, comparisons=comparisons)
+    worse = [part.name for part in workers if part.stands_out]
+    others = by_task(without(worse, table), [without(worse, one) for one in compared], comparisons=comparisons)
+    every = mean(one.reward for of in compared for groups in of.values() for one in groups)
+    return _Compared(workers, tasks, others, every, len(compared))
+
+
+def _before(drawn: Mapping[StepKey, Sequence[Batch]], tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:
+    """Return the tables of the steps before one, in the runs that it continues, oldest first."""
     earlier: dict[int, Table] = {}
     for other, batches in drawn.items():
         if other.step < key.step and other.restores <= key.restores and any(one.settled for one in batches):
             earlier.setdefault(other.step, tables[other])  # the last run that this one continues comes first
-    compared = list(earlier.values())[:STEPS_BEFORE]
-    table, before = tables[key], join(compared)
-    every = sum(before.values(), start=Rewards())
-    many = comparisons_of(table) if comparisons is None else comparisons
-    workers = by_worker(table, before, comparisons=many)
-    tasks = by_task(table, before, comparisons=many)
-    others = by_task(of_others(workers, table), of_others(workers, before), comparisons=many)
-    return _Compared(workers, tasks, others, every.mean if every.count else None, len(compared))
+    return list(earlier.values())[:STEPS_BEFORE][::-1]
 
 
 def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[StepKey, list[Batch]]:
     return batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=limit), members=True)
 
 
-def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[str | None, list[WorkerStep]]:
-    """Return what each worker made of the last train steps, newest first, without steps undone by a restore."""
-    found: dict[str | None, list[WorkerStep]] = {}
+@dataclass(frozen=True, slots=True)
+class WorkerSteps:
+    """What a worker made of several steps together, whether it is `worse` all along, and of each, newest first."""
+
+    part: Part
+    worse: bool
+    steps: list[WorkerStep]
+
+
+def steps_by_worker(tx: ReadTransaction, buffer: str, limit: int | None) -> list[WorkerSteps]:
+    """Return what each worker made of the last train steps, worst first, without steps undone by a restore."""
     drawn = {key: batches for key, batches in _last_steps(tx, buffer, limit).items() if not key.undone}
+    tables, found = _tables(drawn), dict[str | None, list[WorkerStep]]()
     for key, parts in _parts_of_steps(drawn).items():
         summary = StepSummary.of(key, drawn[key])
         for part in parts:
             found.setdefault(part.name, []).append(WorkerStep(summary, part))
-    return found
+    worse = {part.name for _, part in all_along([*tables.values()])}
+    return [WorkerSteps(part, part.name in worse, found[part.name]) for part in by_worker([*tables.values()])]
 
 
 def _parts_of_steps(drawn: Mapping[StepKey, Sequence[Batch]]) -> dict[StepKey, list[Part]]:
     """Return the workers of each step, each compared with the others in the step."""
     tables = _tables(drawn)
     many = sum(map(comparisons_of, tables.values()))
-    return {key: by_worker(table, {}, comparisons=many) for key, table in tables.items()}
+    return {key: by_worker([table], comparisons=many) for key, table in tables.items()}
 
 
 _ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts WHERE uid IN ({uids})"

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, NullPool, create_engine, delete, event, text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from replaybuf.errors import ConfigError, InputError, NotADatabaseError, SchemaError
+from replaybuf.errors import ConfigError, InputError, StorageError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
@@ -90,7 +90,7 @@ class Writer:
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:
     """Upgrade the schema, or create it in an empty database; return the revisions before and after.
 
-    Raises NotADatabaseError for another application's database, and SchemaError for a newer schema.
+    Raises StorageError for another application's database, and for a newer schema.
     """
     # Checked before it is opened for writing, which changes the journal mode of a SQLite file.
     reader.read_any(lambda tx: _check_owner(tx, reader.where))
@@ -112,7 +112,7 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
             writer.run(partial(bring_up, functions=FUNCTIONS, replaces=True))
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
-        raise SchemaError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}")
+        raise StorageError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}", reason="schema")
     return before, after
 
 
@@ -120,7 +120,9 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
     revision, whole = tx.revision(), tx.of(DEFAULT)
     if revision is None and (tables := whole.dialect.tables(whole)):
         some = ", ".join(sorted(tables)[:3])
-        raise NotADatabaseError(f"{where} belongs to something else (it has tables {some}); nothing was changed")
+        raise StorageError(
+            f"{where} belongs to something else (it has tables {some}); nothing was changed", reason="not a database"
+        )
     if state_of(revision) is State.NEWER:
         check_revision(revision, where)
 
@@ -182,7 +184,7 @@ def forget_buffer(reader: Reader, name: str) -> None:
 
 
 def saved_buffer(file: str) -> tuple[str, str | None]:
-    """Return a snapshot's name of the buffer, and its policy, None for any. Raises SnapshotError or SchemaError."""
+    """Return a snapshot's name of the buffer, and its policy, None for any. Raises SnapshotError or StorageError."""
     facts = asyncio.run(read_snapshot_facts(file))
     return facts[BUFFER], facts.get("policy")
 
@@ -210,7 +212,9 @@ def exists(target: Target) -> bool:
         return False
     try:
         open_reader(target.url).read(lambda tx: None)
-    except NotADatabaseError:
+    except StorageError as error:
+        if error.reason != "not a database":
+            raise
         return False
     return True
 
@@ -291,7 +295,7 @@ def migrations_folder() -> Path:
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
             return folder
-    raise SchemaError("the migration scripts are missing from this installation; reinstall replaybuf")
+    raise StorageError("the migration scripts are missing from this installation; reinstall replaybuf", reason="schema")
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import (
     insert,
 )
 
-from replaybuf.errors import NotADatabaseError, SchemaError
+from replaybuf.errors import StorageError
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE, check_revision
 from replaybuf.storage.sql.schema.tables import IDENTITY, counter, info
@@ -39,7 +39,7 @@ version = Table(
 
 
 def check_schema(tx: Transaction, where: str) -> bool:
-    """Return whether there is a schema. Raises SchemaError when it is older or newer than this version of replaybuf."""
+    """Return whether there is a schema. Raises StorageError when it is of another version of replaybuf."""
     return check_revision(tx.revision(), where)
 
 
@@ -50,9 +50,10 @@ def create_schema(tx: Transaction, where: str) -> None:
         return
     taken = (tx.dialect.tables(tx) & metadata.tables.keys()) | _taken_by_others(tx)
     if taken:
-        raise NotADatabaseError(
+        raise StorageError(
             f"{where} already has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; "
-            "use another database, or rename them"
+            "use another database, or rename them",
+            reason="not a database",
         )
     create_tables(tx)
     create_views(tx)
@@ -91,11 +92,12 @@ def create_views(tx: Transaction) -> None:
 
 
 def drop_views(tx: Transaction) -> None:
-    """Drop the views that exist. Raises SchemaError when foreign tables or views have their names."""
+    """Drop the views that exist. Raises StorageError when foreign tables or views have their names."""
     if taken := _taken_by_others(tx):
-        raise SchemaError(
+        raise StorageError(
             f"the database has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; its views "
-            "need these names: rename yours, and upgrade again; nothing was changed"
+            "need these names: rename yours, and upgrade again; nothing was changed",
+            reason="schema",
         )
     for view in VIEWS:
         tx.run(f"DROP VIEW IF EXISTS {view}")

@@ -62,6 +62,7 @@ worker = Table(
     Column("name", Name, nullable=False),
     Column("host", Name, nullable=False),
     Column("pid", BigInteger, nullable=False),
+    Column("machine", Name),
     Column("started_at", Number, nullable=False),
     Column("seen_at", Number, nullable=False),
     Column("ended_at", Number),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from replaybuf.errors import SchemaError
+from replaybuf.errors import StorageError
 
 #: The revisions of the alembic chain, oldest first; this version of replaybuf works with the last one.
 REVISIONS = ("0001",)
@@ -31,16 +31,18 @@ def state_of(revision: str | None) -> State:
 
 
 def check_revision(revision: str | None, where: str) -> bool:
-    """Return whether there is a schema. Raises SchemaError when it is older or newer than this version of replaybuf."""
+    """Return whether there is a schema. Raises StorageError when it is of another version of replaybuf."""
     state = state_of(revision)
     if state is State.OLDER:
-        raise SchemaError(
+        raise StorageError(
             f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "
-            f"close all users of it, then run: replaybuf db upgrade {where}"
+            f"close all users of it, then run: replaybuf db upgrade {where}",
+            reason="schema",
         )
     if state is State.NEWER:
-        raise SchemaError(
+        raise StorageError(
             f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
-            "it was made by a newer version; upgrade replaybuf here, to the version that its run has"
+            "it was made by a newer version; upgrade replaybuf here, to the version that its run has",
+            reason="schema",
         )
     return state is State.CURRENT

@@ -8,13 +8,12 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
     rb_file     files or objects with the arrays of payloads that are kept apart (`replaybuf.places`)
     rb_place    the folders and object stores of these files
-    rb_garbage  groups that were taken or deleted, and whose payloads wait to be swept
+    rb_past     versions of groups that left, or were changed: of checkpoints, or waiting to be swept
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
     rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
-    rb_checkpoint        a row for each step checkpoint, with its lanes and their tallies, also while incomplete
-    rb_checkpoint_group  the rows of `rb_group` as of each checkpoint; their payloads are kept
+    rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
                 (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a server function
 
@@ -33,11 +32,15 @@ ends with the tail's extent in the file (`replaybuf.places.store`).
 A file has `bytes`, and `groups` whose payloads name it: 0 when it can be deleted, -1 when it is nobody's
 (`statements.files`). A place was last listed for those at `listed_at`, and keeps all its files until `kept_until`.
 
-`copied_to` is set while a checkpoint is incomplete: groups up to this uid are copied, and `created_at` is the last
-heartbeat of the process that makes it (`tasks.incremental_checkpoint`).
+A version of a group is its row between two changes. `since` is the buffer's newest checkpoint when it began (0: none),
+and `until` the newest one when it ended, NULL if no checkpoint has it: a checkpoint has the versions with
+`since < id <= until`, and those in `rb_group` with `since < id`. So a checkpoint copies nothing (`statements.past`).
+
+`last_uid` of a checkpoint is the last uid before it, or 0 once a restore to an earlier one may have brought back groups
+that it lacks.
 
 `made_from` holds the uids of the groups that this one replaced, and of their own predecessors as far as a checkpoint
-still has them, NULL for none: a restore that keeps this group doesn't bring them back.
+has them, NULL for none: a restore that keeps this group doesn't bring them back.
 
 `worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
 `trained_step` the train step of the group's last draw without a lease, or acknowledgement. NULL where not given.
@@ -123,8 +126,12 @@ group = Table(
     Column("put_step", BigInteger),
     Column("holder", Name),
     Column("trained_step", BigInteger),
+    Column("since", BigInteger, nullable=False, server_default=text("0")),
     postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
 )
+
+#: The key of a version of a group.
+VERSION = ("uid", "since")
 
 payload = Table(
     "rb_payload",
@@ -145,11 +152,18 @@ payload = Table(
     },
 )
 
-garbage = Table(
-    "rb_garbage",
+past = Table(
+    "rb_past",
     metadata,
-    Column("uid", Id, primary_key=True, autoincrement=False),
+    *(
+        Column(
+            column.name, column.type, nullable=column.nullable, primary_key=column.name in VERSION, autoincrement=False
+        )
+        for column in group.columns
+    ),
+    Column("until", BigInteger),
     Column("removed_at", Number, nullable=False),
+    sqlite_with_rowid=False,
     postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
 )
 
@@ -203,20 +217,8 @@ checkpoint = Table(
     Column("next_ticket", BigInteger, nullable=False),
     Column("lanes", Json, nullable=False),
     Column("tallies", Json, nullable=False),
-    Column("copied_to", BigInteger),
+    Column("last_uid", BigInteger, nullable=False),
     sqlite_autoincrement=True,  # a later checkpoint has a higher number, even if the previous one was dropped
-)
-
-checkpoint_group = Table(
-    "rb_checkpoint_group",
-    metadata,
-    Column("checkpoint", Integer, primary_key=True, autoincrement=False),
-    *(
-        Column(column.name, column.type, nullable=column.nullable, primary_key=column.primary_key, autoincrement=False)
-        for column in group.columns
-    ),
-    sqlite_with_rowid=False,
-    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
 )
 
 place = Table(
@@ -302,15 +304,10 @@ partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_unti
 partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
-Index("rb_garbage_in_order", garbage.c.removed_at)
+partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None))
+partial_index("rb_past_kept", past.c.until, past.c.lane, where=past.c.until.is_not(None))
 partial_index("rb_file_empty", file.c.id, where=file.c.groups == 0)
-partial_index(
-    "rb_checkpoint_of_step",
-    checkpoint.c.buffer,
-    checkpoint.c.step,
-    where=checkpoint.c.copied_to.is_(None),
-    unique=True,
-)
+Index("rb_checkpoint_of_step", checkpoint.c.buffer, checkpoint.c.step, unique=True)
 
 #: The staleness of a group; needs `group` joined to `lane`.
 staleness: ColumnElement[int] = case(

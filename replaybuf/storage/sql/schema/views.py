@@ -233,7 +233,7 @@ FROM (
 """,
         "checkpoints": f"""
 SELECT c.buffer AS buffer, c.step AS step, {time("c.created_at")} AS created_at, c.groups AS groups, c.bytes AS bytes
-FROM rb_checkpoint c WHERE c.copied_to IS NULL
+FROM rb_checkpoint c
 """,
         "waiters": f"""
 SELECT

@@ -22,7 +22,7 @@ Tallied = dict[tuple[str, Status, Tally], int]
 STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
 
 _TALLIES = """SELECT l.task_name, l.status, t.name, sum(t.amount) FROM rb_lane l JOIN rb_tally t ON t.lane = l.id
-WHERE l.buffer = :buffer GROUP BY l.task_name, l.status, t.name"""
+WHERE l.buffer = :buffer AND t.name <> 'bytes' GROUP BY l.task_name, l.status, t.name"""
 _CURSORS = "SELECT name, version, position, value FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0"
 
 
@@ -53,15 +53,22 @@ class StoredCheckpoint:
     bytes: int
 
 
-#: Seconds without progress after which a checkpoint's maker counts as dead. (A live one starts again.)
-MAKER_SILENT_SECONDS = 10.0
 _CHECKPOINTS = """SELECT id, buffer, step, created_at, groups, bytes FROM rb_checkpoint
-WHERE copied_to IS NULL AND buffer = coalesce(:buffer, buffer) ORDER BY id"""
+WHERE buffer = coalesce(:buffer, buffer) ORDER BY id"""
 
 
 def list_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[StoredCheckpoint]:
-    """Return the complete checkpoints of one buffer or of all, in the order in which they were made."""
+    """Return the checkpoints of one buffer or of all, in the order in which they were made."""
     return [StoredCheckpoint(*row) for row in tx.tuples(_CHECKPOINTS, buffer=buffer)]
+
+
+#: The query of the ids of dropped checkpoints that still have versions of groups: an index look-up for each checkpoint.
+DROPPED = """WITH RECURSIVE found(id) AS (
+    SELECT min(until) FROM rb_past WHERE until > 0
+    UNION ALL
+    SELECT (SELECT min(p.until) FROM rb_past p WHERE p.until > found.id)
+    FROM found WHERE found.id IS NOT NULL)
+SELECT id FROM found WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM rb_checkpoint)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,12 @@ from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, tally
+from replaybuf.storage.sql.schema.tables import checkpoint, group, lane, tally
 from replaybuf.storage.sql.statements.buffer_facts import Tallied
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
 
@@ -78,7 +79,7 @@ def read_fenced_tallies(tx: Transaction) -> Tallied:
 _SUMS = (
     select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount).label("amount"))
     .select_from(lane.join(tally, tally.c.lane == lane.c.id))
-    .where(lane.c.buffer == bindparam("buffer"))
+    .where(lane.c.buffer == bindparam("buffer"), tally.c.name != str(Tally.BYTES))
     .group_by(lane.c.task_name, lane.c.status, tally.c.name)
 )
 _FENCE, _ALL_SUMS = FENCE.subquery("fence"), _SUMS.subquery("sums")
@@ -97,6 +98,28 @@ def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, A
         .order_by(tally.c.lane, tally.c.name)
     )
     return [{**row, "amount": int(row["amount"])} for row in tx.execute(query).mappings()]
+
+
+def totals(tallies: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return the number of groups in rows of `read_lane_tallies`, leased ones included, and their bytes."""
+    sums: Counter[str] = Counter()
+    for row in tallies:
+        sums[row["name"]] += row["amount"]
+    return sums[Tally.SIZE] + sums[Tally.LEASED], sums[Tally.BYTES]
+
+
+def add_to_checkpoints(tx: Transaction, counts: Mapping[tuple[int, Tally], int], made_before: int) -> None:
+    """Add to the tallies of the buffer's checkpoints after this one."""
+    later = select(checkpoint.c.id, checkpoint.c.tallies).where(
+        checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > made_before
+    )
+    for row in tx.execute(tx.dialect.for_update(later)).all():
+        amounts = Counter({(one["lane"], one["name"]): one["amount"] for one in row.tallies})
+        amounts.update({(lane_id, name.value): n for (lane_id, name), n in counts.items()})
+        changed = [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in amounts.items()]
+        groups, size = totals(changed)
+        values = {"tallies": changed, "groups": groups, "bytes": size}
+        tx.execute(update(checkpoint).where(checkpoint.c.id == row.id).values(values))
 
 
 def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
@@ -169,11 +192,19 @@ def move(
         if row.found_in is not None:
             known[row.found_in.name] = row.found_in
     steps = [(same[0].task_name, step_of(same[0]), [row.uid for row in same]) for same in states.values()]
-    apply(tx, steps, known.values(), **values)
+    at = newest(tx)
+    old = {row.uid for same in states.values() for row in same if row.column("since") < at}
+    keep(tx, [uid for _, step, uids in steps if step.after is not None for uid in uids if uid in old])
+    apply(tx, steps, known.values(), are_kept=True, **values)
 
 
-def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **values: Any) -> None:
-    """Apply transitions to groups, and set these columns of groups that stay. `known` are lanes already read."""
+def apply(
+    tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), *, are_kept: bool = False, **values: Any
+) -> None:
+    """Apply transitions to groups, and set these columns of groups that stay.
+
+    `known` are lanes already read. With `are_kept` the groups are kept for checkpoints already (`past.keep`).
+    """
     homes = {home.name: home for home in known}
     homes |= need_lanes(tx, {(task, status) for task, step, _ in steps for status, _ in step.counts} - homes.keys())
     leased = {(task, step.after.status) for task, step, _ in steps if step.after is not None and step.after.leased}
@@ -193,10 +224,12 @@ def apply(tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), **
         pinned_at = None  # the train step at which groups that leave their lane pin their staleness
         if step.pins_staleness and step.before is not None:
             pinned_at = homes[(task, step.before.status)].step or 0
+        if not are_kept:
+            keep(tx, uids)
         change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
-    remove(tx, gone)
+    counts.update(leave(tx, gone))
     for name, uids in entering.items():
         enter_races(tx, homes[name], uids)
     add_counts(tx, counts)
@@ -261,12 +294,6 @@ def _pinned(step: ColumnElement[int]) -> dict[str, Any]:
         "pinned_staleness": case((follows, step - group.c.oldest_step - 1), else_=group.c.pinned_staleness),
         "pinned_step": case((follows, step), else_=group.c.pinned_step),
     }
-
-
-def remove(tx: Transaction, uids: Sequence[int]) -> None:
-    """Remove groups; their payloads are deleted by the sweep."""
-    if uids:
-        tx.dialect.remove_groups(tx, uids, time.time())
 
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str], worker: str | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, bindparam, false, func, select
@@ -16,11 +16,12 @@ from replaybuf.rules.policies import IDLE, KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, tally
-from replaybuf.storage.sql.statements.counts import Counts, add_step, apply, remove
+from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, pass_time
+from replaybuf.storage.sql.statements.past import in_checkpoints, leave
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 
@@ -141,18 +142,14 @@ def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = Non
     apply(tx, steps)
 
 
-def origins(replaced: Iterable[Any]) -> set[int]:
-    """Return the uids of these groups, and of all their predecessors."""
-    return {uid for row in replaced for uid in (row.uid, *(row.made_from or ()))}
+def origins(tx: Transaction, replaced: Iterable[Any]) -> list[int]:
+    """Return the uids of these groups, which have just left, and of their predecessors that checkpoints have.
 
-
-def kept_origins(replaced: Iterable[Any], in_checkpoints: Container[int]) -> list[int]:
-    """Return the origins stored with the new group: its direct predecessors, and those in checkpoints.
-
-    A restore that keeps the new group doesn't bring them back.
+    A restore that keeps the group which replaces them doesn't bring them back.
     """
     direct = {row.uid for row in replaced}
-    return sorted(uid for uid in origins(replaced) if uid in direct or uid in in_checkpoints)
+    others = {uid for row in replaced for uid in row.made_from or ()} - direct
+    return sorted(direct | in_checkpoints(tx, others) if others else direct)
 
 
 #: A candidate for eviction, and its lane.
@@ -177,7 +174,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
         for status, n in Counter(home.status for home, _ in chosen).items():
             add_step(counts, homes, task, removed(Place(status), Tally.EVICTED), n)
     note(tx, gone, leaving)
-    remove(tx, gone)
+    counts.update(leave(tx, gone))
 
 
 #: The lanes of tasks that count towards the capacity, and the number of groups in each.

@@ -28,9 +28,8 @@ from replaybuf.storage.sql.statements.buffer_facts import last_uid
 def join(tx: Transaction) -> None:
     """Update the scope of a transaction to the buffer's current epoch."""
     row = _row(tx)
-    tx.scope = replace(
-        tx.scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0, checkpoint=row.checkpoint or 0
-    )
+    tx.newest = row.checkpoint or 0
+    tx.scope = replace(tx.scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0)
 
 
 def joined(tx: Transaction) -> Scope:
@@ -57,9 +56,9 @@ def compare(tx: Transaction, row: Row) -> None:
     """Check the fence against a row read by `FENCE`."""
     if (row.epoch or 0) != tx.scope.epoch:
         raise _fenced_off(tx, row)
-    shift, newest = row.ticket_shift or 0, row.checkpoint or 0
-    if (shift, newest) != (tx.scope.ticket_shift, tx.scope.checkpoint):
-        tx.scope = replace(tx.scope, ticket_shift=shift, checkpoint=newest)
+    tx.newest, shift = row.checkpoint or 0, row.ticket_shift or 0
+    if shift != tx.scope.ticket_shift:
+        tx.scope = replace(tx.scope, ticket_shift=shift)
 
 
 def _fenced_off(tx: Transaction, row: Row) -> FencedError:

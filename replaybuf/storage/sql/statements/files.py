@@ -24,7 +24,7 @@ from replaybuf.places.store import Extent, FileLostError
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.records import worker
-from replaybuf.storage.sql.schema.tables import file, garbage, payload, place
+from replaybuf.storage.sql.schema.tables import file, past, payload, place
 
 #: Seconds after which a process that wasn't heard of, or no longer keeps files, counts as dead.
 SILENT_SECONDS = 60.0
@@ -187,8 +187,8 @@ def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> No
 
 
 def _keep(dialect: Dialect) -> Any:
-    now, seconds = (bindparam(name, type_=garbage.c.removed_at.type) for name in ("now", "seconds"))
-    kept = update(garbage).where(dialect.one_of(garbage.c.uid, "uids"))
+    now, seconds = (bindparam(name, type_=past.c.removed_at.type) for name in ("now", "seconds"))
+    kept = update(past).where(dialect.one_of(past.c.uid, "uids"))
     return kept.values(removed_at=dialect.clock_value(now) + seconds)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, case, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, Select, Table, bindparam, case, exists, insert, select, update
 
 from replaybuf.errors import DecodeError
 from replaybuf.places.store import Extent
@@ -19,12 +19,13 @@ from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import garbage, group, lane, payload
+from replaybuf.storage.sql.schema.tables import group, lane, past, payload
 from replaybuf.storage.sql.statements.batches import settle
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, move
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, add_to_checkpoints, change, move
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import GroupRow, select_rows, uid_in
 from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
@@ -82,6 +83,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
     held = [row.uid for row in _held(tx, lease, uids)]
     until = tx.dialect.start_clock(tx) + seconds
     if held:
+        keep(tx, held)
         change(tx, held, {"leased_until": until})
     return until
 
@@ -146,7 +148,7 @@ _ANY_OVERDUE = Prepared(lambda _: _overdue.limit(1), "now", "buffer")
 
 def return_all(tx: Transaction) -> int:
     """End all leases and return the number of their groups: a store's copy is unknown to their consumers."""
-    rows = read_rows(tx, group.c.lease.is_not(None))
+    rows = read_rows(tx, lane.c.leased, group.c.lease.is_not(None), group.c.leased_until.is_not(None))
     move(tx, rows, transitions.unleased)
     return len(rows)
 
@@ -197,17 +199,16 @@ def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) ->
         raise lost_to_others(lease, passed_on)
 
 
-def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> tuple[Counts, dict[int, str]]:
-    """Move drawn groups that their caller didn't receive back to their lanes; return the changes of the tallies.
+def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> dict[int, str]:
+    """Move drawn groups that their caller didn't receive back to their lanes; return unreadable ones, with the reason.
 
     A group whose key was put again in the meantime isn't restored: the newer one replaced it. A group that stayed in
-    its lane and was removed since was delivered to others. Also returns the unreadable groups, with the reason.
+    its lane and was removed since was delivered to others. Checkpoints after `made_before`, the newest one at the draw,
+    have the groups, too.
     """
     counts: Counts = Counter()
-    if tx.dialect.locks_rows and rows:
-        # If a sweep has locked some of these rows, it has deleted their payloads when this lock is granted.
-        ours = uid_in(tx, sorted(row.uid for row in rows), garbage.c.uid)
-        tx.execute(tx.dialect.for_update(select(garbage.c.uid).where(ours)))
+    # If a sweep has locked some of these rows, it has deleted their payloads when this lock is granted.
+    lock(tx, [row.uid for row in rows])
     limits = tx.scope.rules.limits
     unarchived = replace(limits, archive_groups=None, archive_seconds=None)
     names = {row.home.name for row in rows}
@@ -217,38 +218,49 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow]) -> tuple[Counts, dict[i
     for row in sorted(rows, key=lambda row: row.uid):
         draw = transitions.drawn(row, limits)
         if not draw.moves:
-            if _unsample(tx, row):
+            if _unsample(tx, row, made_before):
                 add_step(counts, homes, row.task_name, draw.undone)
             continue
         if draw.after is None or not _unarchive(tx, row, homes[(row.task_name, Status.ARCHIVED)]):
             draw = transitions.drawn(row, unarchived)
-            if not _restore(tx, row, lost):
+            if _restore(tx, row, lost):
+                counts[(row.lane, Tally.BYTES)] += row.column("bytes") or 0
+            else:
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
         add_step(counts, homes, row.task_name, draw.undone)
         if any(race not in row.home.clocks or row.column(race) is None for race in homes[row.home.name].clocks):
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
+    add_to_checkpoints(tx, counts, made_before)
     for name, uids in keyless.items():  # races that began in the lane since the draw
         enter_races(tx, homes[name], uids)
-    return counts, lost
+    return lost
 
 
 _TOO_LATE = f"its arrays were deleted: a draw that nobody received was undone more than {READING_SECONDS:g} s later"
 
 
-def _unsample(tx: Transaction, row: GroupRow) -> bool:
+def _unsample(tx: Transaction, row: GroupRow, made_before: int) -> bool:
     """Undo the draw of a group that stayed in its lane; return False if it is gone."""
     keys = {race: row.column(race) for race in KEYS if row.column(race) is not None}
-    back = update(group).where(group.c.uid == row.uid, group.c.times_sampled > row.times_sampled)
-    nobody_since = group.c.times_sampled == row.times_sampled + 1
-    trained_step = case((nobody_since, row.column("trained_step")), else_=group.c.trained_step)
-    values = {"times_sampled": group.c.times_sampled - 1, "trained_step": trained_step, **keys}
-    return tx.execute(back.values(values)).rowcount > 0
+
+    def undo(table: Table, *conditions: ColumnElement[bool]) -> bool:
+        back = update(table).where(table.c.uid == row.uid, table.c.times_sampled > row.times_sampled, *conditions)
+        nobody_since = table.c.times_sampled == row.times_sampled + 1
+        trained_step = case((nobody_since, row.column("trained_step")), else_=table.c.trained_step)
+        values = {"times_sampled": table.c.times_sampled - 1, "trained_step": trained_step, **keys}
+        return tx.execute(back.values(values)).rowcount > 0
+
+    undo(past, past.c.since >= max(made_before, row.column("since")))
+    return undo(group)
 
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     """Move an archived group back to its lane; return False if it is no longer in the archive."""
-    return bool(tx.fetch(_UNARCHIVE, *row.values, row.uid, archive.id))
+    if not tx.fetch(_UNARCHIVE, *row.values, row.uid, archive.id):
+        return False
+    come_back(tx, row.uid, row.column("since"))
+    return True
 
 
 def _restore(tx: Transaction, row: GroupRow, lost: dict[int, str]) -> bool:
@@ -258,7 +270,7 @@ def _restore(tx: Transaction, row: GroupRow, lost: dict[int, str]) -> bool:
     """
     if not tx.fetch(_RESTORE, *row.values):
         return False
-    tx.execute(delete(garbage).where(garbage.c.uid == row.uid))
+    come_back(tx, row.uid, row.column("since"))
     here = select(payload.c.uid).where(payload.c.uid == row.uid)
     if row.payload is not None and tx.execute(here).first() is None:
         # The payload was swept already. (The outline isn't restored: it only serves the views.)

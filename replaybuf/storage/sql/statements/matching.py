@@ -19,6 +19,7 @@ from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import Step, apply
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows, uid_in
 from replaybuf.storage.values import Changes, Unset
@@ -110,6 +111,7 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
     for by_lane in _locked(tx, query):
         for home, uids in by_lane:
             if values:
+                keep(tx, uids)
                 tx.execute(update(group).where(uid_in(tx, uids)).values(values))
             if "priority" in values:
                 enter_races(tx, home, uids)
@@ -164,6 +166,7 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
     by_lane = _by_lane(tx, locked)
     rows = [{"of_uid": uid, "new_priority": priorities[uid]} for _, uids in by_lane for uid in uids]
     if rows:
+        keep(tx, [uid for uid, _ in locked])
         tx.execute(_SET_PRIORITY, rows)
     for home, uids in by_lane:
         enter_races(tx, home, uids)

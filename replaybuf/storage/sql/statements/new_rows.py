@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.circumstances import brief, listed
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM
-from replaybuf.rules.transitions import LaneName
+from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
@@ -68,7 +69,7 @@ class Apart(Protocol):
 
 
 def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
-    """Return the group with payload and metadata encoded. Raises EncodeError.
+    """Return the group with payload and metadata encoded. Raises RolloutError.
 
     With `apart`, the tail of a large payload is queued there.
     """
@@ -152,7 +153,7 @@ def most_bytes(encoded: EncodedGroup) -> int:
 
 
 def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
-    """Raise TooLargeError when the group exceeds what the database can store, or return in one row."""
+    """Raise StorageError when the group exceeds what the database can store, or return in one row."""
     new = encoded.group
     what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
     values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks, *(new.tags or {}).values())
@@ -177,6 +178,7 @@ def group_row(
     lanes: Mapping[LaneName, Lane],
     keys: Mapping[str, float],
     ticket: int | None,
+    since: int,
     made_from: Sequence[int] = (),
 ) -> tuple[Any, ...]:
     """Return a new group as a row of `rb_group`."""
@@ -217,7 +219,16 @@ def group_row(
         new.put_step,
         None,  # holder
         new.trained_step,
+        since,
     )
+
+
+def bytes_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> Counter[tuple[int, Tally]]:
+    """Return the changes of the tallies of bytes by new groups."""
+    counts: Counter[tuple[int, Tally]] = Counter()
+    for one in groups:
+        counts[(lanes[(one.group.task_name, one.group.status)].id, Tally.BYTES)] += one.nbytes
+    return counts
 
 
 def aside_since(new: NewGroup) -> float | None:

@@ -8,7 +8,6 @@ groups, its clock is PREPARING: new groups get keys, and existing ones get their
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
 from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
+from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
 
 #: A group in a race: uid, ticket, priority.
@@ -70,6 +70,7 @@ def prepare_groups(tx: Transaction, name: LaneName, race: str, after: int) -> in
     keys = draw_keys(tx.scope.rules.seed_of(race), home.clocks[race], entries)
     missing = [(member[0], key) for member, key in zip(members, keys, strict=True) if member[3] != key]
     if missing:
+        keep(tx, [uid for uid, _ in missing])
         tx.dialect.set_keys(tx, race, [uid for uid, _ in missing], [key for _, key in missing])
     return members[-1][0] if members else None
 
@@ -129,7 +130,8 @@ def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
     arrived = or_(key <= clock.time, and_(key >= IDLE, key <= IDLE * (1.0 + clock.idle_time)))
     chosen = select(group.c.uid).where(group.c.lane == home.id, key.is_not(None), arrived)
     uids = tx.execute(tx.dialect.for_update(chosen, skip_locked=True)).scalars()
-    enter_races(tx, home, list(uids))
+    keep(tx, uids)
+    enter_races(tx, home, uids)
 
 
 def pass_time(
@@ -243,7 +245,7 @@ class Source:
     def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
         """Return the first groups as `read` does, in one statement; None if the lane or the buffer's epoch changed.
 
-        None of an order by staleness while any group there is pinned. Updates the newest checkpoint of the scope.
+        None of an order by staleness while any group there is pinned. Notes the newest checkpoint.
         """
         query = _Query(order, _FOLLOWING if _merges(order) else None, whole=True, checked=True)
         rows = self._read(tx, query, size)
@@ -251,7 +253,7 @@ class Source:
             *_, epoch, newest, unchanged = row
             if epoch != tx.scope.epoch or not unchanged:
                 return None
-            tx.scope = replace(tx.scope, checkpoint=newest)
+            tx.newest = newest
         return [GroupRow.drawn(row, self.lane) for row in rows]
 
     def _merged(self, tx: Transaction, size: int, order: Order, pinned: Sequence[Sequence[Any]]) -> list[Ordered]:

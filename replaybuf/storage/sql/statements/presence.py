@@ -32,6 +32,7 @@ from replaybuf.storage.sql.schema.records import (
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.storage.sql.statements.fence import is_fenced_off
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.worker_name import machine
 
 #: Retained events of a buffer, and uids of one event, at most.
 MOST_EVENTS, MOST_UIDS = 10_000, 100
@@ -207,12 +208,12 @@ def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float,
     began, ends = process.since + ahead, now if ended else None
     # Another process may have had the same name and pid before, or this one has reopened the buffer.
     since = case((worker.c.ended_at.is_(None), worker.c.started_at), else_=began)
-    sign = {"seen_at": now, "ended_at": ends, "started_at": since}
+    sign = {"seen_at": now, "ended_at": ends, "started_at": since, "machine": machine()}
     mine = _of_process(tx, process), worker.c.name == name
     seen = tx.execute(update(worker).where(*mine).values(sign).returning(worker.c.id)).scalar()
     if seen is None:  # an upsert would use up an id each time
         new = {"buffer": tx.scope.buffer, "name": name, "host": process.host, "pid": process.pid}
-        row = tx.dialect.insert(worker).values(**new, started_at=began, seen_at=now, ended_at=ends)
+        row = tx.dialect.insert(worker).values(**new, **(sign | {"started_at": began}))
         keys = [worker.c[column] for column in new]
         row = row.on_conflict_do_update(index_elements=keys, set_={"seen_at": now})
         seen = tx.execute(row.returning(worker.c.id)).scalar_one()

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.errors import FullError, ReplayBufError, TooLargeError
+from replaybuf.errors import FullError, ReplayBufError, StorageError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
@@ -22,7 +22,6 @@ from replaybuf.storage.sql.statements.eviction import (
     evict,
     find_replaced,
     keep_leaving,
-    kept_origins,
     lock_replaced,
     origins,
     remove_replaced,
@@ -34,14 +33,15 @@ from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
+    bytes_of,
     check_size,
     group_row,
     insert_groups,
     most_bytes,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
+from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_more
-from replaybuf.storage.sql.statements.restore import uids_in_checkpoints
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
 
@@ -79,16 +79,18 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     return _put_together(tx, groups)
 
 
-def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, TooLargeError]:
+def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, StorageError]:
     """Return the errors of groups that exceed the row limit, by index."""
-    errors: dict[int, TooLargeError] = {}
+    errors: dict[int, StorageError] = {}
     limit = tx.dialect.row_limit(tx).nbytes
     for place, one in enumerate(groups):
         if not one.group.tags and most_bytes(one) <= limit:
             continue  # as nearly all are
         try:
             check_size(tx, one)
-        except TooLargeError as error:
+        except StorageError as error:
+            if error.reason != "too large":
+                raise
             errors[place] = error
     return errors
 
@@ -103,8 +105,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     leaving: Leaving = [] if any(groups[place].group.dropped is not None for place in kept) else None
     if replaced:
         gone = [row for place in kept for row in replaced.get(place, ())]
-        kept_by_checkpoints = set(uids_in_checkpoints(tx, origins(gone)))
-        made_from = [kept_origins(replaced.get(place, ()), kept_by_checkpoints) for place in kept]
+        made_from = [origins(tx, replaced.get(place, ())) for place in kept]
         remove_replaced(tx, gone, leaving)
     uids = store(tx, [groups[place] for place in kept], made_from=made_from, leaving=leaving)
     keep_leaving(tx, leaving)
@@ -151,7 +152,7 @@ def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
     except ReplayBufError as error:  # nothing was changed
         return error
     leaving: Leaving = None if new.dropped is None else []
-    made_from = kept_origins(replaced, set(uids_in_checkpoints(tx, origins(replaced))))
+    made_from = origins(tx, replaced)
     remove_replaced(tx, replaced, leaving)
     [uid] = store(tx, [encoded], evicting=not new.stays_leased, made_from=[made_from], leaving=leaving)
     keep_leaving(tx, leaving)
@@ -201,9 +202,10 @@ def store(
     drawn = _draw_keys(tx, lanes, rows)
     made = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), made.get(uid, ()))
+        group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
         for uid, one, key in rows
     ]
+    counts.update(bytes_of((one for _, one, _ in rows), lanes))
     insert_groups(tx, values, [(uid, one) for uid, one, _ in rows])
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)

@@ -33,7 +33,14 @@ from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
-from replaybuf.storage.sql.statements.new_rows import EncodedGroup, group_row, insert_payloads, most_bytes, payload_row
+from replaybuf.storage.sql.statements.new_rows import (
+    EncodedGroup,
+    bytes_of,
+    group_row,
+    insert_payloads,
+    most_bytes,
+    payload_row,
+)
 from replaybuf.storage.sql.statements.put import Outcome, put_groups
 
 
@@ -112,7 +119,7 @@ class PutBatch:
         rows = tx.fetch_marking(one_of, *_values(tx, groups, lanes), *(_payloads(groups) if together else ()))
         if not rows:
             return []
-        uids = list(rows[0][0])
+        uids, tx.newest = list(rows[0][0]), rows[0][1]
         name_files(tx, (one.extent for one in groups if one.extent is not None))
         self.reserved()
         if not together:
@@ -152,6 +159,7 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
     numbers = Counter((one.group.task_name, one.group.status) for one in groups)
     for (task, status), n in numbers.items():
         add_step(counts, lanes, task, transitions.put(status), n)
+    counts.update(bytes_of(groups, lanes))
     values = [
         tx.scope.buffer,
         tx.scope.epoch,
@@ -160,7 +168,7 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
         [home.status.value for home in lanes.values()],
         [home.step for home in lanes.values()],
         len(groups),
-        *row_arrays.of_groups([group_row(0, one, None, lanes, {}, None) for one in groups], _MADE_GROUPS),
+        *row_arrays.of_groups([group_row(0, one, None, lanes, {}, None, 0) for one in groups], _MADE_GROUPS),
         [lane_id for lane_id, _ in counts],
         [name.value for _, name in counts],
         list(counts.values()),
@@ -182,7 +190,7 @@ def _evict(tx: Transaction, tasks: Collection[str]) -> None:
 # The statement.
 
 #: Columns whose values the statement computes.
-_MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift"}
+_MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift", "since": "newest"}
 _MADE_PAYLOADS = {"uid": "unnest(uids)"}
 
 
@@ -196,12 +204,13 @@ _ROOM = """, room AS (
 )"""
 
 
-def _put(*, bounded: bool, together: bool) -> str:
+def _put(*, bounded: bool, together: bool, answer: str = "uids, newest") -> str:
     room, there_is = (_ROOM, ", room") if bounded else ("", "")
     payloads = f", payloads AS ({_INSERT_PAYLOADS})" if together else ""
     return f"""
 WITH fence AS (
-    SELECT coalesce(max(epoch), 0) AS epoch, nullif(max(ticket_shift), 0) AS shift
+    SELECT coalesce(max(epoch), 0) AS epoch, nullif(max(ticket_shift), 0) AS shift,
+        (SELECT coalesce(max(id), 0) FROM rb_checkpoint WHERE buffer = CAST(:buffer AS varchar)) AS newest
     FROM rb_buffer WHERE name = CAST(:buffer AS varchar)
 ), unchanged AS (
     SELECT count(*) AS lanes
@@ -211,7 +220,7 @@ WITH fence AS (
     WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
         AND uniform_clock IS NULL AND prioritized_clock IS NULL
 ){room}, new AS (
-    SELECT shift, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
+    SELECT shift, newest, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
     FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS int[]))
         {"AND is_enough" if bounded else ""}
 ), groups AS ({row_arrays.insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
@@ -225,7 +234,7 @@ WITH fence AS (
     SELECT CAST(:mark_row AS varchar), CAST(:mark_number AS bigint) FROM new
     ON CONFLICT (name) DO UPDATE SET value = excluded.value
 ){payloads}
-SELECT uids FROM new
+SELECT {answer} FROM new
 """  # noqa: S608
 
 
@@ -255,7 +264,7 @@ _CALLS = {
     bounded: ServerFunction(
         f"put{'_bounded' if bounded else ''}",
         LOCK_TASKS if bounded else "",
-        _put(bounded=bounded, together=True),
+        _put(bounded=bounded, together=True, answer="uids"),
         _names(bounded=bounded, together=True),
     )
     for bounded in (False, True)

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import Text, and_, case, cast, or_, select, update
+from sqlalchemy import ColumnElement, Text, and_, case, cast, or_, select, update
 
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
@@ -26,6 +26,7 @@ from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, not
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.past import keep, newest
 from replaybuf.storage.sql.statements.presence import note as note_event
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Refresh
@@ -72,14 +73,15 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     ahead = and_(group.c.mixed, group.c.oldest_step >= step)
     zero = or_(group.c.oldest_step.is_(None), ahead)
     in_lane = group.c.lane == home.id
-    tx.execute(
-        update(group).where(in_lane, unsettled).values(pinned_staleness=case((zero, 0)), pinned_step=case((zero, step)))
-    )
-    tx.execute(
-        update(group)
-        .where(in_lane, group.c.pinned_staleness.is_(None), group.c.oldest_step >= step, group.c.mixed)
-        .values(pinned_staleness=0, pinned_step=step)
-    )
+    _pin(tx, (in_lane, unsettled), pinned_staleness=case((zero, 0)), pinned_step=case((zero, step)))
+    too_new = in_lane, group.c.pinned_staleness.is_(None), group.c.oldest_step >= step, group.c.mixed
+    _pin(tx, too_new, pinned_staleness=0, pinned_step=step)
+
+
+def _pin(tx: Transaction, conditions: Sequence[ColumnElement[bool]], **values: Any) -> None:
+    if newest(tx):
+        keep(tx, tx.execute(select(group.c.uid).where(*conditions)).scalars())
+    tx.execute(update(group).where(*conditions).values(values))
 
 
 def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
@@ -130,6 +132,7 @@ def _expire(
         elif has_masked:
             new_text = dump_json(marks.to_json())
             masked += [(uid, new_text) for uid in uids]
+    keep(tx, [uid for uid, _ in masked])
     tx.dialect.set_columns(tx, _MASKED, sorted(masked))
     _write_expired(tx, home, reset)
     if expired and rule.retryable:
@@ -163,6 +166,7 @@ def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> N
         values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text, None
         rows += [(uid, *values) for uid in uids]
     rows.sort(key=itemgetter(0))
+    keep(tx, [uid for uid, *_ in rows])
     tx.dialect.set_columns(tx, _EXPIRED, rows)
 
 

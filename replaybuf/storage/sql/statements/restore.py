@@ -1,102 +1,78 @@
 """Restore of a step checkpoint: one transaction that excludes all other writers.
 
-Unchanged rows aren't written, so that the cost of a restore is that of the changes since the checkpoint.
+Its cost is that of the changes since the checkpoint: other groups aren't read or written.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, insert, or_, select, union, update
+from sqlalchemy import delete, exists, func, or_, select, update
 
-from replaybuf.errors import NotEmptyError
+from replaybuf.errors import SnapshotError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import (
-    checkpoint,
-    checkpoint_group,
-    cursor,
-    garbage,
-    group,
-    lane,
-    payload,
-    tally,
-)
+from replaybuf.storage.sql.schema.tables import checkpoint, cursor, group, lane, past, payload, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
-from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_checkpoint, forget_marks, may_sweep
+from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_checkpoint
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, pinned
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, shift_to
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
 from replaybuf.storage.sql.statements.leases import read_rows, return_all
 from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.past import bring_back, changed_since, keep, leave, put_since
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, uid_in
 from replaybuf.storage.values import Checkpoint
 
 
-def uids_in_checkpoints(tx: Transaction, uids: Iterable[int]) -> list[int]:
-    """Return those of these groups that a checkpoint of the buffer has, or may have when complete."""
-    chosen = list(uids)
-    if not chosen:
-        return []
-    if not may_sweep(tx):  # one is being made in its own transaction; otherwise none starts before the end of this one
-        return sorted(chosen)
-    if not tx.scope.checkpoint:
-        return []
-    ours = checkpoint.c.buffer == tx.scope.buffer
-    copied = select(checkpoint_group.c.uid).where(
-        checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id).where(ours)), checkpoint_group.c.uid.in_(chosen)
-    )
-    being_made = exists().where(ours, group.c.uid > checkpoint.c.copied_to)
-    to_be_copied = select(group.c.uid).where(group.c.uid.in_(chosen), being_made)
-    return sorted(tx.execute(union(copied, to_be_copied)).scalars())
-
-
 def check_empty(count: int, steps: Sequence[int]) -> None:
-    """Raise NotEmptyError if there are groups or checkpoints (of these steps)."""
+    """Raise SnapshotError if there are groups or checkpoints (of these steps)."""
     if count:
-        raise NotEmptyError(
+        raise SnapshotError(
             f"the buffer holds {count} groups: resume into an empty buffer, or go on with this one as it is "
-            "(an opened database already has everything that was committed)"
+            "(an opened database already has everything that was committed)",
+            reason="not empty",
         )
     if steps:
-        raise NotEmptyError(
-            f"the buffer has checkpoints of the steps {', '.join(map(str, steps))}: restore one, or drop them first"
+        raise SnapshotError(
+            f"the buffer has checkpoints of the steps {', '.join(map(str, steps))}: restore one, or drop them first",
+            reason="not empty",
         )
 
 
 def check_no_groups(tx: Transaction) -> None:
-    """Raise NotEmptyError if the buffer has groups."""
+    """Raise SnapshotError if the buffer has groups."""
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
     check_empty(int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()), ())
 
 
 def make_room(tx: Transaction) -> None:
-    """Remove the remaining rows of an empty buffer. Raises NotEmptyError if it isn't empty."""
+    """Remove the remaining rows of an empty buffer. Raises SnapshotError if it isn't empty."""
     check_no_groups(tx)
     ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
-    forget_marks(tx)
     steps = select(checkpoint.c.step).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)
     check_empty(0, list(tx.execute(steps).scalars()))
+    tx.execute(update(past).where(past.c.until.is_not(None), past.c.lane.in_(ours)).values(until=None))
     tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer))
     tx.execute(delete(tally).where(tally.c.lane.in_(ours)))
     tx.execute(delete(lane).where(lane.c.buffer == tx.scope.buffer))
-    # Garbage of other buffers may still be returned to them, or belong to their checkpoints: only the sweep can delete
+    # The past of other buffers may still be returned to them, or belong to their checkpoints: only the sweep can delete
     # it. And this buffer's payloads that are kept apart may be being read.
     if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
-        tx.execute(delete(payload).where(payload.c.file.is_(None), payload.c.uid.in_(select(garbage.c.uid))))
-        tx.execute(delete(garbage).where(~exists().where(payload.c.uid == garbage.c.uid)))
+        tx.execute(delete(payload).where(payload.c.file.is_(None), payload.c.uid.in_(select(past.c.uid))))
+        tx.execute(delete(past).where(~exists().where(payload.c.uid == past.c.uid)))
 
 
 def free_shift(tx: Transaction, last: int) -> int:
     """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
-    taken = or_(exists().where(payload.c.uid <= last), exists().where(garbage.c.uid <= last))
+    taken = or_(exists().where(payload.c.uid <= last), exists().where(past.c.uid <= last))
     return last_uid(tx) if tx.execute(select(taken)).scalar() else 0
 
 
@@ -108,62 +84,28 @@ def raise_uid(tx: Transaction, last: int) -> None:
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
-    forget_marks(tx)  # their makers are about to be fenced off
     kept = find_checkpoint(tx, step)
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
-    new = _set_new_apart(tx, kept.id) if keep_new else []
+    put = put_since(tx, kept.id, kept.last_uid) if keep_new else []
+    new = _set_new_apart(tx, put) if put else []
+    stay = set(put)
+    leave(tx, [uid for uid in changed_since(tx, kept.id, kept.last_uid) if uid not in stay])
+    bring_back(tx, kept.id)
+    # Later checkpoints may lack what has come back now.
+    later = update(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > kept.id)
+    tx.execute(later.values(last_uid=0))
     lanes = all_lanes(tx)
-    _remove_changed(tx, lanes, kept.id)
-    if not keep_new:
-        _remove_new(tx, lanes, kept.id, now)
-    _bring_back(tx, kept.id)
     _set_lanes(tx, lanes, kept.lanes)
     _set_tallies(tx, lanes, kept.tallies)
     if not keep_new:
         _set_cursors(tx, kept.id)
     begin_epoch(tx, step, now, shift)
     return_all(tx)
-    _let_in(tx, new)
+    if new:
+        _let_in(tx, new)
     detail = "groups put since stayed" if keep_new else None
     note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=kept.groups, detail=detail)
     return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes)
-
-
-def _kept(checkpoint_id: int, *as_it_is: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition that a group is in the checkpoint."""
-    same_group = checkpoint_group.c.uid == group.c.uid  # the join key: PostgreSQL can't join on IS NOT DISTINCT FROM
-    return exists().where(checkpoint_group.c.checkpoint == checkpoint_id, same_group, *as_it_is)
-
-
-def _changed(checkpoint_id: int) -> ColumnElement[bool]:
-    """Return the condition that a group of the checkpoint has changed since."""
-    others = [column for column in group.c if column is not group.c.uid]
-    return _kept(checkpoint_id, or_(*(column.is_distinct_from(checkpoint_group.c[column.name]) for column in others)))
-
-
-def _in(lanes: Sequence[Any]) -> ColumnElement[bool]:
-    return group.c.lane.in_([row.id for row in lanes])
-
-
-def _remove_changed(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int) -> None:
-    """Delete the groups of the checkpoint that have changed since."""
-    tx.execute(delete(group).where(_in(lanes), _changed(checkpoint_id)))
-
-
-def _remove_new(tx: Transaction, lanes: Sequence[Any], checkpoint_id: int, now: float) -> None:
-    """Delete the groups that were put since the checkpoint."""
-    put_since = select(group.c.uid).where(_in(lanes), ~_kept(checkpoint_id))
-    tx.dialect.remove_groups(tx, list(tx.execute(put_since).scalars()), now)
-
-
-def _bring_back(tx: Transaction, checkpoint_id: int) -> None:
-    """Insert the missing groups of the checkpoint."""
-    ours = checkpoint_group.c.checkpoint == checkpoint_id
-    missing = [ours, ~exists().where(group.c.uid == checkpoint_group.c.uid)]
-    back = select(*(checkpoint_group.c[column.name] for column in group.c)).where(*missing)
-    names = [column.name for column in group.c]
-    tx.execute(insert(group).from_select(names, back.order_by(checkpoint_group.c.uid)))
-    tx.execute(delete(garbage).where(exists().where(ours, checkpoint_group.c.uid == garbage.c.uid)))
 
 
 def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
@@ -188,13 +130,15 @@ def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
 # Groups put after the checkpoint, with `keep_new`
 
 
-def _set_new_apart(tx: Transaction, checkpoint_id: int) -> list[GroupRow]:
-    """Pin the staleness of newer groups, and reset their draws; return their rows before that."""
+def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
+    """Pin the staleness of these newer groups, and reset their draws; return their rows before that."""
     return_all(tx)
-    found = read_rows(tx, ~_kept(checkpoint_id))
+    keep(tx, uids)
+    these = uid_in(tx, uids)
+    found = read_rows(tx, these)
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for row in all_lanes(tx):  # before `_set_lanes` changes the train step that the groups follow
-        mine = update(group).where(group.c.lane == row.id, ~_kept(checkpoint_id))
+        mine = update(group).where(group.c.lane == row.id, these)
         tx.execute(mine.values(pinned(Lane.of(row)) | fresh))
     return found
 
@@ -216,6 +160,8 @@ def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
         tx.execute(update(group).where(uid_in(tx, uids)).values(values))
         enter_races(tx, home, uids)
         add_step(counts, homes, home.task_name, transitions.put(home.status), len(uids))
+    for row in new:
+        counts[(homes[(row.task_name, transitions.undrawn(row))].id, Tally.BYTES)] += row.column("bytes") or 0
     for uid, key in keys.items():
         tx.execute(update(group).where(group.c.uid == uid).values(scoped_key=key))
     add_counts(tx, counts)

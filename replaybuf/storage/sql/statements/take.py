@@ -19,6 +19,8 @@ from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.engine.postgres_dialect import PAST
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
@@ -27,6 +29,7 @@ from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_rea
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
+from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
 
@@ -202,10 +205,12 @@ def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | 
     for state, n in Counter(of_rows).items():
         home = states[state].home
         add_step(counts, {home.name: home}, home.task_name, steps[state], n)
-    tx.finish(_removal([row.uid for row in rows], READING_SECONDS if apart else 0.0, counts))
+    for row in rows:
+        counts[(row.lane, Tally.BYTES)] -= row.column("bytes")
+    tx.finish(_removal([row.uid for row in rows], newest(tx), READING_SECONDS if apart else 0.0, counts))
 
 
-def _removal(uids: Sequence[int], seconds: float, counts: Counts) -> str:
+def _removal(uids: Sequence[int], newest: int, seconds: float, counts: Counts) -> str:
     """Return the statement that removes groups and counts them, its values (numbers and tally names) inlined.
 
     Their payloads are kept for `seconds` more, by the server's clock.
@@ -214,10 +219,8 @@ def _removal(uids: Sequence[int], seconds: float, counts: Counts) -> str:
     amounts = ", ".join(f"({lane_id:d}, '{name.value}', {n:d})" for (lane_id, name), n in counts.items())
     return f"""
 WITH gone AS (
-    DELETE FROM rb_group WHERE uid = ANY ('{{{listed}}}'::bigint[]) RETURNING uid
-), discarded AS (
-    INSERT INTO rb_garbage (uid, removed_at) SELECT uid, extract(epoch FROM clock_timestamp()) + {seconds!r} FROM gone
-)
+    DELETE FROM rb_group WHERE uid = ANY ('{{{listed}}}'::bigint[]) RETURNING *
+), past AS ({PAST.format(newest=newest, seconds=repr(seconds))})
 INSERT INTO rb_tally AS own (lane, name, shard, amount)
 SELECT lane, name, pg_backend_pid(), amount FROM (VALUES {amounts}) AS new (lane, name, amount)
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount

@@ -1,4 +1,4 @@
-"""Background work: retention of archived, filtered and failed groups, and the sweep of unneeded payloads."""
+"""Background work: what is due; retention of archived, filtered and failed groups."""
 
 from __future__ import annotations
 
@@ -6,27 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, bindparam, delete, or_, select
+from sqlalchemy import Boolean, ColumnElement, Select, bindparam, delete, literal_column, select
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.outage import PREFIX
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import (
-    Number,
-    checkpoint,
-    checkpoint_group,
-    counter,
-    garbage,
-    group,
-    info,
-    lane,
-    payload,
-)
-from replaybuf.storage.sql.statements.checkpoints import may_sweep, numbers_with_groups, silent
+from replaybuf.storage.sql.schema.tables import Number, counter, group, info, lane, past
+from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
-from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.sql.statements.leases import overdue
 
@@ -76,41 +65,6 @@ def _outdated(tx: Transaction, now: float) -> list[tuple[Lane, Select[Any], int]
 _KEPT_SECONDS = 7 * 86_400
 
 
-def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
-    """Delete the garbage among the oldest `limit` groups removed before a time; return the number examined."""
-    if not may_sweep(tx):
-        return 0
-    uids = [uid for (uid,) in tx.fetch(_DUE, removed_before, limit)]
-    if uids:
-        listed = tx.dialect.listed(uids)
-        needed = {uid for (uid,) in (*tx.fetch(_STORED, listed), *tx.fetch(_IN_CHECKPOINTS, listed))}
-        gone = tx.fetch(_DELETE, tx.dialect.listed(uid for uid in uids if uid not in needed))
-        count_gone(tx, (file for (file,) in gone))
-        tx.fetch(_FORGET, listed)
-    return len(uids)
-
-
-def _due(dialect: Dialect) -> Any:
-    due = garbage.c.removed_at <= bindparam("before", type_=garbage.c.removed_at.type)
-    query = select(garbage.c.uid).where(due).order_by(garbage.c.removed_at)
-    return dialect.for_update(query.limit(bindparam("limit", type_=Integer())), skip_locked=True)
-
-
-def _kept(dialect: Dialect) -> Any:
-    # Groups of a checkpoint become garbage again when it is dropped.
-    made = checkpoint_group.c.checkpoint.in_(select(checkpoint.c.id))
-    return select(checkpoint_group.c.uid).where(made, dialect.one_of(checkpoint_group.c.uid, "uids"))
-
-
-_DUE = Prepared(_due, "before", "limit")
-_STORED = Prepared(lambda dialect: select(group.c.uid).where(dialect.one_of(group.c.uid, "uids")), "uids")
-_IN_CHECKPOINTS = Prepared(_kept, "uids")
-_DELETE = Prepared(
-    lambda dialect: delete(payload).where(dialect.one_of(payload.c.uid, "uids")).returning(payload.c.file), "uids"
-)
-_FORGET = Prepared(lambda dialect: delete(garbage).where(dialect.one_of(garbage.c.uid, "uids")), "uids")
-
-
 def forget_old(tx: Transaction) -> None:
     """Delete old commit stamps, and old answers of server functions."""
     old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
@@ -126,7 +80,7 @@ def wall_clock(tx: Transaction) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Chores:
-    """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have groups.
+    """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have versions.
 
     `now` is the time of `wall_clock` at the query, `connections` the server's number of connections to the database.
     """
@@ -142,7 +96,7 @@ def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return the due work: payloads can be swept `grace` seconds after the removal of their groups."""
     # On a server, its own clock is part of the query.
     clock, wall = (None, None) if tx.dialect.is_remote else (tx.dialect.clock(tx), now)
-    [(late, due, dropped, told, connections)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace, now)
+    [(late, due, dropped, told, connections)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace)
     return Chores(bool(late), bool(due), bool(dropped), float(told), int(connections))
 
 
@@ -150,19 +104,10 @@ def _chores(dialect: Dialect) -> Select[bool, bool, bool, float, int]:
     clock = dialect.clock_value(bindparam("clock", type_=Number))
     removed = dialect.clock_value(bindparam("wall", type_=Number))
     late = overdue(clock).limit(1).scalar_subquery()
-    before = garbage.c.removed_at <= removed - bindparam("grace", type_=Number)
-    due = select(garbage.c.uid).where(before).order_by(garbage.c.removed_at).limit(1).scalar_subquery()
-    numbers = numbers_with_groups()
-    dropped = numbers.where(numbers.selected_columns[0].not_in(select(checkpoint.c.id))).limit(1).scalar_subquery()
-    now: ColumnElement[float] = bindparam("now", type_=Number)
-    given_up = select(checkpoint.c.id).where(silent(now)).limit(1).scalar_subquery()
-    return select(
-        late.is_not(None),
-        due.is_not(None),
-        or_(dropped.is_not(None), given_up.is_not(None)),
-        removed,
-        dialect.connections,
-    )
+    before = past.c.until.is_(None), past.c.removed_at <= removed - bindparam("grace", type_=Number)
+    due = select(past.c.uid).where(*before).order_by(past.c.removed_at).limit(1).scalar_subquery()
+    dropped: ColumnElement[bool] = literal_column(f"EXISTS ({DROPPED})", Boolean)
+    return select(late.is_not(None), due.is_not(None), dropped, removed, dialect.connections)
 
 
-_CHORES = Prepared(_chores, "clock", "buffer", "wall", "grace", "now")
+_CHORES = Prepared(_chores, "clock", "buffer", "wall", "grace")

@@ -17,20 +17,18 @@ from replaybuf.rules.transitions import drawn
 from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_committed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import BatchKey, add_batch, remove_batch, train_step_of
-from replaybuf.storage.sql.statements.checkpoints import Undone, undo_draw
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.cursors import claim
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
+from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.take import by_home, consume_at_end, draw_behind_fence
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import Cursor, Draw, Leased, NewGroup, StorageItem
-
-_LOOK_AGAIN_SECONDS = 0.1
 
 _logger = logging.getLogger("replaybuf.draws")
 
@@ -47,8 +45,8 @@ _Decoded = tuple[list[StorageItem], dict[int, str]]
 class Taken:
     """Drawn rows, and their groups by task; for a lease, its token and its end.
 
-    `epoch`, `checkpoint` and `database` are the store's at the draw; `train_step` is the step of the draw,
-    `named_step` the one that its caller named, and `batch` the key of its record in the table of batches.
+    `epoch`, `checkpoint` (the newest one) and `database` are the store's at the draw; `train_step` is the step of the
+    draw, `named_step` the one that its caller named, and `batch` the key of its record in the table of batches.
     """
 
     rows: list[GroupRow]
@@ -169,7 +167,7 @@ class Drawing:
         if rows is None:
             return None
         scope, step = tx.scope, train_step_of(self._draw, rows)
-        taken = Taken(rows, {}, 0, 0.0, scope.epoch, scope.checkpoint, scope.database, step, self._draw.train_step)
+        taken = Taken(rows, {}, 0, 0.0, scope.epoch, newest(tx), scope.database, step, self._draw.train_step)
         if self._seconds is None:
             consume_at_end(tx, rows, step)
         else:
@@ -189,18 +187,14 @@ class Drawing:
             self._decoding = None
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
-        left: Undone | None = None
-
         def put_back(tx: Transaction) -> None:
-            nonlocal left
-            left, reasons = None, failed
+            reasons = failed
             if taken.batch is not None:
                 remove_batch(tx, taken.batch)
             if tx.scope.epoch != taken.epoch:  # a restore has replaced the state of these groups
                 return
             if self._seconds is None:
-                left, lost = _unconsume(tx, taken)
-                reasons = lost | failed
+                reasons = unconsume(tx, taken.rows, taken.checkpoint) | failed
             else:
                 unhold(tx, taken.lease(), [row.uid for row in taken.rows])
             if reasons:
@@ -208,8 +202,6 @@ class Drawing:
 
         async def write() -> None:
             await self._transactions.write(put_back)
-            if left is not None:  # in the background, since a checkpoint is being made
-                self._transactions.thread.keep_trying(partial(self._correct, left, taken.epoch))
 
         work = until_committed(write)
         try:
@@ -220,16 +212,6 @@ class Drawing:
             # Lock timeout or unreachable: until the retry succeeds, these groups exist only in this process.
             self._transactions.thread.keep_trying(work)
             raise
-
-    async def _correct(self, undone: Undone, epoch: int) -> None:
-        """Undo a draw in the checkpoint that was being made at its undo, once that checkpoint is complete."""
-
-        def undo(tx: Transaction) -> Undone | None:
-            return undo_draw(tx, undone) if tx.scope.epoch == epoch else None
-
-        while (left := await self._transactions.write(undo, announce=lambda: False)) is not None:
-            undone = left
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
@@ -259,13 +241,6 @@ class Drawing:
             self._draws.group_bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
             self._draws.group_seconds = (time.perf_counter() - began) / len(rows)
         return items, failed
-
-
-def _unconsume(tx: Transaction, taken: Taken) -> tuple[Undone | None, dict[int, str]]:
-    """Put back groups; return the part left to undo in a checkpoint, and the errors of unreadable groups by uid."""
-    counts, lost = unconsume(tx, taken.rows)
-    drawn = {row.uid: row.times_sampled for row in taken.rows}
-    return undo_draw(tx, Undone.now(tx, taken.checkpoint, drawn, counts)), lost
 
 
 def _fail(tx: Transaction, reasons: dict[int, str], worker: str | None) -> None:

@@ -1,8 +1,8 @@
 """Background work in small transactions: sweeps, ends of leases, pruning of the archive and batches, heartbeats.
 
-Payloads of removed groups, and groups of dropped checkpoints, are deleted later: that costs more than the rest of a
-take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by the
-undo of a cancelled take.
+Payloads of removed groups, and what only a dropped checkpoint had, are deleted later: that costs more than the rest of
+a take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by
+the undo of a cancelled take.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from functools import partial
 from replaybuf.errors import FencedError, ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import last_beyond, prune_batches
-from replaybuf.storage.sql.statements.checkpoints import sweep_forgotten
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune, sweep
+from replaybuf.storage.sql.statements.past import pass_on, sweep
+from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 
@@ -31,7 +31,7 @@ _LONGEST_SECONDS = 0.02
 # On a busy machine even the smallest sweep takes longer than that. With fewer payloads per sweep, it would fall behind
 # the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
 _FEWEST = 64
-_NARROW = 8  # rows of metadata deleted in the time of one payload
+_NARROW = 8  # rows of metadata changed in the time of deleting one payload
 _IDLE_SECONDS = 0.5
 #: A process polls every `connections / this` seconds: with two or three connections per process, some 20 polls per
 #: second of all processes together; and the longest poll interval of one process.
@@ -136,7 +136,7 @@ class Sweeper:
         if self._chores.due:
             due = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit) == limit)
         if self._chores.dropped:
-            dropped = await self._sweep(lambda tx, limit: sweep_forgotten(tx, limit * _NARROW, now) > 0)
+            dropped = await self._sweep(lambda tx, limit: pass_on(tx, limit * _NARROW) > 0)
         self._chores = Chores(due=due, dropped=dropped, now=now)
         return due or dropped
 

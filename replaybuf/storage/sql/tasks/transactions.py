@@ -13,8 +13,7 @@ from replaybuf.errors import FencedError
 from replaybuf.storage.sql.engine.database import Database, DependsOn
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.statements.checkpoints import keep_sweeps_away, make_checkpoint
-from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.checkpoints import make_checkpoint
 from replaybuf.storage.sql.statements.ordering import (
     Race,
     RaceNotRunError,
@@ -36,7 +35,7 @@ T = TypeVar("T")
 class Transactions:
     """Runs transactions of one buffer, all in the database's thread.
 
-    Writes raise FencedError when another process has restored the buffer since it was opened here, and CommitsLostError
+    Writes raise FencedError when another process has restored the buffer since it was opened here, and FencedError
     after a failover to a server that lacks commits which this process has seen. `scope` is the buffer in its current
     epoch.
     """
@@ -113,17 +112,10 @@ class Transactions:
                 await self._rejoin(scope, error)
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
-        """Make a checkpoint in one transaction, without blocking writers (PostgreSQL)."""
-
-        def copy(tx: Transaction) -> Checkpoint:
-            return make_checkpoint(tx, step, keep, time.time())
-
-        while True:
-            scope = self.scope
-            try:
-                return await self.engine.write_beside(copy, keep_sweeps_away, check_fence, scope)
-            except FencedError as error:
-                await self._rejoin(scope, error)
+        """Make a checkpoint. Others wait for it no longer than for the writes under way."""
+        return await self.write(
+            lambda tx: make_checkpoint(tx, step, keep, time.time()), alone=True, announce=lambda: False
+        )
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore a checkpoint, and continue in the epoch that begins with it."""

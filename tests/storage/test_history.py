@@ -1,0 +1,215 @@
+"""Checkpoints, restores, undone draws and sweeps beside a model that copies everything, in random order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from replaybuf import ReplayBuffer
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import past, payload
+from replaybuf.storage.sql.statements.past import pass_on, sweep
+from tests.cancellation.ways import take
+from tests.contract.leasing import LONG
+from tests.stores import TASK, build, group
+
+#: A group: its priority, how often it was drawn, its status.
+Known = tuple[float, int, str]
+_ALWAYS = 1e12
+_ENDS = (Tally.TAKEN, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
+
+
+async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
+    """Sweep all there is to sweep; the groups that have payloads, and those that have a past."""
+    store = buffer.storage
+
+    def work(tx: Transaction) -> tuple[set[int], set[int]]:
+        while pass_on(tx, 4) or sweep(tx, _ALWAYS, 5):
+            pass
+        return set(tx.execute(select(payload.c.uid)).scalars()), set(tx.execute(select(past.c.uid)).scalars())
+
+    return await store.thread.run(lambda: store.engine.write(work, fenced=False))
+
+
+@dataclass
+class Drawn:
+    """A draw that may be undone: its groups as they were, and the checkpoints that were there."""
+
+    groups: dict[int, Known]
+    before: set[int]
+    undo: Callable[[], Any]
+
+
+@dataclass
+class Copies:
+    """What a buffer holds; each checkpoint is a copy of it. `limit` and `archives` are the buffer's."""
+
+    limit: int = 1
+    archives: bool = False
+    groups: dict[int, Known] = field(default_factory=dict)
+    checkpoints: dict[int, dict[int, Known]] = field(default_factory=dict)
+    drawn: list[Drawn] = field(default_factory=list)
+
+    def first(self, count: int) -> list[int]:
+        return sorted(uid for uid, known in self.groups.items() if known[2] == "completed")[:count]
+
+    def draw(self, count: int) -> dict[int, Known]:
+        before = {uid: self.groups[uid] for uid in self.first(count)}
+        for uid, (priority, times, status) in before.items():
+            if times + 1 < self.limit:
+                self.groups[uid] = (priority, times + 1, status)
+            elif self.archives:
+                self.groups[uid] = (priority, times + 1, "archived")
+            else:
+                del self.groups[uid]
+        return before
+
+    def undo(self, drawn: Drawn) -> None:
+        for state in (self.groups, *(made for step, made in self.checkpoints.items() if step not in drawn.before)):
+            for uid, (priority, times, status) in drawn.groups.items():
+                if times + 1 < self.limit:
+                    state[uid] = (state[uid][0], times, status)
+                else:
+                    state[uid] = (priority, times, status)
+
+
+class Run:
+    """Random operations on a buffer and its model."""
+
+    def __init__(self, buffer: ReplayBuffer, model: Copies, seed: int) -> None:
+        self.buffer, self.model = buffer, model
+        self.random = random.Random(seed)
+        self.sizes: dict[int, int] = {}
+        self.step = 0
+
+    async def go_on(self, operations: int) -> None:
+        calls = (self.put, self.put, self.take, self.draw, self.undo, self.change, self.lease, self.replace)
+        calls += (self.checkpoint, self.checkpoint, self.restore, self.drop, self.sweep)
+        for _ in range(operations):
+            call = self.random.choice(calls)
+            await call()
+            assert await self.found() == self.model.groups, call.__name__
+            made = [(one.step, one.groups, one.bytes) for one in await self.buffer.checkpoints()]
+            assert made == [(step, len(kept), self.size(kept)) for step, kept in self.model.checkpoints.items()]
+        self.model.drawn.clear()
+        await self.sweep()
+        for step in list(self.model.checkpoints):
+            await self.restore(step)
+            assert await self.found() == self.model.groups
+
+    def size(self, groups: dict[int, Known]) -> int:
+        return sum(self.sizes[uid] for uid in groups)
+
+    async def found(self) -> dict[int, Known]:
+        items = [item async for item in self.buffer.find({})]
+        return {item.uid: (item.priority, item.times_sampled, str(item.status)) for item in items}
+
+    async def check_counts(self) -> None:
+        tallies: Counter[Tally] = Counter()
+        for (_, _, name), count in (await self.buffer.storage.tallies()).items():
+            tallies[name] += count
+        archived = sum(status == "archived" for _, _, status in self.model.groups.values()) * self.model.archives
+        assert tallies[Tally.PUT] == sum(tallies[name] for name in _ENDS) - archived
+        assert tallies[Tally.SIZE] == len(await self.found())
+
+    async def put(self) -> None:
+        for _ in range(self.random.randint(1, 4)):
+            await self._put()
+
+    async def _put(self, **options: Any) -> None:
+        uid = await self.buffer.put(group(1, self.random.randint(1, 3)), TASK, **options)
+        self.model.groups[uid] = (1.0, 0, "completed")
+        rows = await self.buffer.storage.thread.run(lambda: self.buffer.storage.transactions.read(_bytes_of))
+        self.sizes |= rows
+
+    async def take(self) -> None:
+        count = self.random.randint(1, 3)
+        await self.buffer.get(count, TASK)
+        self.received(self.model.draw(count))
+
+    def received(self, groups: dict[int, Known]) -> None:
+        """Draws of the same groups before it aren't undone any more."""
+        self.model.drawn = [one for one in self.model.drawn if not one.groups.keys() & groups.keys()]
+
+    async def draw(self) -> None:
+        if count := min(self.random.randint(1, 3), len(self.model.first(3))):
+            undo = await take(self.buffer, count)
+            groups = self.model.draw(count)
+            self.received(groups)
+            self.model.drawn.append(Drawn(groups, set(self.model.checkpoints), undo))
+
+    async def undo(self) -> None:
+        if self.model.drawn:
+            drawn = self.model.drawn.pop(self.random.randrange(len(self.model.drawn)))
+            await drawn.undo()
+            self.model.undo(drawn)
+
+    async def change(self) -> None:
+        for uid in self.model.first(99)[:: self.random.randint(1, 3)]:
+            _, times, status = self.model.groups[uid]
+            self.model.groups[uid] = (priority, times, status) = (self.random.random(), times, status)
+            await self.buffer.update({"uid": uid}, priority=priority)
+
+    async def lease(self) -> None:
+        """And give it back, perhaps after a checkpoint."""
+        if uids := self.model.first(2):
+            lease = await self.buffer.lease_batch({TASK: len(uids)}, seconds=LONG, heartbeat=False)
+            if self.random.random() < 0.5:
+                await self.checkpoint()
+            await lease.give_back()
+
+    async def replace(self) -> None:
+        for uid in self.model.first(1):
+            del self.model.groups[uid]
+            self.received({uid: (0.0, 0, "")})
+            await self._put(replaces=[uid])
+
+    async def checkpoint(self) -> None:
+        self.step += 1
+        await self.buffer.checkpoint(self.step)
+        self.model.checkpoints[self.step] = deepcopy(self.model.groups)
+
+    async def restore(self, step: int | None = None) -> None:
+        if self.model.checkpoints:
+            step = self.random.choice(list(self.model.checkpoints)) if step is None else step
+            await self.buffer.restore(step)
+            self.model.groups = deepcopy(self.model.checkpoints[step])
+            self.model.drawn.clear()
+            await self.check_counts()
+
+    async def drop(self) -> None:
+        if self.model.checkpoints:
+            step = self.random.choice(list(self.model.checkpoints))
+            await self.buffer.drop_checkpoint(step)
+            del self.model.checkpoints[step]
+
+    async def sweep(self) -> None:
+        payloads, kept = await swept(self.buffer)
+        there = set().union(self.model.groups, *self.model.checkpoints.values())
+        assert payloads == there
+        assert kept <= set().union(*self.model.checkpoints.values())
+
+
+def _bytes_of(tx: Transaction) -> dict[int, int]:
+    return dict(tx.tuples("SELECT uid, bytes FROM groups"))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {"taken": {}, "again": {"max_times_sampled": 2}, "archived": {"archive": 1000}}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 100))])
+async def test_it_is_as_if_each_checkpoint_were_a_copy(shared_url: str, name: str, seed: int) -> None:
+    """Whatever is put, drawn, undone, changed, replaced, restored, dropped and swept in between."""
+    options = OPTIONS[name]
+    async with build(shared_url, keep_checkpoints=None, **options) as buffer:
+        model = Copies(options.get("max_times_sampled", 1), "archive" in options)
+        await Run(buffer, model, seed).go_on(50)
