@@ -144,8 +144,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     tensors and images go there, from groups that have at least `payload_threshold` bytes of these; all values for SQL
     stay in the database.
 
-    `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, an attrs
-    class, a msgspec Struct, a TypedDict or dict. Values of the types in its annotations can be stored; `types` are
+    `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass,
+    a TypedDict or dict. Values of the types in its annotations can be stored; `types` are
     further classes for fields that declare Any. `fields` maps our names to those of its fields, {"response_ids":
     "tokens", "status": None}, and `statuses` its own statuses to ours, {"truncated": "completed"}. A text
     "module:Class" imports that module: configs are trusted input. If a reward is a dict, means, orders and SQL use its

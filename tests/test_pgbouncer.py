@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
-from replaybuf.doctor.check_engine import check_engine
+from replaybuf.doctor.probe import probe
 from replaybuf.errors import AccessError, StorageError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
@@ -92,12 +92,8 @@ async def test_two_buffers_share_few_connections(pooled_url: str) -> None:
             assert len(await waiting) == 1
 
 
-def test_the_doctor_says_what_a_pool_lacks(pooled_url: str) -> None:
-    """Settings get lost and notifications don't arrive; all that a run can't do without is there."""
-    findings = check_engine(open_reader(pooled_url))
-    missing = [one.text.partition(":")[0] for one in findings if one.level != "ok"]
-    assert missing == ["LISTEN", "settings of connections"]
-    assert {str(one.level) for one in findings} == {"ok", "warning"}
+def test_the_doctor_makes_all_calls_through_a_pool(pooled_url: str) -> None:
+    assert [str(one.level) for one in probe(open_reader(pooled_url))] == ["ok"]
 
 
 def version() -> tuple[int, int]:
@@ -181,13 +177,12 @@ async def test_a_server_that_is_away_behind_a_pooler_is_said(pooler: Pooler) -> 
 
 
 def test_the_doctor_says_that_prepared_statements_get_lost(pooler: Pooler) -> None:
-    """Nothing else is blamed for it; with the option, or with a newer PgBouncer that keeps them, nothing is missing."""
+    """With the option, or with a newer PgBouncer that keeps them, nothing is missing."""
     with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
-        [found] = check_engine(open_reader(pooler.url.partition("?")[0]))
-        assert (str(found.level), found.text.partition(":")[0]) == ("problem", "prepared statements")
-        assert "add statement_cache_size=0 to the url" in found.mend
-        assert "HINT" not in found.text
-        assert not any(str(one.level) == "problem" for one in check_engine(open_reader(pooler.url)))
+        [found] = probe(open_reader(pooler.url.partition("?")[0]))
+        assert str(found.level) == "problem"
+        assert "docs/pgbouncer.md has the settings" in found.text
+        assert [str(one.level) for one in probe(open_reader(pooler.url))] == ["ok"]
 
 
 async def test_a_pooler_without_room_or_without_the_database_says_so(pooler: Pooler) -> None:

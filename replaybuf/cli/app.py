@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -183,15 +184,27 @@ Url = Annotated[
 ]
 
 
+_SAID = "({} is from the environment variable {}.)"
+
+
 def _from_variables(ctx: Any, only: Any = None) -> list[str]:
     """Return a sentence for each parameter of a command (or for this one) that an environment variable has set."""
     return [
-        f"({one.opts[0] if one.param_type_name == 'option' else one.metavar} is from the environment variable "
-        f"{one.envvar}.)"
+        _SAID.format(one.opts[0] if one.param_type_name == "option" else one.metavar, one.envvar)
         for one in (ctx.command.params if ctx else ())
         if only in (None, one) and one.envvar and (source := ctx.get_parameter_source(one.name))
         if source.name == "ENVIRONMENT"
     ]
+
+
+#: Whether the present command got its URL from the variable, although the first argument was typed.
+_url_is_from_variable = ContextVar("_url_is_from_variable", default=False)
+
+
+def url_of_variable() -> str:
+    """Return the URL of the environment variable, in place of an argument; errors tell where it is from."""
+    _url_is_from_variable.set(True)
+    return os.environ[URL_VARIABLE]
 
 
 class Command(TyperCommand):
@@ -201,10 +214,14 @@ class Command(TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
+        _url_is_from_variable.set(False)
         try:
             return super().invoke(ctx)
         except ReplayBufError as error:
-            if found := _from_variables(ctx):
+            found = _from_variables(ctx)
+            if _url_is_from_variable.get():
+                found.append(_SAID.format("URL", URL_VARIABLE))
+            if found:
                 error.add_note(" ".join(found))
             raise
 
@@ -253,7 +270,7 @@ OfStatus = Annotated[
 OrderBy = Annotated[
     list[str] | None, option("--order-by", "A field; -FIELD is descending. May be repeated.", metavar="FIELD")
 ]
-Limit = Annotated[int, option("--limit", "At most so many groups; 0 for all.", min=0)]
+Limit = Annotated[str, option("--limit", "At most so many groups, or all.", metavar="N|all")]
 
 
 def argument(name: str, help: str) -> Any:
@@ -306,14 +323,14 @@ def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
     variable = os.environ.get(URL_VARIABLE)
     if not variable or url == variable:
         raise typer.BadParameter(_MISSING, param_hint=name)
-    return variable, url
+    return url_of_variable(), url
 
 
 def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
     """Return the arguments `URL UID...`; the first is a uid, too, if REPLAYBUF_URL is set and it is a number."""
     variable = os.environ.get(URL_VARIABLE)
     if variable and url != variable and url.isdigit():
-        return variable, [url, *(uids or [])]
+        return url_of_variable(), [url, *(uids or [])]
     if not uids:
         raise typer.BadParameter(f"{_MISSING} --worst N and --best N choose the rollouts instead.", param_hint="UID")
     return url, uids
@@ -394,6 +411,21 @@ def status_of(text: str | None) -> Status | None:
     if text is not None and status is None:
         raise InputError(f"unknown status {redact(text)!r:.100}; there are {', '.join(Status)}")
     return status
+
+
+#: More than any database holds; one more can still be stored by it.
+_MOST = 2**62
+
+
+def read_limit(text: str) -> int | None:
+    """Parse --limit: a number, or `all`, which is None. Raises a usage error."""
+    if text == "all":
+        return None
+    if not text.isascii() or not text.isdecimal():
+        raise typer.BadParameter(
+            f"{redact(text)!r:.100} is neither a number of at least 0 nor all.", param_hint="--limit"
+        )
+    return min(int(text), _MOST)
 
 
 def read_size(text: str, option: str) -> int:

@@ -6,8 +6,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.reader import HEAD, Reader, State, open_reader, state_of
 
 if TYPE_CHECKING:
-    from replaybuf.doctor import Finding
+    from replaybuf.doctor import CheckContext, Finding
 
 
 _STYLES: dict[str, Any] = {"ok": {"fg": "green"}, "warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
@@ -34,11 +34,14 @@ def doctor(
         bool, option("--quick", "Read a sample of the payloads only, and leave out what takes long.")
     ] = False,
     repair: Annotated[bool, option("--repair", "Mend what is safe to mend, also while a run goes on.")] = False,
+    probe: Annotated[
+        bool, option("--probe", "Also make each call once in a buffer of its own, which is removed afterwards.")
+    ] = False,
     take_over: Annotated[
         bool, option("--take-over", "Make places for payloads this copy's: nobody may use the original any more.")
     ] = False,
 ) -> None:
-    """Check a database: schema, integrity, orphans, checksums, counts, leases, places of payloads, disk, settings.
+    """Check a database: schema, integrity, orphans, checksums, counts, leases, places of payloads, disk, access.
 
     A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
     problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
@@ -49,6 +52,9 @@ def doctor(
     of uids are corrected, missing indexes and views are made, files of payloads that nothing names are deleted, a lost
     replaybuf.json is written anew. It never deletes a group.
 
+    --probe tells whether a server has all that a run needs, and names the first call that fails. It makes the tables if
+    they don't exist, as the first run would.
+
     --take-over is for a copy of a database that is used in place of the original, such as one that was moved to another
     host: until then it reads payloads in the original's folder or object store, and neither writes nor deletes there.
 
@@ -56,6 +62,7 @@ def doctor(
     Examples:
       replaybuf doctor run.db
       replaybuf doctor postgresql://rl@db/run7 --repair
+      replaybuf doctor postgresql://rl@db/run7 --probe
     """
     from replaybuf.doctor import Severity
 
@@ -66,7 +73,7 @@ def doctor(
         for line in take_over_places(reader) or ["all places of this database are its own"]:
             output.note(f"take-over: {line}")
     rows = []
-    for finding in _examined(reader, output, quick=quick, mend=repair):
+    for finding in _examined(reader, output, quick=quick, mend=repair, trial=probe):
         rows.append({**asdict(finding), "level": str(finding.level), "mend": finding.mend or None})
         if output.for_people:
             print_finding(finding)
@@ -76,29 +83,38 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool) -> Iterator[Finding]:
-    """Yield the findings; with `mend`, the remaining ones after the repair."""
-    from replaybuf.doctor import CheckContext, Severity
+def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool, trial: bool) -> Iterator[Finding]:
+    """Yield the findings; with `mend`, the remaining ones after the repair; those of a trial last."""
+    from replaybuf.doctor import CheckContext
     from replaybuf.doctor.examine import examine
 
     with progress_bar("payloads") as bar:
         context = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
-        if not mend:
-            yield from examine(reader, context)
-            return
-        found = list(examine(reader, context))
-        if any(finding.repairable and finding.level != Severity.OK for finding in found):
-            from replaybuf.doctor.repairs import repair
+        yield from _repaired(reader, output, context) if mend else examine(reader, context)
+    if trial:
+        from replaybuf.doctor.probe import probe
 
-            for line in repair(reader, context):
-                output.note(f"repair: {line}")
-            again = CheckContext(reader.where, path=reader.path, quick=quick, tell=bar)
-            found = list(examine(reader, again))
-        elif any(finding.level == Severity.PROBLEM for finding in found):
-            output.note("nothing of this can be repaired; see below what to do")
-        else:
-            output.note("there was nothing to repair")
-        yield from found
+        yield from probe(reader)
+
+
+def _repaired(reader: Reader, output: Output, context: CheckContext) -> Sequence[Finding]:
+    """Repair what can be repaired, and return the remaining findings."""
+    from replaybuf.doctor import Severity
+    from replaybuf.doctor.examine import examine
+
+    found = list(examine(reader, context))
+    if any(finding.repairable and finding.level != Severity.OK for finding in found):
+        from replaybuf.doctor.repairs import repair
+
+        for line in repair(reader, context):
+            output.note(f"repair: {line}")
+        again = replace(context, damaged={}, out_of_reach=set(), unnamed={})
+        return list(examine(reader, again))
+    if any(finding.level == Severity.PROBLEM for finding in found):
+        output.note("nothing of this can be repaired; see below what to do")
+    else:
+        output.note("there was nothing to repair")
+    return found
 
 
 def print_finding(finding: Finding) -> None:

@@ -26,6 +26,7 @@ from replaybuf.cli.app import (
     listing,
     on_storage,
     option,
+    read_limit,
     read_size,
     status_of,
     url_and,
@@ -61,7 +62,7 @@ def export(
     task: OfTask = None,
     status: OfStatus = None,
     order_by: OrderBy = None,
-    limit: Limit = 0,
+    limit: Limit = "all",
     rows: Annotated[
         Literal["rollouts", "groups"], option("--rows", "A row is one of the rollouts or groups.", metavar="KIND")
     ] = "rollouts",
@@ -84,7 +85,7 @@ def export(
       replaybuf export run.db - --limit 1 | jq .response
     """
     url, file = url_and(url, file, "FILE")
-    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), limit or None, rows)
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit), rows)
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))

@@ -23,6 +23,7 @@ from replaybuf.cli.app import (
     argument,
     listing,
     option,
+    read_limit,
     status_of,
     url_and,
 )
@@ -52,7 +53,7 @@ def ls(
     task: OfTask = None,
     status: OfStatus = None,
     order_by: OrderBy = None,
-    limit: Limit = 20,
+    limit: Limit = "20",
 ) -> None:
     """List groups without reading their payloads.
 
@@ -64,11 +65,11 @@ def ls(
     Examples:
       replaybuf ls run.db --task math --order-by -reward --limit 5
       replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
-      replaybuf ls run.db --status failed --json --limit 0 | jq '.[].error'
+      replaybuf ls run.db --status failed --json --limit all | jq '.[].error'
     """
     query, order = query_of(where, task, status), order_of(order_by)
     reader = open_reader(url)
-    at_most, count = limit or None, output.for_people
+    at_most, count = read_limit(limit), output.for_people
     if where or order_by or status not in (None, *Status):
         from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
 
@@ -76,12 +77,12 @@ def ls(
     else:
         found = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
     rows = found.rows
-    if not rows and output.for_people:
+    if not rows and at_most != 0 and output.for_people:
         output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
     output.rows(rows, _columns(rows, found.now, found.several))
     if found.matching > len(rows):
-        output.note(f"{len(rows):,} of {found.matching:,} groups; --limit 0 shows all")
+        output.note(f"{len(rows):,} of {found.matching:,} groups; --limit all shows all")
 
 
 #: Columns that many buffers don't use: shown only if they have other values than these defaults.
@@ -116,8 +117,6 @@ def _columns(rows: list[dict[str, Any]], now: datetime, several: bool) -> list[C
 
 # A query, explained
 
-_MOST = 2**62
-
 
 @listing
 def explain(
@@ -128,7 +127,7 @@ def explain(
     task: OfTask = None,
     status: OfStatus = None,
     order_by: OrderBy = None,
-    limit: Annotated[int, option("--limit", "Of so many groups; 0 for all.", min=0)] = 20,
+    limit: Annotated[str, option("--limit", "Of so many groups, or all.", metavar="N|all")] = "20",
     policy: Annotated[
         str | None,
         option("--policy", "Explain a draw by this policy, of groups of --task: fifo, staleness, ...", metavar="NAME"),
@@ -152,17 +151,17 @@ def explain(
     url, text = url_and(url, query, "QUERY")
     if policy is not None and order_by:
         raise typer.BadParameter("a draw has the order of its policy", param_hint="--order-by")
-    reader, limit = open_reader(url), min(limit, _MOST)
+    reader, at_most = open_reader(url), read_limit(limit)
     if policy is None:
         node, order = query_of(text, task, status, given_as="QUERY"), order_of(order_by)
-        found = [reader.read(lambda tx: explain_query(tx, buffer, node, order, limit or None))]
+        found = [reader.read(lambda tx: explain_query(tx, buffer, node, order, at_most))]
     else:
         drawn, where = resolve_policy(policy).order, query_of(text, None, None, given_as="QUERY")
         if task is None:
             raise typer.BadParameter("a draw is of one task: give --task, too", param_hint="--policy")
         parse({"task_name": task})  # raises for names that no database can store
         of = status_of(status) or Status.COMPLETED
-        found = reader.read(lambda tx: explain_draw(tx, choose(tx, buffer), task, of, where, drawn, limit or 1))
+        found = reader.read(lambda tx: explain_draw(tx, choose(tx, buffer), task, of, where, drawn, at_most or 1))
         if not found:
             tasks = ", ".join(reader.read(lambda tx: tasks_of(tx, buffer))) or "none"
             raise InputError(f"there never was a group of task {task!r:.200} that was {of}; tasks: {tasks}")

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.app import URL_VARIABLE, OneBuffer, Url, argument, listing, option, whole_number
+from replaybuf.cli.app import (
+    URL_VARIABLE,
+    OneBuffer,
+    Url,
+    argument,
+    listing,
+    option,
+    read_limit,
+    url_of_variable,
+    whole_number,
+)
 from replaybuf.cli.groups import age_of, columns
 from replaybuf.cli.output import Column, Output, Row
 from replaybuf.cli.traced import (
@@ -56,7 +66,8 @@ def trace(
     buffer: OneBuffer = None,
     before: Annotated[int | None, option("--before", "With steps: only those before this one.", metavar="STEP")] = None,
     limit: Annotated[
-        int | None, option("--limit", "At most so many steps (20), or groups and workers (10); 0 for all.", min=0)
+        str | None,
+        option("--limit", "At most so many steps (20), or groups and workers (10), or all.", metavar="N|all"),
     ] = None,
     worst: Annotated[
         int | None, option("--worst", "With step: also the N answers with the lowest rewards.", min=1, max=100)
@@ -101,9 +112,9 @@ def _words(url: str, what: str | None, which: str | None) -> tuple[str, str, str
     """Return URL, WHAT and WHICH; the URL may come from its environment variable."""
     known = os.environ.get(URL_VARIABLE)
     if known and url in _KINDS and (what is None or what not in _KINDS) and which is None:
-        url, what, which = known, url, what
+        url, what, which = url_of_variable(), url, what
     elif known and what is None and url.isdecimal():
-        url, what = known, url
+        url, what = url_of_variable(), url
     what = what or _KINDS[0]
     if which is None and what.removeprefix("-").isdecimal():
         return url, "step", what
@@ -122,9 +133,9 @@ def _number(text: str | None, what: str) -> int:
     return number
 
 
-def _or(limit: int | None, default: int) -> int | None:
-    """Return the limit or its default; None for 0 (all)."""
-    return default if limit is None else limit or None
+def _or(limit: str | None, default: int) -> int | None:
+    """Return the limit or its default; None for all."""
+    return default if limit is None else read_limit(limit)
 
 
 # The last steps
@@ -138,13 +149,14 @@ def _steps(reader: Reader, output: Output, buffer: str | None, before: int | Non
 
     found, known, now = reader.read(read)
     rows = steps_rows(found, limit)
-    if rows or not output.for_people:
+    if found or not output.for_people:
         output.rows(rows, _columns(rows, now))
     else:
         output.note(_nothing(known, "for a step" if before is None else f"for a step before {before}"))
         return
     if limit is not None and len({one.step for one in found}) > limit:
-        output.note(f"more steps: --before {rows[-1]['step']}, or --limit 0")
+        page = [f"--before {rows[-1]['step']}"] if rows else []
+        output.note(f"more steps: {', or '.join([*page, '--limit all'])}")
     if known.without_step:
         output.note(f"{units.number(known.without_step)} of {units.number(known.batches)} draws name no train step")
 

@@ -96,7 +96,7 @@ def print_step(run: StepTrace, now: datetime, limit: int | None, lowest: Sequenc
 
 
 def _print_some(rows: Sequence[Row], columns: Sequence[Column], limit: int | None, what: str) -> None:
-    more = f" ({limit} of {len(rows):,}; --limit 0 shows all)" if limit is not None and len(rows) > limit else ""
+    more = f" ({limit} of {len(rows):,}; --limit all shows all)" if limit is not None and len(rows) > limit else ""
     write([f"\n{what}{more}\n"])
     print_table(rows[:limit], columns)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from replaybuf import units
-from replaybuf.cli.app import URL_VARIABLE, Buffer, Url, Where, argument, listing, option, status_of
+from replaybuf.cli.app import URL_VARIABLE, Buffer, Url, Where, argument, listing, option, status_of, url_of_variable
 from replaybuf.cli.groups import columns, query_of, trainer_text
 from replaybuf.cli.output import Column, Output, print_table, write
 from replaybuf.redact import escape_line
@@ -63,7 +63,7 @@ def why(
     """
     variable = os.environ.get(URL_VARIABLE)
     if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
-        url, task = variable, url  # if the variable is set, a single argument that is no database is the task
+        url, task = url_of_variable(), url  # if the variable is set, a single argument that is no database is the task
     query_of(where, None, None)  # raises for an invalid query before the database is opened
     question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)

@@ -1,8 +1,10 @@
 """Blocks: the bytes of arrays in a payload, written from their own memory and read without a copy.
 
-The msgpack refers to an array by its *number* in the payload, so that an array which occurs several times comes back as
-one. Arrays of less than `SMALL` bytes are inside the msgpack. Those of up to `GROUPED` bytes in one column share a
-block, one after the other; each larger one has a block of its own, which equal arrays share: reading copies it.
+The msgpack of a payload ends with the *table* of its arrays: dtype, block and shapes of one or more arrays, again and
+again. The columns refer to an array by its entry in the table and its place there, so that an array which occurs
+several times comes back as one. Arrays of an entry are in one block, one after the other, if each has up to `GROUPED`
+bytes; larger ones have a block each, which equal arrays share: reading copies it. Shapes of arrays with one dimension
+are their lengths. Arrays of less than `SMALL` bytes that are no column are inside the msgpack, with a number.
 
 No reference can make the reader allocate more than the payload has, times `MOST_USES`.
 """
@@ -15,20 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.codec.extension_types import ARRAY_IN_BLOCK, SMALL_ARRAY
-from replaybuf.codec.numpy_arrays import (
-    AnyArray,
-    array_head,
-    decode_array,
-    describe_dtype,
-    read_head,
-    simple_dtype,
-)
+from replaybuf.codec.numpy_arrays import AnyArray, array_head, decode_array, describe_dtype, simple_dtype
 from replaybuf.codec.payload_header import Head, digest
 from replaybuf.errors import DecodeError
 
@@ -43,11 +39,14 @@ MOST_USES: Final = 16
 #: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
 _MOST_KEPT: Final = 64
 _NUMBER: Final = struct.Struct("<I")
-_PLACE: Final = struct.Struct("<III")
-_Extension: Final = msgpack.ExtType
+_PLACE: Final = struct.Struct("<II")
 _make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
+_DTYPE: Final = attrgetter("dtype")
+_DIMENSIONS: Final = attrgetter("ndim")
 _ONLY_INT: Final = frozenset({int})
-#: The kinds of dtypes whose memory numpy lends.
+_ONLY_ARRAYS: Final = frozenset({np.ndarray})
+#: The kinds of dtypes that can be stored, and of those whose memory numpy lends.
+_STORED: Final = frozenset("biufcSUmM")
 _LENT: Final = frozenset("biufcSU")
 
 
@@ -56,110 +55,118 @@ class RawBytes(np.ndarray[Any, Any]):
 
 
 class BlockWriter:
-    """The blocks of one payload, and the numbers of its arrays. Buffers may share the memory of the arrays."""
+    """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
-    __slots__ = ("_alike", "_columns", "_in_columns", "_known", "_next", "blocks", "sizes")
+    __slots__ = ("_alike", "_entries", "_known", "_small", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
-        #: The buffers of each block.
-        self.blocks: list[Sequence[Any]] = []
+        self.blocks: list[Any] = []
         self.sizes: list[int] = []
-        self._next = 0
-        # By id: the reference to an array, and the array. Keeping arrays keeps their ids their own.
-        self._known: dict[int, tuple[Any, AnyArray]] = {}
-        # The ids of arrays in columns; and the number of the first array, the block, and the arrays of each column.
-        self._in_columns: set[int] = set()
-        self._columns: list[tuple[int, int, Sequence[AnyArray]]] = []
-        # By size and some items: the array in a block, its number, and how often it is used.
+        self.table: list[Any] = []
+        self._entries = 0
+        # By id of an array: what msgpack packs for it, or its entry; and the arrays, whose ids are thus their own.
+        self._known: dict[int, tuple[Any, Sequence[AnyArray]]] = {}
+        self._small = 0
+        # By size and some items: the array in a block, the block, and how often it is used.
         self._alike: dict[Any, tuple[AnyArray, int, int]] = {}
 
     def reference(self, array: AnyArray) -> Any:
         """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
-        known = self._known.get(id(array))
-        if known is not None:
-            return known[0]
-        head, lends = array_head(array.dtype, array.shape)
-        if id(array) in self._in_columns:
-            made = _in_block(*self._place_in_column(array), head)
-        else:
-            number, self._next = self._next, self._next + 1
+        made, arrays = self._known.get(id(array), (None, ()))
+        if made is None:
             if array.nbytes < SMALL:
-                made = _make(_Extension, (SMALL_ARRAY, _NUMBER.pack(number) + head + array.tobytes()))
+                content = _NUMBER.pack(self._small) + array_head(array.dtype, array.shape) + array.tobytes()
+                made, arrays = _make(msgpack.ExtType, (SMALL_ARRAY, content)), (array,)
+                self._small += 1
             else:
-                lent = array if lends and array.flags.c_contiguous else np.frombuffer(array.tobytes(), np.uint8)
-                made = _in_block(number, self._block_of(lent), 0, head)
-        self._known[id(array)] = made, array
+                shape: Any = len(array) if array.ndim == 1 else list(array.shape)
+                made = self._entry(describe_dtype(array.dtype), [self._block_of(array)], [shape])
+        if type(made) is int:
+            place = next((place for place, one in enumerate(arrays) if one is array), 0)
+            made, arrays = _make(msgpack.ExtType, (ARRAY_IN_BLOCK, _PLACE.pack(made, place))), (array,)
+        self._known[id(array)] = made, arrays
         return made
 
-    def _place_in_column(self, array: AnyArray) -> tuple[int, int, int]:
-        """Return the number of an array of a column, its block, and its position there."""
-        for number, block, arrays in self._columns:
-            at = 0
-            for index, one in enumerate(arrays):
-                if one is array:
-                    return number + index, block, at
-                at += one.nbytes
-        raise LookupError("no such array")
+    def column(self, arrays: Sequence[AnyArray]) -> int | None:
+        """Return the entry of the arrays of a column; None if they can't be in one."""
+        first, rows = arrays[0], len(arrays)
+        dtype, dimensions = first.dtype, first.ndim
+        if not _ONLY_ARRAYS.issuperset(map(type, arrays)) or dtype.kind not in _STORED:
+            return None
+        if [*map(_DTYPE, arrays)].count(dtype) < rows or [*map(_DIMENSIONS, arrays)].count(dimensions) < rows:
+            return None
+        ids = {*map(id, arrays)}
+        if len(ids) < rows or not self._known.keys().isdisjoint(ids):
+            return None
+        shapes: list[Any]
+        if dimensions == 1:
+            sizes = shapes = [*map(len, arrays)]
+        else:
+            shapes, sizes = [list(array.shape) for array in arrays], [array.size for array in arrays]
+        blocks: Any
+        if max(sizes) * dtype.itemsize > GROUPED:
+            blocks = self._blocks_of(arrays)
+        elif SMALL <= (nbytes := sum(sizes) * dtype.itemsize) <= _MOST_GROUPED:
+            blocks = len(self.blocks)
+            self.blocks.append(_together(arrays))
+            self.sizes.append(nbytes)
+        else:
+            return None
+        entry = self._entry(describe_dtype(dtype), blocks, shapes)
+        self._known.update(dict.fromkeys(ids, (entry, arrays)))
+        return entry
+
+    def _entry(self, dtype: str, blocks: Any, shapes: list[Any]) -> int:
+        self.table += dtype, blocks, shapes
+        self._entries += 1
+        return self._entries - 1
+
+    def _blocks_of(self, arrays: Sequence[AnyArray]) -> list[int]:
+        """Return the number of a block for each array, which equal ones share."""
+        first, sizes = len(self.blocks), [array.nbytes for array in arrays]
+        ends = {(size, array.item(0), array.item(-1)) for size, array in zip(sizes, arrays, strict=True) if size}
+        if len(ends) < len(arrays) or not _are_lent(arrays):
+            return [*map(self._block_of, arrays)]
+        self.blocks += arrays
+        self.sizes += sizes
+        return [*range(first, len(self.blocks))]
 
     def _block_of(self, array: AnyArray) -> int:
         """Return the number of the block with the bytes of this array."""
-        block = len(self.blocks)
-        if array.nbytes >= GROUPED:
-            key = array.nbytes, array.item(0), array.item(array.size // 2), array.item(-1)
-            like, found, uses = self._alike.get(key, (None, block, 0))
-            if like is not None and uses < MOST_USES and np.array_equal(_bits(array), _bits(like)):
-                self._alike[key] = like, found, uses + 1
-                return found
-            self._alike[key] = array, block, 1
-        self.blocks.append((array,))
+        if array.nbytes < GROUPED:
+            return self._add(array)
+        key = array.nbytes, array.item(0), array.item(array.size // 2), array.item(-1)
+        like, found, uses = self._alike.get(key, (None, len(self.blocks), 0))
+        if like is not None and uses < MOST_USES and _are_equal(array, like):
+            self._alike[key] = like, found, uses + 1
+            return found
+        self._alike[key] = array, len(self.blocks), 1
+        return self._add(array)
+
+    def _add(self, array: AnyArray) -> int:
+        self.blocks.append(array if _are_lent((array,)) else array.tobytes())
         self.sizes.append(array.nbytes)
-        return block
-
-    def column(self, arrays: Sequence[AnyArray]) -> list[Any] | None:
-        """Return the content of a column of small arrays in one block; None if they can't share one."""
-        first = arrays[0]
-        dtype, dimensions, nbytes = first.dtype, first.ndim, 0
-        for array in arrays:
-            if (
-                type(array) is not np.ndarray
-                or array.dtype is not dtype
-                or array.ndim != dimensions
-                or not array.flags.c_contiguous
-            ):
-                return None
-            if (size := array.nbytes) > GROUPED:
-                return None
-            nbytes += size
-        if not SMALL <= nbytes <= _MOST_GROUPED or dtype.kind not in _LENT:
-            return None
-        ids = {*map(id, arrays)}
-        if len(ids) != len(arrays) or not self._in_columns.isdisjoint(ids) or not self._known.keys().isdisjoint(ids):
-            return None
-        number, block = self._next, len(self.blocks)
-        content = [describe_dtype(dtype), number, block, _shapes_of(arrays, dimensions)]
-        self._next += len(arrays)
-        self.blocks.append(arrays)
-        self.sizes.append(nbytes)
-        self._in_columns.update(ids)
-        self._columns.append((number, block, arrays))
-        return content
+        return len(self.blocks) - 1
 
 
-def _bits(array: AnyArray) -> AnyArray:
-    return array.reshape(-1).view(np.uint8 if array.nbytes % 8 else np.uint64)
+def _together(arrays: Sequence[AnyArray]) -> bytes:
+    """Return the bytes of arrays in C order, one after the other."""
+    try:
+        return b"".join(arrays)  # type: ignore[arg-type]
+    except (BufferError, TypeError, ValueError):  # not in C order, or of times, whose memory numpy doesn't lend
+        return b"".join([array.tobytes() for array in arrays])
 
 
-def block_of(content: bytes) -> int:
-    """Return the number of the block to which the content of an extension object refers."""
-    return int(_PLACE.unpack_from(content)[1])
+def _are_lent(arrays: Sequence[AnyArray]) -> bool:
+    """Return whether numpy lends the memory of these arrays, of one dtype, in C order."""
+    return arrays[0].dtype.kind in _LENT and all(array.flags.c_contiguous for array in arrays)
 
 
-def _shapes_of(arrays: Sequence[AnyArray], dimensions: int) -> list[Any]:
-    return [*map(len, arrays)] if dimensions == 1 else [list(array.shape) for array in arrays]
-
-
-def _in_block(number: int, block: int, at: int, head: bytes) -> Any:
-    return _make(_Extension, (ARRAY_IN_BLOCK, _PLACE.pack(number, block, at) + head))
+def _are_equal(one: AnyArray, other: AnyArray) -> bool:
+    """Return whether two arrays of as many bytes have the same bytes."""
+    if one.flags.c_contiguous and other.flags.c_contiguous and one.nbytes % 8 == 0:
+        return bool((one.reshape(-1).view(np.uint64) == other.reshape(-1).view(np.uint64)).all())
+    return one.tobytes() == other.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +251,19 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
 
 
 @dataclass(slots=True)
-class _Column:
-    """A column in one block: number of the first array, lengths or shapes, and the item where each begins."""
+class _Entry:
+    """Some arrays of a payload: their block, or a block each; the item where each begins, from the first on."""
 
-    number: int
-    block: int
     dtype: np.dtype[Any]
+    blocks: Any
     shapes: Sequence[Any]
+    sizes: Sequence[int]
     ends: Sequence[int]
-    arrays: list[AnyArray] | None = None
+    arrays: Sequence[Any] | None = None
+
+    def shape(self, place: int) -> tuple[int, ...]:
+        shape = self.shapes[place]
+        return (shape,) if type(shape) is int else tuple(shape)
 
 
 class BlockReader:
@@ -278,126 +289,138 @@ class BlockReader:
         self._blocks = blocks
         self._kept = kept
         self._lends = lends
-        self._pieces = pieces
+        self._pieces = pieces or {}
         self._instead = instead
         self.deferring = deferring
-        self._read: dict[int, Any] = {}
-        self._replaced: dict[int, Any] = {}
-        # By block: the numbers of the arrays that were read from it, the first one of a column.
-        self._uses: dict[int, set[int]] = {}
-        # References to arrays of columns that weren't read yet: number, block, position and shape of each.
-        self._ahead: set[tuple[int, int, int, tuple[int, ...]]] = set()
-        self._columns: list[_Column] = []
+        self._small: dict[tuple[int, bool], Any] = {}
+        self._replaced: dict[tuple[int, int], Any] = {}
+        self._lent: set[int] = set()
+        self._entries: list[_Entry] = []
+
+    def read_table(self, table: Any) -> None:
+        """Read the table of arrays, before all else. Raises any exception unless it is one of these blocks."""
+        if type(table) is not list or len(table) % 3:
+            raise ValueError("no table of arrays")
+        sizes_of, uses = self._head.sizes, [0] * len(self._head.sizes)
+        for description, blocks, shapes in zip(table[::3], table[1::3], table[2::3], strict=True):
+            if type(shapes) is not list or not shapes:
+                raise ValueError("no shapes of arrays")
+            dtype = simple_dtype(description)
+            sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
+            item = dtype.itemsize
+            ends = [*accumulate(sizes, initial=0)]
+            if type(blocks) is int:
+                fits = blocks >= 0 and sizes_of[blocks] == ends[-1] * item
+                uses[blocks] += MOST_USES
+            else:
+                fits = min(blocks) >= 0 and [sizes_of[block] for block in blocks] == [size * item for size in sizes]
+                for block in blocks:
+                    uses[block] += 1
+            if min(sizes) < 0 or not fits:
+                raise ValueError("its arrays don't match its blocks")
+            self._entries.append(_Entry(dtype, blocks, shapes, sizes, ends))
+        if not 0 < min(uses) <= max(uses) <= MOST_USES:
+            raise ValueError("its arrays don't match its blocks")
 
     def small(self, content: bytes) -> Any:
         """Return the array in an extension object. Raises any exception for an invalid one."""
-        (number,) = _NUMBER.unpack_from(content)
-        known = self._replaced if self.deferring else self._read
-        if number not in known:
+        key = _NUMBER.unpack_from(content)[0], self.deferring
+        if key not in self._small:
             array = decode_array(content, _NUMBER.size)
-            known[number] = self._instead.held(array) if self.deferring and self._instead else array
-        return known[number]
+            self._small[key] = self._instead.held(array) if self.deferring and self._instead else array
+        return self._small[key]
 
     def large(self, content: bytes) -> Any:
         """Return the array that an extension object refers to. Raises any exception for an invalid one."""
-        number, block, at = _PLACE.unpack_from(content)
-        known = self._replaced if self.deferring else self._read
-        if number in known:
-            return known[number]
-        for column in self._columns:
-            if 0 <= number - column.number < len(column.shapes):
-                return self._member(column, number - column.number)
-        dtype, shape = read_head(content[_PLACE.size :])
-        nbytes, size = math.prod(shape) * dtype.itemsize, self._head.sizes[block]
-        if at + nbytes > size:
-            raise ValueError(f"an array of shape {shape!r:.80} can't have {size} bytes")
-        if nbytes == size:
-            uses = self._uses.setdefault(block, set())
-            uses.add(number)
-            if len(uses) > MOST_USES:
-                raise ValueError(f"{len(uses)} arrays in one block")
-        else:
-            self._ahead.add((number, block, at, shape))
-        return self._array(number, block, at, dtype, shape, nbytes)
+        entry, place = _PLACE.unpack(content)
+        return self._instead_of(entry, place) if self.deferring else self._arrays(self._entries[entry])[place]
 
-    def column(self, content: Any, rows: int) -> list[Any]:
-        """Return the arrays of a column in one block. Raises any exception for an invalid content."""
-        description, number, block, shapes = content
-        dtype = simple_dtype(description)
-        if type(shapes) is not list or len(shapes) != rows or type(block) is not int or type(number) is not int:
+    def column(self, entry: Any, rows: int) -> Sequence[Any]:
+        """Return the arrays of a column. Raises any exception for an invalid one."""
+        if type(entry) is not int or entry < 0 or len(self._entries[entry].shapes) != rows:
             raise ValueError("no column of arrays")
-        sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
-        ends = [*accumulate(sizes, initial=0)]
-        if block < 0 or min(sizes) < 0 or ends[-1] * dtype.itemsize != self._head.sizes[block]:
-            raise ValueError("no column of arrays: its lengths don't add up")
-        column = _Column(number, block, dtype, shapes, ends)
-        uses = self._uses.setdefault(block, set())
-        if any(not 0 <= one - number < rows for one in uses):
-            raise ValueError("an array in the block of a column")
-        if self.deferring or self._ahead or uses or sizes is not shapes:
-            found = [self._member(column, index) for index in range(rows)]
-        else:
-            found = column.arrays = self._together(column, sizes)
-        uses.add(number)
-        self._columns.append(column)
-        return found
+        if self.deferring:
+            return [self._instead_of(entry, place) for place in range(rows)]
+        return self._arrays(self._entries[entry])
 
-    def _together(self, column: _Column, sizes: Sequence[int]) -> list[AnyArray]:
-        """Return the arrays of a column, which have one dimension: views of one array, unless they would keep it."""
-        flat = self._view(column.block, 0, column.dtype, (column.ends[-1],))
-        least = min(sizes) * column.dtype.itemsize * _MOST_KEPT
+    def _arrays(self, entry: _Entry) -> Sequence[Any]:
+        if entry.arrays is None:
+            entry.arrays = self._read(entry)
+        return entry.arrays
+
+    def _read(self, entry: _Entry) -> Sequence[Any]:
+        if type(entry.blocks) is int:
+            return self._together(entry)
+        return [
+            self._alone(block, entry.dtype, entry.shapes[place], size)
+            for place, (block, size) in enumerate(zip(entry.blocks, entry.sizes, strict=True))
+        ]
+
+    def _alone(self, block: int, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
+        array = self._view(block, dtype, shape)
+        if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and block not in self._lent:
+            self._lent.add(block)
+            return array
+        return array.copy()
+
+    def _together(self, entry: _Entry) -> Sequence[Any]:
+        """Return arrays of one block: views of one array, unless they would keep it."""
+        flat = self._view(entry.blocks, entry.dtype, entry.ends[-1])
+        sizes = entry.sizes
+        least = min(sizes) * entry.dtype.itemsize * _MOST_KEPT
+        alone = False
         if not self._lends or least < self._kept:
-            flat = flat.copy()
-            if least < flat.nbytes:
-                return [flat[start:end].copy() for start, end in pairwise(column.ends)]
+            flat, alone = flat.copy(), least < flat.nbytes
+        arrays: list[AnyArray]
         if sizes.count(sizes[0]) == len(sizes):
-            return [*flat.reshape(len(sizes), sizes[0])]
-        return [flat[start:end] for start, end in pairwise(column.ends)]
+            arrays = [*flat.reshape(len(sizes), sizes[0])]
+        else:
+            arrays = [flat[start:end] for start, end in pairwise(entry.ends)]
+        if sizes is not entry.shapes:
+            arrays = [array.reshape(entry.shape(place)) for place, array in enumerate(arrays)]
+        return [array.copy() for array in arrays] if alone else arrays
 
-    def _member(self, column: _Column, index: int) -> Any:
-        """Return an array of a column, which may have been read before."""
-        if column.arrays is not None and not self.deferring:
-            return column.arrays[index]
-        number = column.number + index
-        known = self._replaced if self.deferring else self._read
-        shape, at = column.shapes[index], column.ends[index] * column.dtype.itemsize
-        shape = (shape,) if type(shape) is int else tuple(shape)
-        self._ahead.discard((number, column.block, at, shape))
-        if number not in known:
-            self._array(number, column.block, at, column.dtype, shape, math.prod(shape) * column.dtype.itemsize)
-        return known[number]
-
-    def finish(self) -> None:
-        """Raise ValueError unless all blocks were read, and no references to parts of them overlap."""
-        if len(self._uses) != len(self._head.sizes) or self._ahead:
-            raise ValueError("its arrays don't match its blocks")
-
-    def _array(self, number: int, block: int, at: int, dtype: np.dtype[Any], shape: Any, nbytes: int) -> Any:
-        if self.deferring and self._instead is not None:
+    def _instead_of(self, number: int, place: int) -> Any:
+        """Return what replaces an array."""
+        if (number, place) not in self._replaced and self._instead is not None:
+            entry, head = self._entries[number], self._head
+            together = type(entry.blocks) is int
+            block, at = (entry.blocks, entry.ends[place]) if together else (entry.blocks[place], 0)
+            shape, nbytes, at = entry.shape(place), entry.sizes[place] * entry.dtype.itemsize, at * entry.dtype.itemsize
             if self._blocks is None:
-                size, digest_, start = self._head.sizes[block], self._head.digests[block], self._head.starts[block]
-                made = self._instead.deferred(DeferredArray(dtype, shape, nbytes, at, start, size, digest_))
+                array = DeferredArray(
+                    entry.dtype, shape, nbytes, at, head.starts[block], head.sizes[block], head.digests[block]
+                )
+                made = self._instead.deferred(array)
             else:
-                made = self._instead.held(self._view(block, at, dtype, shape))
-            self._replaced[number] = made
-            return made
-        array = self._view(block, at, dtype, shape)
-        if not self._lends or len(self._uses.get(block, ())) > 1 or nbytes * _MOST_KEPT < self._kept:
-            array = array.copy()
-        self._read[number] = array
-        return array
+                made = self._instead.held(self._arrays(entry)[place])
+            self._replaced[number, place] = made
+        return self._replaced[number, place]
 
-    def _view(self, block: int, at: int, dtype: np.dtype[Any], shape: Any) -> AnyArray:
-        size = self._head.sizes[block]
+    def _view(self, block: int, dtype: np.dtype[Any], shape: Any) -> AnyArray:
         if self._blocks is not None:
-            return np.ndarray(shape, dtype, self._blocks, self._head.starts[block] + at)
-        raw = (self._pieces or {})[block]
-        if len(raw) != size or digest(raw) != self._head.digests[block]:
-            raise DecodeError(f"a block of {size} bytes is damaged: its checksum doesn't match")
-        return np.ndarray(shape, dtype, raw, at)
+            return np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
+        raw = self._pieces[block]
+        if len(raw) != self._head.sizes[block] or digest(raw) != self._head.digests[block]:
+            raise DecodeError(f"a block of {self._head.sizes[block]} bytes is damaged: its checksum doesn't match")
+        return np.ndarray(shape, dtype, raw)
 
 
-def _size(shape: list[int]) -> int:
+class BlockNeeds(BlockReader):
+    """Notes which `blocks` would be read."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head, instead=Nothing())
+        self.blocks: set[int] = set()
+
+    def _read(self, entry: _Entry) -> Sequence[Any]:
+        self.blocks.update([entry.blocks] if type(entry.blocks) is int else entry.blocks)
+        return [None] * len(entry.shapes)
+
+
+def _size(shape: Any) -> int:
+    if type(shape) is int:
+        return shape
     if type(shape) is not list or not _ONLY_INT.issuperset(map(type, shape)) or min(shape, default=0) < 0:
         raise ValueError(f"no shape: {shape!r:.80}")
     return math.prod(shape)

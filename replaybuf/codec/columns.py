@@ -8,11 +8,10 @@ several rollouts comes back as one object, and what was two equal ones as two.
 |---|---|
 | SHARED | one value, of all rollouts |
 | LIST | a list of values |
-| ARRAYS | dtype, number of the first array, block, lengths or shapes (`codec.blocks`) |
-| INDEXED | for each rollout the index of a value; kind and content of a column of these values |
-| PACKED | the msgpack of each value that is stored, for each rollout the index of one: equal ones are stored once |
+| ARRAYS | an entry of the table of arrays (`codec.blocks`) |
+| INDEXED | a list of the indices, for each rollout that of a value, and of the values |
+| COPIES | the msgpack of a large value, which all rollouts have their own copy of |
 | DICT | name, kind and content of each key |
-| PARTIAL | the indices of the rollouts that have the field; kind and content of the column of their values |
 | ROWS | the rollouts as dicts: of one rollout, or for keys that are no texts, or in different orders; the only column |
 """
 
@@ -25,20 +24,16 @@ from typing import Any, Final
 import numpy as np
 
 from replaybuf.codec.blocks import GROUPED, MOST_USES, BlockWriter
-from replaybuf.codec.extension_types import SCALARS, holds_numbers
+from replaybuf.codec.extension_types import MISSING, SCALARS
 
-SHARED, LIST, ARRAYS, INDEXED, PACKED, DICT, PARTIAL, ROWS = range(8)
+SHARED, LIST, ARRAYS, INDEXED, COPIES, DICT, ROWS = range(7)
 
 _CONTAINERS: Final = frozenset({list, tuple, dict})
 _COUNTED: Final = frozenset({str, bytes, int, bool})
-_TEXTS: Final = frozenset({str, bytes})
-#: Lists of fewer numbers aren't packed one by one.
-_MANY: Final = 1024
+_TEXTS: Final = frozenset({str, bytes, type(None)})
 _DEEPEST: Final = 8
 _ONLY_STR: Final = frozenset({str})
 _ONLY_INT: Final = frozenset({int})
-#: Marks fields that a rollout doesn't have.
-MISSING: Final = object()
 
 
 class ColumnWriter:
@@ -63,101 +58,65 @@ class ColumnWriter:
         Names of fields that are `declared` by a class are texts.
         """
         self.values += len(rows)
-        transposed = _transposed(rows, declared=declared) if len(rows) > 1 else None
+        transposed = _transposed(rows, declared=declared)
         if transposed is None:
             kept: Sequence[dict[Any, Any]] = rows
-            if omitted and len(rows) > 1:
+            if omitted:
                 kept = [{k: v for k, v in row.items() if v is not None or k not in omitted} for row in rows]
             self.held.append(kept)
             return [None, ROWS, *kept]
         columns: list[Any] = []
         for name, values in transposed:
-            if values[0] is not None or name not in omitted or not _are_none(values):
+            if values[0] is not None or name not in omitted or not _are_equal(values):
                 columns += (name, *self._column(values, 0))
         return columns
 
-    def _column(self, values: Sequence[Any], depth: int, *, inside: bool = False) -> tuple[int, Any]:
-        """Return the kind and the content of a column; `inside` another, nothing is nested deeper than in a rollout."""
+    def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
+        """Return the kind and the content of a column."""
         first, rows = values[0], len(values)
         kind = type(first)
         self.values += rows
-        if kind is np.ndarray and self._arrays and (content := self._blocks.column(values)) is not None:
-            return ARRAYS, content
-        ids = {*map(id, values)}
-        if len(ids) == 1:
-            return self._shared(first, kind)
+        if kind is np.ndarray and self._arrays and (entry := self._blocks.column(values)) is not None:
+            return ARRAYS, entry
         kinds = {*map(type, values)}
-        if len(kinds) == 1:
-            if kind in _COUNTED:
-                return self._scalars(values, first, kind)
-            if kind is float:
-                return LIST, [*values]
-        if id(MISSING) in ids:
-            present = [index for index, value in enumerate(values) if value is not MISSING]
-            return PARTIAL, [present, *self._column([values[index] for index in present], depth, inside=True)]
+        if len(kinds) == 1 and kind in _COUNTED and values.count(first) == rows:
+            return SHARED, first
         if SCALARS.issuperset(kinds):
-            return LIST, [*values]
-        if len(ids) < rows:
-            return self._indexed(values, [*map(id, values)], depth)
-        if len(kinds) == 1:
-            if kind is dict and not any(values):
-                return DICT, []
-            if kind is dict and depth < _DEEPEST and (items := _transposed(values, strictly=True)) is not None:
-                columns: list[Any] = []
-                for name, members in items:
-                    columns += (name, *self._column(members, depth + 1, inside=inside))
-                return DICT, columns
-        if (inside or len(kinds) == 1) and (packed := self._packed(values, always=inside)) is not None:
-            return PACKED, packed
+            long = _TEXTS.issuperset(kinds) and max(map(len, filter(None, values)), default=0) >= GROUPED
+            return (INDEXED, _indexed(values, values)) if long else (LIST, [*values])
+        ids = [*map(id, values)]
+        different = len({*ids})
+        if different == 1:
+            self.held.append((first,))
+            return SHARED, first
+        if different < rows or len(kinds) > 1:
+            self.held.append(values)
+            return (LIST, [*values]) if different == rows else (INDEXED, _indexed(values, ids))
+        if kind is dict and not any(values):
+            return DICT, []
+        if kind is dict and depth < _DEEPEST and (items := _transposed(values, strictly=True)) is not None:
+            columns: list[Any] = []
+            for name, members in items:
+                columns += (name, *self._column(members, depth + 1))
+            return DICT, columns
+        if kind in _CONTAINERS and rows <= MOST_USES and _are_equal(values):
+            packed = self._pack(first)
+            if len(packed) >= GROUPED and all(self._pack(value) == packed for value in values[1:]):  # 1 == True
+                return COPIES, packed
         self.held.append(values)
         return LIST, [*values]
 
-    def _shared(self, value: Any, kind: type) -> tuple[int, Any]:
-        if kind not in SCALARS:
-            self.held.append((value,))
-        return SHARED, value
 
-    def _scalars(self, values: Sequence[Any], first: Any, kind: type) -> tuple[int, Any]:
-        if values.count(first) == len(values):
-            return SHARED, first
-        if kind in _TEXTS and max(map(len, values)) >= GROUPED and len({*values}) < len(values):
-            return self._indexed(values, values, 0)
-        return LIST, [*values]
-
-    def _indexed(self, values: Sequence[Any], keys: Sequence[Any], depth: int) -> tuple[int, Any]:
-        places: dict[Any, int] = {}
-        indices = [places.setdefault(key, len(places)) for key in keys]
-        found = dict(zip(keys, values, strict=True))
-        return INDEXED, [indices, *self._column([found[key] for key in places], depth, inside=True)]
-
-    def _packed(self, values: Sequence[Any], *, always: bool) -> list[Any] | None:
-        """Return the content of a column of large values; None for small ones, unless `always`."""
-        first = values[0]
-        if not always and (
-            type(first) not in _CONTAINERS or (type(first) is list and len(first) < _MANY and holds_numbers(first))
-        ):
-            return None
-        packed = self._pack(first)
-        if not always and len(packed) < GROUPED:
-            return None
-        places: dict[bytes, int] = {packed: 0}
-        uses, stored, indices = [1], [packed], [0]
-        for value in values[1:]:
-            packed = self._pack(value)
-            place = places.get(packed)
-            if place is None or uses[place] == MOST_USES:
-                place = places[packed] = len(stored)
-                stored.append(packed)
-                uses.append(0)
-            uses[place] += 1
-            indices.append(place)
-        return [stored, indices]
+def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
+    places: dict[Any, int] = {}
+    indices = [places.setdefault(key, len(places)) for key in keys]
+    return [indices, *dict(zip(keys, values, strict=True)).values()]
 
 
-def _are_none(values: Sequence[Any]) -> bool:
+def _are_equal(values: Sequence[Any]) -> bool:
     try:
-        return values.count(None) == len(values)
-    except ValueError:  # of an array, which can't be compared as a whole
+        return values.count(values[0]) == len(values)
+    except Exception:  # of arrays, which can't be compared as a whole, or of users' values
         return False
 
 
@@ -181,19 +140,19 @@ def _transposed(
 
 
 class ColumnReader:
-    """Makes the values of columns. `unpack` returns the value that is packed in some bytes.
+    """Makes the values of columns: `arrays` those of an entry, and `unpack` the value that is packed in some bytes.
 
-    At most `budget` values are made, and no packed value more than MOST_USES times. `partial` says whether there was a
-    column that some rollouts don't have.
+    At most `budget` values are made.
     """
 
-    __slots__ = ("_arrays", "_left", "_unpack", "partial")
+    __slots__ = ("_arrays", "_left", "_unpack")
 
-    def __init__(self, unpack: Callable[[bytes], Any], arrays: Callable[[Any, int], list[Any]], budget: int) -> None:
+    def __init__(
+        self, unpack: Callable[[bytes], Any], arrays: Callable[[Any, int], Sequence[Any]], budget: int
+    ) -> None:
         self._unpack = unpack
         self._arrays = arrays
         self._left = budget
-        self.partial = False
 
     def spend(self, values: int) -> None:
         """Raise ValueError if there are more values than such a payload can have."""
@@ -202,43 +161,27 @@ class ColumnReader:
             raise ValueError("it claims more values than it has room for")
 
     def column(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
-        """Return the values of a column, MISSING where a rollout has none. Raises any exception for an invalid one."""
+        """Return the values of a column. Raises any exception for an invalid one."""
         self.spend(rows)
         if kind == SHARED:
             return [content] * rows
         if kind == ARRAYS:
             return self._arrays(content, rows)
+        if kind == COPIES:
+            if rows > MOST_USES:
+                raise ValueError("a value is used too often")
+            return [self._unpack(content) for _ in range(rows)]
         if type(content) is not list:
             raise ValueError(f"a {type(content).__name__} where a column belongs")
         if kind == DICT:
             return self.dicts(dict(self.columns(content, rows)), rows)
-        if kind == LIST:
-            values: list[Any] = content
-        elif kind == INDEXED:
-            indices, inner, values = content
-            _check_indices(indices, rows, rows)
-            found = self.column(inner, values, max(indices, default=-1) + 1)
-            values = [found[index] for index in indices]
-        elif kind == PACKED:
-            stored, indices = content
-            _check_indices(indices, rows, len(stored))
-            if max(map(indices.count, {*indices}), default=0) > MOST_USES:
-                raise ValueError("a value is used too often")
-            values = [self._unpack(stored[index]) for index in indices]
-        elif kind == PARTIAL:
-            present, inner, found = content
-            _check_indices(present, len(present), rows)
-            if present != sorted({*present}):
-                raise ValueError("no indices of rollouts")
-            self.partial = True
-            values = [MISSING] * rows
-            for index, value in zip(present, self.column(inner, found, len(present)), strict=True):
-                values[index] = value
-        else:
+        if kind == INDEXED:
+            content = _of_indices(*content)
+        elif kind != LIST:
             raise ValueError(f"unknown kind of column ({kind!r:.20}); was it written by a newer replaybuf?")
-        if len(values) != rows:
-            raise ValueError(f"a column of {len(values)} values for {rows} rollouts")
-        return values
+        if len(content) != rows:
+            raise ValueError(f"a column of {len(content)} values for {rows} rollouts")
+        return content  # type: ignore[no-any-return]
 
     def columns(self, flat: Sequence[Any], rows: int) -> Iterator[tuple[Any, Sequence[Any]]]:
         """Yield the name and the values of each column."""
@@ -251,15 +194,10 @@ class ColumnReader:
         """Return the rollouts, or their values of a field, as dicts."""
         if not columns:
             return [{} for _ in range(rows)]
-        found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        if not self.partial:
-            return found
-        return [{name: value for name, value in row.items() if value is not MISSING} for row in found]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _check_indices(indices: Any, length: int, end: int) -> None:
-    """Raise ValueError unless this is a list of so many indices below `end`."""
-    if type(indices) is not list or len(indices) != length or not _ONLY_INT.issuperset(map(type, indices)):
+def _of_indices(indices: Any, *values: Any) -> list[Any]:
+    if type(indices) is not list or not _ONLY_INT.issuperset(map(type, indices)) or min(indices) < 0:
         raise ValueError("no indices of values")
-    if indices and not 0 <= min(indices) <= max(indices) < end:
-        raise ValueError("no indices of values")
+    return [values[index] for index in indices]

@@ -54,6 +54,14 @@ class NestingHandler(Protocol):
         """Yield the values inside a value, each with its accessor (`.field`, `[0]`); none for other types."""
 
 
+class _Missing:
+    """The type of MISSING."""
+
+
+#: Marks a field that a rollout doesn't have, unlike others of its group: stored as the status without a name.
+MISSING: Final = _Missing()
+
+
 def type_tag(code: int) -> Any:
     """Return the type tag with this code, as msgpack packs it."""
     return msgpack.ExtType(code, b"")
@@ -102,11 +110,14 @@ def needs_wrapping(values: Iterable[Any]) -> bool:
             kind = type(item)
             if kind not in _LOOKED_INTO:
                 continue
-            if kind is dict:
+            if kind is list:
+                if item and not (type(item[0]) in _NUMBERS and holds_numbers(item)):
+                    stack.append(item)
+            elif kind is dict:
                 stack.append(item.values())
             elif kind in _MISREAD:
                 return True
-            elif not (kind is list and holds_numbers(item)) and not SCALARS.issuperset(map(type, item)):
+            else:
                 stack.append(item)
     return False
 

@@ -12,6 +12,7 @@ than the payload, and nothing named in a payload is imported or called.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.codec import extension_types as ext
-from replaybuf.codec.blocks import BlockReader, BlockWriter, RawBytes, block_of
+from replaybuf.codec.blocks import BlockNeeds, BlockReader, BlockWriter, RawBytes
 from replaybuf.codec.columns import ROWS, ColumnReader, ColumnWriter
 from replaybuf.codec.extension_types import (
     HOLDERS,
     LONG,
+    MISSING,
     Decoder,
     Encoder,
     NestingHandler,
@@ -38,13 +40,18 @@ from replaybuf.codec.extension_types import (
     wrapped,
 )
 from replaybuf.codec.object_refs import UnfetchedError
+from replaybuf.codec.payload_header import MOST_VALUES, Head
 from replaybuf.codec.standard_types import DECODERS, ENCODERS
 from replaybuf.codec.user_classes import Converters, name_of
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import Status
 
 _STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(ext.STATUS, status.value.encode()) for status in Status}
-_ENCODERS: Final = ENCODERS | {Status: (None, lambda status: _STATUS_EXTENSIONS[status._value_])}
+_MISSING: Final = msgpack.ExtType(ext.STATUS, b"")
+_ENCODERS: Final = ENCODERS | {
+    Status: (None, lambda status: _STATUS_EXTENSIONS[status._value_]),
+    type(MISSING): (None, lambda _: _MISSING),
+}
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
 _HOLDERS: Final = frozenset(map(type_tag, HOLDERS))
@@ -52,7 +59,7 @@ _HOLDERS: Final = frozenset(map(type_tag, HOLDERS))
 _SMALL_ARRAY: Final = ext.SMALL_ARRAY
 _ARRAY_IN_BLOCK: Final = ext.ARRAY_IN_BLOCK
 _STATUS: Final = ext.STATUS
-_STATUSES: Final = {status.value.encode(): status for status in Status}
+_STATUSES: Final[dict[bytes, Any]] = {status.value.encode(): status for status in Status} | {b"": MISSING}
 
 
 #: Values that consist of one array, the third part of their content: one object comes back as one.
@@ -61,11 +68,14 @@ _OF_ONE_ARRAY: Final = frozenset({ext.TENSOR, ext.IMAGE})
 _EAGER: Final = frozenset({ext.CONVERTED, ext.IMAGE})
 
 
+_TABLE_SIZE: Final = struct.Struct("<I")
+
+
 @dataclass(slots=True)
 class Packed:
-    """A packed group: the msgpack of its columns, their number of values, and the blocks of its arrays."""
+    """A packed group: the parts of its msgpack, the number of values of its columns, and its blocks."""
 
-    msgpack: memoryview
+    msgpack: Sequence[Any]
     values: int
     blocks: BlockWriter
 
@@ -91,9 +101,11 @@ class Packing:
         locates it.
         """
         group = _Group(self, BlockWriter())
+        if len(rows) == 1:
+            return Packed(group.stored([None, ROWS, *rows], rows[0].values()), 1, group.blocks)
         columns = ColumnWriter(group.blocks, group.pack_alone, arrays=np.ndarray in self._arrays)
         flat = columns.rollouts(rows, omitted, declared=declared) if rows else []
-        return Packed(group.pack(flat, columns.held), columns.values, group.blocks)
+        return Packed(group.stored(flat, columns.held), columns.values, group.blocks)
 
     def explain(self, value: Any, path: str) -> RolloutError | None:
         """Return the RolloutError of the innermost unstorable part of the value at `path`; None if it can be packed."""
@@ -182,6 +194,14 @@ class _Group:
         if needs_wrapping(looked_into) or (held and needs_wrapping(held)):
             packed = _packed(wrapped(value), self._wrapped_stand_in)
         return packed
+
+    def stored(self, columns: list[Any], looked_into: Iterable[Any]) -> Sequence[Any]:
+        """Return the parts of the msgpack of a payload: columns, and the table of its arrays."""
+        packed = self.pack(columns, looked_into)
+        if not self.blocks.table:
+            return (packed,)
+        table = msgpack.packb(self.blocks.table)
+        return packed, table, _TABLE_SIZE.pack(len(table))
 
     def pack_alone(self, value: Any) -> bytes:
         """Return the msgpack of a value of a column."""
@@ -289,7 +309,7 @@ class Unpacking:
     get. ObjectRefs there are replaced by their values, since a handle serves the same purpose.
     """
 
-    __slots__ = ("_blocks", "_deferred", "_deferring", "_eager", "_made", "_open_tags", "_tags")
+    __slots__ = ("_blocks", "_deferred", "_deferring", "_eager", "_made", "_open_tags", "_partial", "_tags")
 
     def __init__(self, tags: TypeTags, blocks: BlockReader, deferred: Collection[str] = frozenset()) -> None:
         self._tags = tags
@@ -298,17 +318,27 @@ class Unpacking:
         self._open_tags = 0
         self._eager = 0  # nesting depth of values that need arrays
         self._deferring = False
+        self._partial = False
         self._made: dict[int, Any] = {}  # tensors and images, by the id of their array
 
-    def rollouts(self, packed: memoryview, rows: int, budget: int) -> Columns | list[dict[str, Any]]:
-        """Return the values of each field, or the rollouts as dicts. Columns have at most `budget` values."""
-        columns = ColumnReader(self._unpack, self._blocks.column, budget)
+    def rollouts(self, head: Head) -> Columns | list[dict[str, Any]]:
+        """Return the values of each field, or the rollouts as dicts."""
+        rows, packed = head.header.rollouts, head.msgpack
+        columns = ColumnReader(self._unpack, self._blocks.column, MOST_VALUES * head.header.head)
         columns.spend(rows)
+        if head.sizes:
+            table_at = len(packed) - _TABLE_SIZE.size - _TABLE_SIZE.unpack(packed[-_TABLE_SIZE.size :])[0]
+            if table_at < 0:
+                raise ValueError("no table of arrays")
+            self._blocks.read_table(msgpack.unpackb(packed[table_at : -_TABLE_SIZE.size]))
+            packed = packed[:table_at]
         found = (self._read_deferring if self._deferred else self._read)(packed, rows, columns)
         if self._open_tags:
             raise ValueError("it holds type tags without content")
-        self._blocks.finish()
-        return columns.dicts(found, rows) if columns.partial and isinstance(found, dict) else found
+        if not self._partial or isinstance(found, list):
+            return found
+        fields = columns.dicts(found, rows)
+        return [{name: value for name, value in one.items() if value is not MISSING} for one in fields]
 
     def _unpack(self, packed: Any) -> Any:
         return msgpack.unpackb(packed, **self._hooks())
@@ -367,6 +397,7 @@ class Unpacking:
         if code == _SMALL_ARRAY:
             return self._blocks.small(content)
         if code == _STATUS:
+            self._partial = self._partial or not content
             return _STATUSES[content]
         tag = self._tags.get(code)
         if tag is None or content:
@@ -419,35 +450,9 @@ def _as_rows(found: Any, rows: int) -> list[dict[str, Any]]:
     return found
 
 
-class _Needs:
-    """Takes the place of a reader of blocks, and notes which blocks would be read."""
-
-    def __init__(self) -> None:
-        self.deferring = False
-        self.blocks: set[int] = set()
-
-    def small(self, content: bytes) -> None:
-        return None
-
-    def large(self, content: bytes) -> None:
-        self._note(block_of(content))
-
-    def column(self, content: Any, rows: int) -> list[None]:
-        self._note(content[2])
-        return [None] * rows
-
-    def finish(self) -> None:
-        pass
-
-    def _note(self, block: int) -> None:
-        if not self.deferring:
-            self.blocks.add(block)
-
-
-def needed_blocks(tags: TypeTags, packed: memoryview, rows: int, budget: int, deferred: Collection[str]) -> set[int]:
+def needed_blocks(tags: TypeTags, head: Head, deferred: Collection[str]) -> set[int]:
     """Return the numbers of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
-    needs: Any = _Needs()
+    needs = BlockNeeds(head)
     nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
-    Unpacking(nothing, needs, deferred or frozenset({""})).rollouts(packed, rows, budget)
-    needed: set[int] = needs.blocks
-    return needed
+    Unpacking(nothing, needs, deferred or frozenset({""})).rollouts(head)
+    return needs.blocks

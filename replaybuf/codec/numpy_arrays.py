@@ -1,7 +1,7 @@
 """numpy arrays and scalars in payloads: their stored forms, and how they are rebuilt.
 
-An array is stored as a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and its
-bytes in C order, after the head or in a block (`codec.blocks`). Scalars are `[dtype, bytes]`, arrays of objects
+A small array is stored as a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and its
+bytes in C order after it; others are in blocks (`codec.blocks`). Scalars are `[dtype, bytes]`, arrays of objects
 `[shape, items]`. A dtype is stored as its `str` ("<i8", ">f4", "<M8[ns]"). It is passed to `np.dtype` only after it has
 matched the grammar below, which has no objects and no structured dtypes.
 """
@@ -30,18 +30,10 @@ _WHY_NOT = {
 
 
 @lru_cache(maxsize=4096)
-def array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, bool]:
-    """Return the head of such an array, and whether numpy lends its memory. TypeError for an unsupported dtype."""
+def array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the head of such an array. TypeError for an unsupported dtype."""
     description = describe_dtype(dtype).encode("ascii")
-    head = bytes((len(description), len(shape))) + description + _SHAPES[len(shape)].pack(*shape)
-    return head, dtype.kind not in "mM"
-
-
-@lru_cache(maxsize=4096)
-def read_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype and the shape of an array. Raises any exception for an invalid head."""
-    shape_at = 2 + head[0]
-    return simple_dtype(head[2:shape_at].decode("ascii")), _SHAPES[head[1]].unpack(head[shape_at:])
+    return bytes((len(description), len(shape))) + description + _SHAPES[len(shape)].pack(*shape)
 
 
 def decode_array(content: bytes, at: int) -> AnyArray:
@@ -49,8 +41,10 @@ def decode_array(content: bytes, at: int) -> AnyArray:
 
     Raises any exception for an invalid content; allocates no more memory than the content's size.
     """
-    data_at = at + 2 + content[at] + 8 * content[at + 1]
-    dtype, shape = read_head(content[at:data_at])
+    shape_at = at + 2 + content[at]
+    data_at = shape_at + 8 * content[at + 1]
+    dtype = simple_dtype(content[at + 2 : shape_at].decode("ascii"))
+    shape = _SHAPES[content[at + 1]].unpack(content[shape_at:data_at])
     array: AnyArray = np.ndarray(shape, dtype, content, data_at)
     if array.nbytes != len(content) - data_at:
         raise ValueError(f"an array of shape {shape!r:.80} can't have {len(content) - data_at} bytes")

@@ -39,9 +39,9 @@ class Codec:
     bytearray, memoryview (read-only), list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
     defaultdict (of a built-in type), Counter, deque, complex, Decimal, UUID, datetime, date, time, timedelta,
     POSIX paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
-    classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses, attrs classes, msgspec
-    Structs), and of the exact classes that have `converters`. Anything else is refused. One exception: a bytearray or
-    memoryview inside a list of more than 32 items that begins and ends with a number is restored as bytes.
+    classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses), and of the exact classes that
+    have `converters`. Anything else is refused. One exception: a bytearray or memoryview inside a list of more than 32
+    items that begins and ends with a number is restored as bytes.
 
     `tensors`: restored as tensors ("torch") or as arrays ("numpy"). `object_refs`: restored as new ObjectRefs ("ref")
     or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a group, in
@@ -205,9 +205,7 @@ class Codec:
         with header.AS_DAMAGE:
             found, _ = self._opened(head)
             places = [*found.places()]
-            budget = header.MOST_VALUES * found.header.head
-            needed = needed_blocks(self._tags, found.msgpack, found.header.rollouts, budget, deferred)
-            return [(number, *places[number]) for number in sorted(needed)]
+            return [(number, *places[number]) for number in sorted(needed_blocks(self._tags, found, deferred))]
 
     def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, memoryview]:
         """Return the head of a payload, verified unless it was before, and its blocks, if they are there."""
@@ -269,9 +267,7 @@ class Codec:
     def _unpack(
         self, head: Head, blocks: BlockReader, deferred: Collection[str] = (), tags: TypeTags | None = None
     ) -> list[Any]:
-        rows = head.header.rollouts
-        unpacking = Unpacking(tags or self._tags, blocks, deferred)
-        found = unpacking.rollouts(head.msgpack, rows, header.MOST_VALUES * head.header.head)
+        found = Unpacking(tags or self._tags, blocks, deferred).rollouts(head)
         if isinstance(found, list):
             return [self.rollout_type.from_fields(fields) for fields in found]
-        return self.rollout_type.from_columns(found, rows)
+        return self.rollout_type.from_columns(found, head.header.rollouts)

@@ -13,14 +13,16 @@ from replaybuf.codec.payload_header import (
     BODY_AT,
     CHECKSUM,
     HEADER,
+    MAGIC,
     MOST_VALUES,
+    VERSION,
     ZSTD,
     Buffer,
     Head,
     Header,
     digest,
-    digest_of_parts,
     head_digest,
+    starts_of,
 )
 from replaybuf.errors import MissingDriverError
 
@@ -34,16 +36,18 @@ _PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
 _MOST_MSGPACK: Final = 2**32 - 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SplitPayload:
     """A payload in two parts: `head`, and the buffers of the `tail`, which are its blocks, with padding in between.
 
-    The tail has `size` bytes, in the memory of the rollouts. Without a tail the head is the whole payload.
+    The tail has `size` bytes, in the memory of the rollouts. Without a tail the head is the whole payload. `blocks`
+    are the sizes of the blocks, if known.
     """
 
     head: bytes
     tail: Sequence[Any] = ()
     size: int = 0
+    blocks: Sequence[int] = ()
 
     @property
     def nbytes(self) -> int:
@@ -55,41 +59,40 @@ class SplitPayload:
         if not self.tail:
             return self.head
         payload = b"".join((self.head, *self.tail))
-        view = as_writable(payload).data
-        head = Head.parsed(Header.read(payload), view)
-        end, blocks = head.header.head, head.header.blocks
-        digests = [digest(view[end + at : end + at + size]) for at, size in head.places()]
-        struct.pack_into(f"<{blocks}Q", view, BODY_AT + 8 * blocks, *digests)
+        view, end = as_writable(payload).data, len(self.head)
+        sizes = self.blocks or Head.parsed(Header.read(payload), view).sizes
+        digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes, strict=True)]
+        struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
         CHECKSUM.pack_into(view, HEADER.size, head_digest(view[: HEADER.size], view[BODY_AT:end]))
         return payload
 
 
 def written(
-    rollouts: int, packed: Buffer, blocks: Sequence[Sequence[Any]], sizes: Sequence[int], values: int, *, sealed: bool
+    rollouts: int, packed: Sequence[Buffer], blocks: Sequence[Any], sizes: Sequence[int], values: int, *, sealed: bool
 ) -> SplitPayload:
-    """Return a payload with this msgpack and these blocks, each given in parts.
+    """Return a payload with this msgpack, in parts, and these blocks.
 
     `values` is the number of values of its columns. Unless `sealed`, only `joined` computes the checksums of a payload
     with blocks. Raises ValueError if the msgpack is too large.
     """
-    if len(packed) > _MOST_MSGPACK:
-        raise ValueError(f"its values other than arrays have {len(packed)} bytes, and 4 GiB is the most")
+    length = sum(map(len, packed))
+    if length > _MOST_MSGPACK:
+        raise ValueError(f"its values other than arrays have {length} bytes, and 4 GiB is the most")
     at = BODY_AT + 16 * len(blocks)
-    end = max(at + len(packed), values // MOST_VALUES + 1)
+    end = max(at + length, values // MOST_VALUES + 1)
     end += -end % ALIGNMENT
-    tail: list[Any] = []
-    size = 0
-    for parts, length in zip(blocks, sizes, strict=True):
-        if padding := -size % ALIGNMENT:
-            tail.append(_PADDING[padding])
-        tail += parts
-        size += padding + length
-    header = Header(0, rollouts, len(blocks), len(packed), end, end + size).packed()
-    digests = [*map(digest_of_parts, blocks)] if sealed else [0] * len(sizes)
-    table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests) if blocks else b""
-    body = table, packed, bytes(end - at - len(packed))
-    checksum = head_digest(header, *body) if sealed or not blocks else 0
-    return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), *body)), tail, size)
+    if not blocks:
+        header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, 0, length, end, end)
+        body = b"".join((*packed, bytes(end - at - length)))
+        return SplitPayload(b"".join((header, CHECKSUM.pack(head_digest(header, body)), body)))
+    tail = [part for block, n in zip(blocks, sizes, strict=True) for part in (block, _PADDING[-n % ALIGNMENT])][:-1]
+    size = starts_of(sizes)[-1] + sizes[-1]
+    header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, len(blocks), length, end, end + size)
+    digests = [*map(digest, blocks)] if sealed else [0] * len(sizes)
+    table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
+    body = b"".join((table, *packed, bytes(end - at - length)))
+    checksum = head_digest(header, body) if sealed else 0
+    return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), body)), tail, size, sizes)
 
 
 def compressed(payload: SplitPayload) -> SplitPayload:

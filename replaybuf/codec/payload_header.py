@@ -11,7 +11,8 @@ All numbers are little-endian. `msgpack` and `head` are sizes in bytes, `size` i
 are the XXH3 (64 bits); the one in the header is seeded with the XXH3 of the bytes before it. The head and the blocks
 can be stored in two places, and a block can be read and verified alone.
 
-The msgpack is one list of columns (`codec.columns`). A compressed payload is a header, with the sizes before the
+The msgpack is one list of columns (`codec.columns`); in a payload with blocks also the table of their arrays
+(`codec.blocks`), and its size (u32). A compressed payload is a header, with the sizes before the
 compression, and the zstd frame of all that follows; its checksum is that of the frame.
 
 This module needs neither numpy nor msgpack, whose imports take longer than a check of a database.
@@ -22,10 +23,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 from typing import Any, Final
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from replaybuf.errors import DecodeError, MissingDriverError
 
@@ -111,12 +113,9 @@ class Head:
         if not blocks and header.head == header.size:
             return cls(header, payload[at:end], (), (), ())
         numbers = struct.unpack_from(f"<{2 * blocks}Q", payload, BODY_AT)
-        sizes, starts, last = numbers[:blocks], [], 0
-        for size in sizes:
-            last += -last % ALIGNMENT
-            starts.append(last)
-            last += size
-        if header.head + last != header.size:
+        sizes = numbers[:blocks]
+        starts = starts_of(sizes)
+        if header.head + (starts[-1] + sizes[-1] if blocks else 0) != header.size:
             raise DecodeError("the payload is damaged: its lengths don't add up")
         return cls(header, payload[at:end], sizes, numbers[blocks:], starts)
 
@@ -134,6 +133,11 @@ class Head:
         for (at, size), expected in zip(self.places(), self.digests, strict=True):
             if xxh3_64_intdigest(blocks[at : at + size]) != expected:
                 raise DecodeError("the payload is damaged: the checksum of a block doesn't match")
+
+
+def starts_of(sizes: Sequence[int], first: int = 0) -> list[int]:
+    """Return the position of each block, the first of which is at `first`."""
+    return [*accumulate([size + -size % ALIGNMENT for size in sizes[:-1]], initial=first)]
 
 
 def verify_head(header: Header, payload: Buffer) -> None:
@@ -218,22 +222,6 @@ def digest(buffers: Any) -> int:
     return xxh3_64_intdigest(buffers)
 
 
-def digest_of_parts(parts: Sequence[Any]) -> int:
-    """Return the checksum of a block that is given in parts."""
-    if len(parts) == 1:
-        return xxh3_64_intdigest(parts[0])
-    state = xxh3_64()
-    for part in parts:
-        state.update(part)
-    return state.intdigest()
-
-
-def head_digest(header: Buffer, *body: Buffer) -> int:
-    """Return the checksum of what follows a header, given in parts, seeded with the rest of that header."""
-    seed = xxh3_64_intdigest(header)
-    if len(body) == 1:
-        return xxh3_64_intdigest(body[0], seed)
-    state = xxh3_64(seed=seed)
-    for part in body:
-        state.update(part)
-    return state.intdigest()
+def head_digest(header: Buffer, body: Buffer) -> int:
+    """Return the checksum of what follows a header, seeded with the rest of that header."""
+    return xxh3_64_intdigest(body, xxh3_64_intdigest(header))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from functools import partial
@@ -48,8 +47,9 @@ class Replacing:
             self.replace(value.__dict__)  # bypasses validators and frozen models
             self.replace(value.__pydantic_extra__)
         else:
-            fields = {name: getattr(value, name, None) for name in _field_names(kind)}
-            self._replace(partial(_set_attribute, value), fields.items())
+            if dataclasses.is_dataclass(kind):
+                fields = {one.name: getattr(value, one.name, None) for one in dataclasses.fields(kind)}
+                self._replace(partial(_set_attribute, value), fields.items())
             if getattr(kind, "__pydantic_config__", {}).get("extra") == "allow":  # a pydantic dataclass
                 self.replace(value.__dict__)
         return value
@@ -66,18 +66,6 @@ class Replacing:
         return value._make(replaced) if hasattr(value, "_make") else type(value)(replaced)
 
 
-def _field_names(kind: type) -> Iterable[str]:
-    """Return the names of the fields of a dataclass, an attrs class or a msgspec Struct."""
-    if dataclasses.is_dataclass(kind):
-        return [field.name for field in dataclasses.fields(kind)]
-    attributes = getattr(kind, "__attrs_attrs__", ())
-    return [attribute.name for attribute in attributes] or getattr(kind, "__struct_fields__", ())
-
-
 def _set_attribute(instance: Any, name: str, value: Any) -> None:
-    msgspec: Any = sys.modules.get("msgspec")
-    if msgspec is not None and isinstance(instance, msgspec.Struct):
-        msgspec.structs.force_setattr(instance, name, value)  # also for frozen ones
-        return
     with contextlib.suppress(AttributeError, TypeError):  # an immutable instance keeps its value
         object.__setattr__(instance, name, value)

@@ -135,7 +135,7 @@ _ENDS = (
     *(Tally.SIZE, Tally.LEASED),
 )
 
-#: Open buffers end expired leases twice a second, or every four seconds if there are many buffers.
+#: Open buffers end a lease within half a second of its end, within four if there are many buffers or all are idle.
 OVERDUE_SECONDS = 5.0
 #: Groups with this many failed deliveries will soon be set aside (`max_deliveries` is 5 by default).
 MANY_DELIVERIES = 4

@@ -1,4 +1,4 @@
-"""Checks of PostgreSQL: settings, connections, vacuum, corruption that it reports; and of each server in the URL."""
+"""Checks of PostgreSQL: the rights of its user, its standbys, damage that it reports, each server in the URL."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 from replaybuf import units
 from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, warning
-from replaybuf.doctor.check_engine import check_engine
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.errors import says_unknown, translated
-from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.engine.postgres_pool import Pool
 from replaybuf.storage.sql.engine.postgres_recovery import ASK as ASK_STANDBYS
 from replaybuf.storage.sql.engine.postgres_recovery import Synchronous
@@ -21,23 +19,7 @@ from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.tables import uid_sequence
 from replaybuf.units import some
 
-#: The share of all connections above which their use is a finding.
-MOST_CONNECTIONS = 0.8
-#: Seconds after which an open transaction is a finding: it blocks the vacuuming of dead rows.
-LONG_SECONDS = 300
-#: The number of dead rows in a table above which autovacuum has fallen behind.
-MANY_DEAD = 100_000
-
 _TABLES = sorted(metadata.tables)
-
-#: Settings that should be on, and why.
-_WANTED = {
-    "fsync": "a power cut or a crash of the system can destroy the database",
-    "full_page_writes": "a power cut in the middle of a write can destroy pages",
-    "autovacuum": "dead rows pile up, and everything becomes slower",
-}
-_CHANGE = "ALTER SYSTEM SET {0} = on; SELECT pg_reload_conf()"
-_NEW_DATABASE = "createdb -T template0 -E UTF8 NAME, and move there with replaybuf save and resume"
 
 _STANDBY = problem("the server is a standby, which can't be written", "give the URL of the primary")
 
@@ -107,77 +89,6 @@ def find_replication(tx: ReadTransaction, context: CheckContext) -> Sequence[Fin
     return [fine(f"commits wait for a synchronous standby: {found}")]
 
 
-def _setting(tx: ReadTransaction, name: str) -> str:
-    return str(tx.value("SELECT current_setting(:name)", name=name))
-
-
-def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether the server makes commits durable and vacuums. Every run sets synchronous_commit itself."""
-    version = f"PostgreSQL {_setting(tx, 'server_version')}"
-    encoding = tx.value("SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()")
-    found = [
-        problem(f"{name} is off: {why}", _CHANGE.format(name))
-        for name, why in _WANTED.items()
-        if _setting(tx, name) == "off"
-    ]
-    if int(_setting(tx, "server_version_num")) < OLDEST_VERSION:
-        found.append(problem(f"{version} is too old", f"PostgreSQL {OLDEST_VERSION // 10_000} or newer"))
-    if encoding != "UTF8":
-        found.append(problem(f"its encoding is {encoding}: not every text can be stored", _NEW_DATABASE))
-    return found or [fine(f"{version}, {encoding}, fsync, full_page_writes and autovacuum are on")]
-
-
-def find_connections(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether there is room for more connections."""
-    used = tx.value("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
-    most = int(_setting(tx, "max_connections"))
-    what = f"{used:,} of {most:,} connections are in use"
-    if used >= MOST_CONNECTIONS * most:
-        mend = "raise max_connections, or put pgbouncer in between (each open buffer takes up to 16)"
-        return [warning(what, mend)]
-    return [fine(what)]
-
-
-_LONG_SESSIONS = """
-SELECT pid, application_name, state FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-    AND xact_start < clock_timestamp() - make_interval(secs => :seconds) ORDER BY xact_start"""
-_LONG_PREPARED = """
-SELECT gid FROM pg_prepared_xacts
-WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => :seconds)"""
-
-
-def find_held(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether a forgotten transaction blocks the vacuuming of dead rows."""
-    found = []
-    if idle := tx.table(_LONG_SESSIONS, seconds=LONG_SECONDS)[1]:
-        sessions = some([f"{pid} ({application}, {state})" for pid, application, state in idle])
-        what = f"sessions with a transaction open for more than {LONG_SECONDS} s, so that nothing is cleaned up: "
-        mend = f"end them in their programs, or SELECT pg_terminate_backend({idle[0][0]})"
-        found.append(warning(what + sessions, mend))
-    if prepared := tx.values(_LONG_PREPARED, seconds=LONG_SECONDS):
-        what = f"prepared transactions, so that nothing is cleaned up: {some(prepared)}"
-        found.append(warning(what, f"COMMIT PREPARED '{prepared[0]}', or ROLLBACK PREPARED"))
-    return found or [fine("nothing holds back the cleaning up of dead rows")]
-
-
-_DEAD = """
-SELECT relname, n_dead_tup, n_live_tup, greatest(last_vacuum, last_autovacuum)::timestamp(0)::text
-FROM pg_stat_user_tables WHERE relname = ANY(:names) ORDER BY relname"""
-
-
-def find_space(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether dead rows are vacuumed."""
-    tables = tx.table(_DEAD, names=_TABLES)[1]
-    if bloated := [row for row in tables if row[1] >= MANY_DEAD and row[1] > row[2]]:
-        shown = some(
-            [f"{name} ({dead:,} dead, {live:,} live, vacuum {last or 'never'})" for name, dead, live, last in bloated]
-        )
-        return [warning(f"more dead rows than live ones: {shown}", f"VACUUM (ANALYZE) {bloated[0][0]}")]
-    dead = sum(row[1] for row in tables)
-    return [fine(f"{units.size(tx.database_bytes())}, {dead:,} dead rows wait for autovacuum")]
-
-
 _PAGES = """
 SELECT coalesce(checksum_failures, 0), current_setting('data_checksums') <> 'off'
 FROM pg_stat_database WHERE datname = current_database()"""
@@ -226,17 +137,11 @@ def _damaged_indexes(tx: ReadTransaction) -> dict[str, str]:
     return wrong
 
 
-#: Checks that need none of replaybuf's tables.
-_ALWAYS = (
-    Check("settings", find_settings),
-    Check("connections", find_connections),
-    Check("replication", find_replication),
-    Check("engine", alone=lambda reader, _: check_engine(reader)),
-)
-BEFORE = (Check("access", find_may_make_tables), *_ALWAYS)
-FIRST = (Check("access", find_access), *_ALWAYS)
+_REPLICATION = Check("replication", find_replication)
+BEFORE = (Check("access", find_may_make_tables), _REPLICATION)  # the tables
+FIRST = (Check("access", find_access), _REPLICATION)
 CHECKS = (Check("integrity", find_integrity),)
-LAST = (Check("vacuum", find_held), Check("space", find_space))
+LAST: tuple[Check, ...] = ()
 
 
 #: The timeout of a server's answer, in seconds.

@@ -216,12 +216,11 @@ class _Work:
     async def _start(self) -> int:
         """Start as many groups as the room allows. Return their number."""
         tail, again = await self.strategy.again(self.sampler)
-        room = await self._room(tail)
+        room = self._room(*await self._level(), tail=tail)
         return await self.running.start(room, again) or await self.running.start(room, self.strategy.waiting)
 
-    async def _room(self, tail: bool) -> int:
+    def _room(self, level: Level, flying: int, *, tail: bool) -> int:
         """Return the number of groups that may start, given all workers' groups, the limits and our concurrency."""
-        level, flying = await self._level()
         room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
         limits = self.sampler.buffer.limits
         return self.strategy.bounded(room, limits, level, flying, len(self.running))
@@ -286,6 +285,6 @@ class _Work:
                 "the trainer has published no newer ones"
             )
         level, flying = await self._level()
-        if await self._room(tail=False) > 0:
+        if self._room(level, flying, tail=False) > 0:
             return f"{task}: no prompt is left ({flying} in flight), and the trainer has not finished; is it running?"
         return f"{task}: {level.completed} completed groups wait, and nobody takes them; is the trainer running?"

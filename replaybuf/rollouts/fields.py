@@ -8,7 +8,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,44 +104,6 @@ def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
             yield _with_default(field.name, annotation, None, field.default_factory)
         else:
             yield Field(field.name, annotation, optional=not field.init)
-
-
-def attrs_fields(cls: type[Any]) -> Iterator[Field]:
-    """Yield the fields of an attrs class."""
-    if not hasattr(cls, "__attrs_attrs__"):
-        return
-    import attr  # installed, since the class was made with it
-
-    hints = hints_of(cls)
-    for field in cls.__attrs_attrs__:
-        annotation = hints.get(field.name, field.type)
-        if isinstance(field.default, attr.Factory):  # type: ignore[arg-type]
-            factory = field.default.factory
-            make = _from_namespace(factory) if field.default.takes_self else factory
-            yield _with_default(field.name, annotation, None, make, field.default.takes_self)
-        elif field.default is not attr.NOTHING:
-            yield _with_default(field.name, annotation, field.default, None)
-        else:
-            yield Field(field.name, annotation, optional=not field.init)
-
-
-def _from_namespace(factory: Callable[[Any], Any]) -> Callable[[Fields], Any]:
-    return lambda values: factory(SimpleNamespace(**values))
-
-
-def struct_fields(cls: type[Any]) -> Iterator[Field]:
-    """Yield the fields of a msgspec Struct."""
-    import msgspec  # installed, since the class was made with it
-
-    hints = hints_of(cls)
-    for field in msgspec.structs.fields(cls):
-        annotation = hints.get(field.name, field.type)
-        if field.required:
-            yield Field(field.name, annotation, optional=False)
-        elif field.default is not msgspec.NODEFAULT:
-            yield _with_default(field.name, annotation, field.default, None)
-        else:
-            yield _with_default(field.name, annotation, None, field.default_factory)
 
 
 def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:

@@ -6,7 +6,6 @@ import asyncio
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -164,36 +163,58 @@ def _normalise(
 #: The fields with a value for each token of the response.
 _BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
 _PLAIN = (float, int, bool)
+_LISTS = frozenset({list, tuple})
 
 
 def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length. Raises RolloutError for None among the values."""
+    read = kind.reader((*_BY_TOKEN, "input_ids", "labels"))
+    *columns, input_ids, labels = zip(*map(read, rollouts), strict=True)
+    lengths = []
+    for name, values in zip(_BY_TOKEN, columns, strict=True):
+        if not _LISTS.isdisjoint(map(type, values)):
+            _refuse_none(name, values)
+        lengths.append([*map(_length, values)])
+    given = [one for one in lengths[1:] if any(one)]
+    if given.count(lengths[0]) == len(given):
+        return {}
     doubts: dict[str, str] = {}
-    read = kind.reader((*_BY_TOKEN, "input_ids", "labels"))  # these two may be of other tokens
-    for index, (*values, input_ids, labels) in enumerate(map(read, rollouts)):
-        lengths: dict[str, int] = {}
-        for name, value in zip(_BY_TOKEN, values, strict=True):
-            if isinstance(value, (list, tuple)) and (place := _first_none(value)) is not None:
-                raise RolloutError(
-                    f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(value)} tokens a number, or "
-                    f"leave {name} out"
-                )
-            with suppress(TypeError, OverflowError):  # a value without a length, or with a huge one
-                lengths[name] = 0 if value is None else len(value)
-        given = {name: length for name, length in lengths.items() if length}
-        if "response_ids" in given and len({*given.values()}) > 1 and input_ids is None and labels is None:
-            listed = ", ".join(f"{length} {name}" for name, length in given.items())
+    for index, found in enumerate(zip(*lengths, strict=True)):
+        of_these = input_ids[index] is None and labels[index] is None  # these two may be of other tokens
+        if of_these and found[0] and len({0, *found}) > 2:
+            listed = ", ".join(f"{length} {name}" for length, name in zip(found, _BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
 
 
-def _first_none(values: Sequence[Any]) -> int | None:
-    """Return the place of the first None, or None."""
-    if values and type(values[0]) in _PLAIN:
-        with suppress(TypeError):
-            sum(values)  # fails for None, and takes a fraction of the time of comparisons
-            return None
-    return next((place for place, one in enumerate(values) if one is None), None)
+def _refuse_none(name: str, column: Sequence[Any]) -> None:
+    for index, values in enumerate(column):
+        if type(values) in _LISTS and _may_hold_none(values) and None in values:
+            place = next(place for place, value in enumerate(values) if value is None)
+            raise RolloutError(
+                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
+                f"{name} out"
+            )
+
+
+def _length(value: Any) -> int:
+    try:
+        return 0 if value is None else len(value)
+    except (TypeError, OverflowError):  # a value without a length, or with a huge one
+        return 0
+
+
+def _may_hold_none(values: Sequence[Any]) -> bool:
+    """Return False for numbers, at a fraction of the time of comparing each with None."""
+    if not values or type(values[0]) not in _PLAIN:
+        return True
+    if values[0] is values[-1] and values.count(values[0]) == len(values):  # a mask, or steps of the same weights
+        return False
+    try:
+        sum(values)
+    except TypeError:
+        return True
+    return False
 
 
 def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:

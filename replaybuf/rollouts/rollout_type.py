@@ -1,7 +1,7 @@
 """Rollouts of any class: access to their fields, and conversion to and from stored fields.
 
-Users bring `RolloutState`, their own pydantic model, dataclass, attrs class, msgspec Struct or TypedDict, or plain
-`dict`. The rest of replaybuf uses `RolloutType` and doesn't depend on the class."""
+Users bring `RolloutState`, their own pydantic model, dataclass or TypedDict, or plain `dict`. The rest of replaybuf
+uses `RolloutType` and doesn't depend on the class."""
 
 from __future__ import annotations
 
@@ -102,8 +102,7 @@ def checked(cls: Any, where: str) -> type[Any]:
         if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
             hint = ", whose fields aren't its whole content: store it with a converter (converters=)"
         raise ConfigError(
-            f"{where} takes enums, named tuples, TypedDicts, pydantic models, dataclasses, attrs classes and msgspec "
-            f"Structs, not {cls!r:.200}{hint}"
+            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {cls!r:.200}{hint}"
         )
     return cls  # type: ignore[no-any-return]
 
@@ -134,10 +133,9 @@ OUR_FIELDS: Final = frozenset(
 class RolloutType:
     """A class of rollouts: access to the fields used by features, and conversion to and from stored fields.
 
-    `cls` is `dict`, a TypedDict, a pydantic model, a dataclass, an attrs class or a msgspec Struct; rollouts of a
-    TypedDict are dicts with its keys. Nested instances of such classes, enums and named tuples can be stored at any
-    depth, if annotations declare them; `types` are further ones, for fields declared as Any.
-    `replaybuf.rollouts.shapes` rebuilds instances.
+    `cls` is `dict`, a TypedDict, a pydantic model or a dataclass; rollouts of a TypedDict are dicts with its keys.
+    Nested instances of such classes, enums and named tuples can be stored at any depth, if annotations declare them;
+    `types` are further ones, for fields declared as Any. `replaybuf.rollouts.shapes` rebuilds instances.
 
     `reward_key` is the part of a dict reward that counts as the reward. `fields` maps our names to names of the class,
     or to None if the class has no such field, or one of that name with another meaning. `statuses` maps the class's own
@@ -165,8 +163,7 @@ class RolloutType:
         shape = shape_of(cls)
         if shape is None:
             raise ConfigError(
-                "rollout_type must be dict, a TypedDict, a pydantic model, a dataclass, an attrs class or a msgspec "
-                f"Struct, not {cls!r:.200}"
+                f"rollout_type must be dict, a TypedDict, a pydantic model or a dataclass, not {cls!r:.200}"
             )
         self._shape = shape
         self.names = shape.names
@@ -303,7 +300,9 @@ class RolloutType:
         for rollout in rollouts:
             if type(rollout) is not self._instances:
                 self.check_class(rollout)
-        rows = self._shape.rows(rollouts) if len(rollouts) != 1 else [self._shape.read(rollouts[0])]
+        if len(rollouts) == 1:
+            return [self.to_fields(rollouts[0])]
+        rows = self._shape.rows(rollouts)
         names = [*map(tuple, rows)]
         for fields in rows[:1] if rows and names.count(names[0]) == len(rows) else rows:
             if problem := self._shape.problem(fields):

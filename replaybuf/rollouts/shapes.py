@@ -1,17 +1,18 @@
 """Shapes: conversion between instances of a class and their fields, for each kind of class.
 
 The round trip `build(read(instance))` gives an equal instance that shares no mutable default with another. It runs no
-validator, no `__init__` and no `__post_init__` (except that of a msgspec Struct, see `_StructShape`), so that values
-are restored as stored. Attributes that aren't fields are not stored; private attributes of pydantic models get their
-defaults. attrs and msgspec are imported only for classes made with them.
+validator, no `__init__` and no `__post_init__`, so that values are restored as stored. Attributes that aren't fields
+are not stored; private attributes of pydantic models get their defaults. Classes of other kinds need a converter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import typing_extensions
@@ -21,17 +22,15 @@ from replaybuf.rollouts.fields import (
     Defaults,
     Field,
     Fields,
-    attrs_fields,
     dataclass_fields,
     private_defaults,
     pydantic_fields,
-    struct_fields,
     typed_dict_fields,
 )
 
 #: The attribute of a model's `__setattr__` with the fields for which it does more than pydantic's.
 SETS_MORE = "__sets_more__"
-_ATTRS_HASH = "_attrs_cached_hash"
+_PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 _SEEN_LIMIT = 1024  # extra fields allow any number of name sets
 
 # Subclasses of these have content besides their fields.
@@ -177,18 +176,12 @@ class _ModelShape(Shape):
     def build_all(self, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
         if self.extra or self._private or not self._defaults.made.issubset(names):
             return super().build_all(names, rows)
-        template, new, cls, put = self._defaults.template, self.cls.__new__, self.cls, object.__setattr__
-        given = {*names}
-        found = []
-        for row in rows:
-            values = template.copy()
-            values.update(zip(names, row, strict=True))
-            instance = new(cls)
-            put(instance, "__dict__", values)
-            put(instance, "__pydantic_fields_set__", given.copy())
-            put(instance, "__pydantic_extra__", None)
-            put(instance, "__pydantic_private__", None)
-            found.append(instance)
+        template, given = self._defaults.template, {*names}
+        values = [template | dict(zip(names, row, strict=True)) for row in rows]
+        found = [*map(self.cls.__new__, repeat(self.cls, len(values)))]
+        parts: tuple[Iterable[Any], ...] = (values, [given.copy() for _ in values], repeat(None), repeat(None))
+        for name, part in zip(_PARTS, parts, strict=True):  # in C: a call a rollout takes a third of a take
+            deque(map(object.__setattr__, found, repeat(name), part), 0)
         return found
 
     def build(self, fields: Fields) -> Any:
@@ -206,18 +199,16 @@ class _ModelShape(Shape):
         return instance
 
 
-class _AttributeShape(Shape):
-    """A dataclass or an attrs class: its fields are attributes, possibly unset."""
+class _DataclassShape(Shape):
+    """A dataclass: its fields are attributes, possibly unset."""
 
-    def __init__(self, cls: type[Any], fields: Iterable[Field]) -> None:
-        # Extra fields of a pydantic dataclass are attributes.
-        super().__init__(cls, fields, extra=getattr(cls, "__pydantic_config__", {}).get("extra") == "allow")
+    def __init__(self, cls: type[Any]) -> None:
+        config = getattr(cls, "__pydantic_config__", {})  # extra fields of a pydantic dataclass are attributes
+        super().__init__(cls, dataclass_fields(cls), extra=config.get("extra") == "allow")
         # Slots and other descriptors aren't set through `__dict__`.
         self._set_each = any(vars(base).get("__slots__") for base in cls.__mro__) or any(
             hasattr(vars(base).get(name), "__set__") for base in cls.__mro__ for name in self.names
         )
-        # Cached hashes of attrs are in an attribute, None until computed.
-        self._hash_kept = _ATTRS_HASH in getattr(getattr(cls.__hash__, "__code__", None), "co_names", ())
 
     def read(self, instance: Any) -> Fields:
         fields: Fields = {}
@@ -236,48 +227,12 @@ class _AttributeShape(Shape):
     def build(self, fields: Fields) -> Any:
         instance = _new(self.cls)
         values = self._defaults.fill(fields)
-        if self._hash_kept:
-            object.__setattr__(instance, _ATTRS_HASH, None)
         if not self._set_each:
             instance.__dict__.update(values)
             return instance
         for name, value in values.items():
             object.__setattr__(instance, name, value)
         return instance
-
-
-class _StructShape(Shape):
-    """A msgspec Struct. It can only be built by its constructor, whose `__post_init__` changes are then reverted."""
-
-    def __init__(self, cls: type[Any]) -> None:
-        import msgspec
-
-        super().__init__(cls, struct_fields(cls))
-        self._unset = msgspec.UNSET
-        self._force = msgspec.structs.force_setattr
-        self._frozen = cls.__struct_config__.frozen
-        self.runs_code = hasattr(cls, "__post_init__")
-
-    def read(self, instance: Any) -> Fields:
-        fields: Fields = {}
-        for field in self.fields:
-            value = getattr(instance, field.name)
-            # If UNSET isn't the default, it is treated as a value, which packing refuses.
-            if value is self._unset is field.default or (value is None and field.name not in self._keep_none):
-                continue
-            fields[field.name] = value
-        return fields
-
-    def build(self, fields: Fields) -> Any:
-        values = self._defaults.fill(fields)
-        instance = self.cls(**values)
-        if self.runs_code:
-            for name, value in values.items():
-                self._force(instance, name, value)
-        return instance
-
-    def set(self, instance: Any, name: str, value: Any) -> None:
-        (self._force if self._frozen else setattr)(instance, name, value)
 
 
 def shape_of(cls: Any) -> Shape | None:
@@ -292,38 +247,15 @@ def shape_of(cls: Any) -> Shape | None:
         return None if cls is BaseModel else _ModelShape(cls)
     if issubclass(cls, _VALUES):
         return None
-    make = _MAKERS.get(kind_of(cls))
-    return None if make is None else make(cls)
+    return _DataclassShape(cls) if kind_of(cls) else None
 
 
 def kind_of(cls: type[Any]) -> str:
     """Return the kind of a class whose annotations declare its content, or ""."""
     if issubclass(cls, BaseModel):
         return "a pydantic model"
-    if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
-        return "a msgspec Struct"
-    for base in cls.__mro__:
-        if "__attrs_attrs__" in vars(base):
-            return "an attrs class"
-        if "__dataclass_fields__" in vars(base):
-            return "a dataclass"
-    return ""
-
-
-_MAKERS: dict[str, Callable[[type[Any]], Shape]] = {
-    "a msgspec Struct": _StructShape,
-    "an attrs class": lambda cls: _AttributeShape(cls, _fields_of(cls, attrs_fields, dataclass_fields)),
-    "a dataclass": lambda cls: _AttributeShape(cls, _fields_of(cls, dataclass_fields, attrs_fields)),
-}
-
-
-def _fields_of(cls: type[Any], *sources: Callable[[type[Any]], Iterable[Field]]) -> list[Field]:
-    """Return the fields of a dataclass or an attrs class, which may inherit from one of the other kind.
-
-    Inherited fields of the other kind are optional, since the constructor may not set them.
-    """
-    own, inherited = ({field.name: field for field in fields(cls)} for fields in sources)
-    return [*own.values(), *(dataclasses.replace(f, optional=True) for f in inherited.values() if f.name not in own)]
+    # An attrs class may inherit from a dataclass, whose fields aren't all of it, and the other way round.
+    return "a dataclass" if dataclasses.is_dataclass(cls) and not hasattr(cls, "__attrs_attrs__") else ""
 
 
 def is_namedtuple(cls: Any) -> bool:
@@ -346,7 +278,7 @@ def _new(cls: Any) -> Any:
 def _is_frozen(error: Exception) -> bool:
     if isinstance(error, ValidationError):
         return error.errors()[0]["type"] in ("frozen_instance", "frozen_field")
-    return type(error).__name__ in ("FrozenInstanceError", "FrozenAttributeError")  # of dataclasses, and of attrs
+    return isinstance(error, dataclasses.FrozenInstanceError)
 
 
 def _default_is_none(field: Field) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
-import asyncpg
 import pytest
 from sqlalchemy import make_url
 
@@ -13,15 +11,7 @@ from replaybuf.doctor import check_server
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
 from tests.faults.proxy import proxied
-from tests.postgres import execute, new_database, running_server
-from tests.stores import until
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[str]:
-    """A server that nobody else uses."""
-    with running_server(own=True, flushing=True) as url:
-        yield url
+from tests.postgres import execute
 
 
 @pytest.fixture
@@ -33,110 +23,6 @@ def url(postgres_database: str) -> str:
 def found(url: str, check: str) -> list[tuple[str, str]]:
     """Level and text of what a check found."""
     return [(row["level"], row["text"]) for row in examine(url, code=None)[check]]
-
-
-@pytest.mark.parametrize(
-    ("name", "level"),
-    [
-        ("fsync", "problem"),
-        ("full_page_writes", "problem"),
-        ("autovacuum", "problem"),
-    ],
-)
-def test_settings_that_lose_data_or_speed(own_server: str, name: str, level: str) -> None:
-    with new_database(own_server) as url:
-        run("db", "upgrade", url)
-        assert [row[0] for row in found(url, "settings")] == ["ok"]
-        execute(url, f"ALTER SYSTEM SET {name} = off")
-        execute(url, "SELECT pg_reload_conf()")
-        try:
-            asyncio.run(until_off(url, name))
-            [(seen, text)] = found(url, "settings")
-            assert (seen, text.split(" ")[0]) == (level, name)
-        finally:
-            execute(url, f"ALTER SYSTEM RESET {name}")
-            execute(url, "SELECT pg_reload_conf()")
-
-
-async def until_off(url: str, name: str) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            connection = await asyncpg.connect(url)
-            try:
-                if await connection.fetchval(f"SHOW {name}") == "off":
-                    return
-            finally:
-                await connection.close()
-            await asyncio.sleep(0.05)
-
-
-def test_an_old_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_server, "OLDEST_VERSION", 990000)
-    [(level, text)] = found(url, "settings")
-    assert (level, "too old" in text) == ("problem", True)
-
-
-def test_another_encoding(postgres_url: str) -> None:
-    execute(
-        postgres_url, "CREATE DATABASE rb_ascii TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
-    )
-    try:
-        url = make_url(postgres_url).set(database="rb_ascii").render_as_string(hide_password=False)
-        run("db", "upgrade", url)
-        [(level, text)] = found(url, "settings")
-        assert (level, "SQL_ASCII" in text) == ("problem", True)
-    finally:
-        execute(postgres_url, "DROP DATABASE rb_ascii WITH (FORCE)")
-
-
-def test_few_connections_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(url, "connections")[0][0] == "ok"
-    monkeypatch.setattr(check_server, "MOST_CONNECTIONS", 0.0)
-    assert found(url, "connections")[0][0] == "warning"
-
-
-def test_a_transaction_that_was_left_open(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_server, "LONG_SECONDS", 0)
-
-    async def look() -> list[tuple[str, str]]:
-        connection = await asyncpg.connect(url, server_settings={"application_name": "forgetful"})
-        try:
-            async with connection.transaction():
-                await connection.execute("SELECT 1")
-                return await asyncio.to_thread(found, url, "vacuum")
-        finally:
-            await connection.close()
-
-    [(level, text)] = asyncio.run(look())
-    assert (level, "forgetful, idle in transaction" in text) == ("warning", True)
-    assert found(url, "vacuum")[0][0] == "ok"
-
-
-def test_prepared_transactions(url: str) -> None:
-    """(Servers of tests allow none: a view of the same name, before the catalog's, stands in for one.)"""
-    execute(url, "CREATE SCHEMA fake")
-    execute(
-        url,
-        "CREATE VIEW fake.pg_prepared_xacts AS SELECT 'left over'::text AS gid, current_database() AS database, "
-        "now() - interval '1 day' AS prepared",
-    )
-    execute(url, f"ALTER DATABASE {make_url(url).database} SET search_path = fake, public, pg_catalog")
-    [(level, text)] = found(url, "vacuum")
-    assert (level, "left over" in text) == ("warning", True)
-
-
-def test_dead_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_server, "MANY_DEAD", 10)
-    execute(url, "ALTER TABLE rb_info SET (autovacuum_enabled = off)")
-    assert found(url, "space")[0][0] == "ok"
-    execute(url, "INSERT INTO rb_info SELECT n::text, '' FROM generate_series(1, 100) n")
-    execute(url, "DELETE FROM rb_info WHERE value = ''")
-
-    async def is_counted() -> bool:
-        [(_, text)] = await asyncio.to_thread(found, url, "space")
-        return "rb_info (100 dead, 1 live" in text
-
-    asyncio.run(until(is_counted, 20))
 
 
 def test_a_user_without_rights(url: str) -> None:

@@ -85,6 +85,10 @@ def test_errors_name_the_variables_that_set_something(filled: str) -> None:
         (["ls", filled], {"REPLAYBUF_CLI_LIMIT": "many"}, 2),
         (["ls", filled], {"REPLAYBUF_CLI_STATUS": "nope"}, 1),
         (["ls"], {"REPLAYBUF_URL": "nowhere.db"}, 1),
+        (["save", "backup"], {"REPLAYBUF_URL": "nowhere.db"}, 1),
+        (["show", 17], {"REPLAYBUF_URL": "nowhere.db"}, 1),
+        (["why", "math"], {"REPLAYBUF_URL": "nowhere.db"}, 1),
+        (["trace", "step", 3], {"REPLAYBUF_URL": "nowhere.db"}, 1),
     ):
         [name] = env
         assert f"is from the environment variable {name}.)" in run(*call, env=env, code=code).stderr

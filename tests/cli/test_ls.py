@@ -41,13 +41,15 @@ def test_order_by_may_be_repeated(filled: str) -> None:
     assert keys == sorted(keys, reverse=True)
 
 
-def test_limit_bounds_the_list_and_zero_does_not(filled: str) -> None:
-    assert len(uids(filled, "--limit", 2)) == 2
-    assert len(uids(filled, "--limit", 0)) == 13
+def test_limit_bounds_the_list_and_all_does_not(filled: str) -> None:
+    for limit, there in (("0", 0), ("2", 2), ("all", 13), ("1" + "0" * 30, 13)):
+        assert len(uids(filled, "--limit", limit)) == there
+        exported = run("export", filled, "-", "--limit", limit, "--rows", "groups").stdout
+        assert len(exported.splitlines()) == there
 
 
 def test_the_table_says_when_there_is_more(filled: str) -> None:
-    assert run("ls", filled, "--limit", 2).stderr == "2 of 13 groups; --limit 0 shows all\n"
+    assert run("ls", filled, "--limit", 2).stderr == "2 of 13 groups; --limit all shows all\n"
     assert run("ls", filled).stderr == ""
 
 
@@ -125,7 +127,7 @@ def test_one_buffer_of_several(busy: str) -> None:
     assert len(uids(busy, "--buffer", "eval")) == 1
     assert run("ls", busy).stdout.split()[1] == "buffer"
     assert run("ls", busy, "--buffer", "eval").stdout.split()[1] == "task"
-    assert run("ls", busy, "--limit", 1, "--buffer", "default").stderr == "1 of 5 groups; --limit 0 shows all\n"
+    assert run("ls", busy, "--limit", 1, "--buffer", "default").stderr == "1 of 5 groups; --limit all shows all\n"
     assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == "no such groups; there are the tasks math\n"
 
 

@@ -18,7 +18,7 @@ MISTAKES = [
     ("stat run.db", 2, "No such command 'stat'. Did you mean 'stats'?"),
     ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
     ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
-    ("ls - --limit -1", 2, "--limit"),
+    *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
     ("ls - --json --csv", 2, "choose one of"),
     *((f"ls - --where '{where}'", 2, "--where") for where in ("{", "[]", "3", "uid = 3")),
     ("""ls - --where '{"nope": 1}'""", 1, "Error: nope"),

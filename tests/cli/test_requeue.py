@@ -38,7 +38,7 @@ def url(shared_url: str) -> str:
 
 
 def statuses(url: str) -> dict[str, str]:
-    return {row["task_name"]: row["status"] for row in run_json("ls", url, "--limit", 0)}
+    return {row["task_name"]: row["status"] for row in run_json("ls", url, "--limit", "all")}
 
 
 _BEFORE = {"delivered": "failed", "filtered": "filtered", "broken": "failed", "old": "expired", "there": "completed"}

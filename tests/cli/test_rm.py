@@ -22,7 +22,7 @@ def url(shared_url: str) -> str:
 
 
 def uids(url: str) -> list[int]:
-    return [row["uid"] for row in run_json("ls", url, "--limit", 0)]
+    return [row["uid"] for row in run_json("ls", url, "--limit", "all")]
 
 
 def answer(text: str, *args: str) -> tuple[int, str]:

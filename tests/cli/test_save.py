@@ -19,7 +19,7 @@ from tests.reasons import because
 
 def groups_of(url: object) -> list[dict[str, Any]]:
     """The groups, without what the databases round in ways of their own."""
-    rows: list[dict[str, Any]] = run_json("ls", url, "--limit", 0)
+    rows: list[dict[str, Any]] = run_json("ls", url, "--limit", "all")
     return [{name: value for name, value in row.items() if name not in ("buffer", "created_at")} for row in rows]
 
 

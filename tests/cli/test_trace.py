@@ -62,7 +62,7 @@ def test_steps_are_listed_newest_first(trained: str) -> None:
 def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:
     result = run("trace", trained, "--limit", 3, "--before", 410)
     assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["409", "408", "407"]
-    assert result.stderr == "more steps: --before 407, or --limit 0\n"
+    assert result.stderr == "more steps: --before 407, or --limit all\n"
     last = run_json("trace", trained, "--limit", 3, "--before", 410)[-1]
     assert last["change"] == pytest.approx(run_json("trace", trained)[LAST - 407]["change"])
 
@@ -104,6 +104,8 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
     assert wrong == f"Error: no draw for step 500 is recorded; those that are are for steps {FIRST} to {LAST}\n"
     assert f"no draw for a step before {FIRST}" in run("trace", trained, "--before", FIRST).stderr
     assert run_json("trace", trained, "--before", 10**30, "--limit", 10**30) == run_json("trace", trained)
+    assert run_json("trace", trained, "--limit", "all") == run_json("trace", trained, "--limit", 10**30)
+    assert run("trace", trained, "--limit", 0).stderr == "more steps: --limit all\n"
     assert "no database can store" in run("trace", trained, "worker", "\udcff", code=1).stderr
     for uid in (0, 2**62):
         assert "there never was a group" in run("trace", trained, "uid", uid, code=1).stderr

@@ -7,7 +7,9 @@ import fractions
 import sys
 from typing import Any
 
+import attrs
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -178,3 +180,26 @@ def test_hostile_contents_are_refused(content: Any) -> None:
 def test_what_is_no_converter_is_a_config_error(converters: Any, message: str) -> None:
     with pytest.raises(ConfigError, match="converters: .*" + message):
         Codec(RolloutType(dict), converters=converters)
+
+
+@attrs.frozen
+class Turn:
+    role: str
+    ids: Any = attrs.field(factory=list)
+
+
+class Call(msgspec.Struct, frozen=True):
+    tool: str
+    arguments: dict[str, Any] = {}
+
+
+def test_attrs_classes_and_msgspec_structs_are_stored_by_the_converters_of_the_docs() -> None:
+    converters = {
+        Turn: ("turn", attrs.asdict, lambda fields: Turn(**fields)),
+        Call: ("call", msgspec.structs.asdict, lambda fields: Call(**fields)),
+    }
+    put = [Turn("user", [1, 2]), {"calls": (Call("search", {"ids": [3]}),)}]
+    assert round_trip(put, Codec(RolloutType(dict), converters=converters)) == put
+    for value in (Turn("user"), Call("search")):
+        with pytest.raises(RolloutError, match=rf"{type(value).__name__} can't be stored: add converters="):
+            round_trip(value)

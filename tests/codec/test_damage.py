@@ -6,6 +6,7 @@ import contextlib
 import struct
 import sys
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -144,23 +145,30 @@ def test_any_msgpack_with_a_right_checksum_raises_nothing_else(value: Any) -> No
 @given(st.integers(0, 9), wire, st.integers(0, 3))
 @settings(deadline=None, max_examples=400)
 def test_any_column_with_a_right_checksum_raises_nothing_else(kind: int, content: Any, rows: int) -> None:
-    decodes_or_decode_error(sealed(msgpack.packb(["a", kind, content, "b", 0, 1]), rows, blocks=[bytes(64)]))
+    decodes_or_decode_error(sealed(msgpack.packb(["a", kind, content, "b", 0, 1]), rows))
+    decodes_or_decode_error(sealed(msgpack.packb(["a", columns.ARRAYS, kind]), rows, table=content, blocks=[bytes(64)]))
+    table = ["<i8", kind, content]
+    decodes_or_decode_error(sealed(msgpack.packb(["a", columns.ARRAYS, 0]), rows, table=table, blocks=[bytes(64)]))
 
 
 def small_array(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
     return hostile_field(msgpack.ExtType(ext.SMALL_ARRAY, bytes(4) + head(dtype, shape) + raw))
 
 
-def reference(dtype: bytes, shape: list[int], *, number: int = 0, block: int = 0, at: int = 0) -> msgpack.ExtType:
-    return msgpack.ExtType(ext.ARRAY_IN_BLOCK, struct.pack("<III", number, block, at) + head(dtype, shape))
+def reference(entry: int = 0, place: int = 0) -> msgpack.ExtType:
+    return msgpack.ExtType(ext.ARRAY_IN_BLOCK, struct.pack("<II", entry, place))
 
 
 def array_in_block(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
-    return hostile_field(reference(dtype, shape), raw)
+    return hostile_field(reference(), raw, table=[dtype.decode("latin-1"), [0], [shape]])
 
 
-def column(kind: int, content: Any, rows: int = 2, *blocks: bytes) -> bytes:
-    return sealed(msgpack.packb(["a", kind, content]), rows, blocks=blocks)
+def column(kind: int, content: Any, rows: int = 2) -> bytes:
+    return sealed(msgpack.packb(["a", kind, content]), rows)
+
+
+def tabled(*table: Any, entry: Any = 0, blocks: Sequence[bytes] = (bytes(16),)) -> bytes:
+    return sealed(msgpack.packb(["a", columns.ARRAYS, entry]), 2, table=table, blocks=blocks)
 
 
 #: dtype, shape and bytes that don't fit.
@@ -184,28 +192,39 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         hostile_field(msgpack.ExtType(ext.SMALL_ARRAY, b"\0\0\0\0\xff\x01<i8")),
         hostile_field(msgpack.ExtType(ext.STATUS, b"eaten")),
         hostile_field(msgpack.ExtType(ext.ARRAY_IN_BLOCK, b"")),
-        hostile_field(reference(b"<i8", [1], block=1), bytes(8)),
-        hostile_field(reference(b"<i8", [1], at=8), bytes(8)),
-        hostile_field(reference(b"<i8", [1], at=8), bytes(16)),
-        hostile_field([reference(b"<i8", [1], at=at, number=at) for at in (0, 4)], bytes(16)),
-        hostile_field([reference(b"<i8", [8], number=number) for number in range(17)], bytes(64)),
+        hostile_field(reference()),
+        hostile_field(reference(1), bytes(8), table=["<i8", [0], [1]]),
+        hostile_field(reference(place=1), bytes(8), table=["<i8", [0], [1]]),
         hostile_field(1, bytes(64)),
-        column(columns.ARRAYS, ["<i8", 0, 0, [1, 2]], 2, bytes(16)),
-        column(columns.ARRAYS, ["<i8", 0, 0, [3, -1]], 2, bytes(16)),
-        column(columns.ARRAYS, ["<i8", 0, 0, [2]], 2, bytes(16)),
-        column(columns.ARRAYS, ["<i8", 0, 0, [[-1, -1], [1]]], 2, bytes(16)),
-        column(columns.ARRAYS, ["<i8", 0, -1, [1, 1]], 2, bytes(16)),
-        column(columns.ARRAYS, ["|O", 0, 0, [1, 1]], 2, bytes(16)),
-        column(columns.ARRAYS, 7),
+        tabled("<i8", 0, [1, 2]),
+        tabled("<i8", 0, [3, -1]),
+        tabled("<i8", 0, [2]),
+        tabled("<i8", 0, [[-1, -1], [1]]),
+        tabled("<i8", 0, [[2**63, 0], [2]]),
+        tabled("<i8", -1, [1, 1]),
+        tabled("<i8", [-1], [2]),
+        tabled("<i8", [0], [1]),
+        tabled("<i8", [0] * 17, [2] * 17),
+        tabled("<i8", 0, [1, 1], "<i8", 0, [1, 1]),
+        tabled("<i8", 0, [1, 1], "<i8", [0], [2]),
+        tabled("<i8", 0, [1, 1], entry=-1),
+        tabled("<i8", 0, [1, 1], entry=1),
+        tabled("<i8", 0, [1, 1], entry=[0]),
+        tabled("<i8", 0, [1, 1], blocks=[bytes(16), bytes(8)]),
+        tabled("|O", 0, [1, 1]),
+        tabled("<i8", 0, []),
+        tabled("<i8", 0),
+        sealed(msgpack.packb([]), table={}, blocks=[bytes(8)]),
+        sealed(msgpack.packb([]) + bytes(2), blocks=[bytes(8)], msgpack=3),
         column(columns.LIST, [1]),
         column(columns.LIST, [1, 2, 3]),
-        column(columns.INDEXED, [[0, 5], columns.LIST, [1, 2]]),
-        column(columns.INDEXED, [[0, -1], columns.SHARED, 1]),
-        column(columns.PACKED, [[b"\x01"], [0, 1]]),
-        column(columns.PACKED, [[b"\x01"], [0] * 17], 17),
-        column(columns.PACKED, [[7], [0, 0]]),
-        column(columns.PARTIAL, [[0, 0], columns.LIST, [1, 2]]),
-        column(columns.PARTIAL, [[2], columns.LIST, [1]]),
+        column(columns.INDEXED, [[0, 5], 1, 2]),
+        column(columns.INDEXED, [[0, -1], 1, 2]),
+        column(columns.INDEXED, [[0], 1]),
+        column(columns.INDEXED, []),
+        column(columns.COPIES, b"\x01", 17),
+        column(columns.COPIES, 7),
+        column(columns.COPIES, b"\x91"),
         column(columns.DICT, ["a", 0]),
         column(columns.DICT, [["a"], 0, 1]),
         column(99, []),

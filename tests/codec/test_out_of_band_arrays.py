@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pydantic
 import pytest
@@ -81,13 +80,6 @@ class Scaled:
         self.array = array
 
 
-class ScaledStruct(msgspec.Struct):
-    array: Any
-
-    def __post_init__(self) -> None:
-        self.array *= 2
-
-
 class ScaledModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(validate_assignment=True)
     array: Any
@@ -103,13 +95,12 @@ class ScaledModel(pydantic.BaseModel):
     ("codec", "rollout"),
     [
         (Codec(RolloutType(ScaledModel)), ScaledModel(array=np.ones(1000))),
-        (Codec(RolloutType(ScaledStruct)), ScaledStruct(np.ones(1000))),
         (
             Codec(RolloutType(dict), converters={Scaled: ("scaled", lambda one: one.array, Scaled)}),
             {"a": Scaled(np.ones(1000))},
         ),
     ],
-    ids=["validators", "__post_init__", "converters"],
+    ids=["validators", "converters"],
 )
 def test_code_of_users_that_runs_while_a_group_is_read_changes_no_payload(codec: Codec, rollout: Any) -> None:
     """A draw may yet be undone, and the payload put back."""

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from replaybuf.codec import columns
 from replaybuf.codec import extension_types as ext
 from replaybuf.rollouts.rollout import RolloutState, Status
-from tests.codec.values import DICTS, STATES, ZSTD, head, ndarrays, round_trip, same, sealed, values
+from tests.codec.values import DICTS, STATES, ZSTD, ndarrays, round_trip, same, sealed, values
 
 
 @given(values)
@@ -158,16 +158,15 @@ def test_the_format_is_what_the_docstrings_say() -> None:
     packed = msgpack.packb([None, columns.ROWS, {"a": 1}])
     assert DICTS.encode([{"a": 1}]) == sealed(packed)
     many, few = np.arange(128, dtype="<i2"), np.arange(100, dtype="<i4")
-    reference = msgpack.ExtType(ext.ARRAY_IN_BLOCK, bytes(12) + head(b"<i2", [128]))
-    packed = msgpack.packb([None, columns.ROWS, {"a": [reference]}])
-    assert DICTS.encode([{"a": [many]}]) == sealed(packed, blocks=[many.tobytes()])
+    packed = msgpack.packb([None, columns.ROWS, {"a": [msgpack.ExtType(ext.ARRAY_IN_BLOCK, bytes(8))]}])
+    assert DICTS.encode([{"a": [many]}]) == sealed(packed, table=["<i2", [0], [128]], blocks=[many.tobytes()])
     group = [{"a": few[:40], "b": 1, "c": "x", "d": {"e": 1.5}}, {"a": few[40:], "b": 2, "c": "x", "d": {"e": 2.5}}]
     packed = msgpack.packb(
         [
-            *("a", columns.ARRAYS, ["<i4", 0, 0, [40, 60]]),
+            *("a", columns.ARRAYS, 0),
             *("b", columns.LIST, [1, 2]),
             *("c", columns.SHARED, "x"),
             *("d", columns.DICT, ["e", columns.LIST, [1.5, 2.5]]),
         ]
     )
-    assert DICTS.encode(group) == sealed(packed, 2, blocks=[few.tobytes()])
+    assert DICTS.encode(group) == sealed(packed, 2, table=["<i4", 0, [40, 60]], blocks=[few.tobytes()])

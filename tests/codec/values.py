@@ -108,19 +108,29 @@ def same(a: Any, b: Any) -> bool:
 
 
 def sealed(
-    packed: bytes, count: int = 1, *, blocks: Sequence[bytes] = (), flags: int = 0, version: int = 1, **numbers: int
+    packed: bytes,
+    count: int = 1,
+    *,
+    table: Any = (),
+    blocks: Sequence[bytes] = (),
+    flags: int = 0,
+    version: int = 1,
+    **numbers: int,
 ) -> bytes:
     """A payload with right checksums around any msgpack and blocks; `numbers` of its header may be others."""
+    if blocks:
+        stored = msgpack.packb(table)
+        packed += stored + struct.pack("<I", len(stored))
     at = 40 + 16 * len(blocks) + len(packed)
     head = at + -at % 64
-    table = struct.pack(f"<{2 * len(blocks)}Q", *map(len, blocks), *map(xxhash.xxh3_64_intdigest, blocks))
+    numbers_of_blocks = struct.pack(f"<{2 * len(blocks)}Q", *map(len, blocks), *map(xxhash.xxh3_64_intdigest, blocks))
     behind = b""
     for block in blocks:
         behind += bytes(-len(behind) % 64) + block
     says = {"blocks": len(blocks), "msgpack": len(packed), "head": head, "size": head + len(behind)} | numbers
     return with_checksum(
         struct.pack("<4sBBHIIIIQ", b"RPLB", version, flags, 0, count, *says.values()),
-        table + packed + bytes(head - at),
+        numbers_of_blocks + packed + bytes(head - at),
         behind,
     )
 
@@ -134,9 +144,9 @@ def head(dtype: bytes, shape: Sequence[int]) -> bytes:
     return struct.pack(f"<BB{len(dtype)}s{len(shape)}Q", len(dtype), len(shape), dtype, *shape)
 
 
-def hostile_field(value: Any, *blocks: bytes) -> bytes:
+def hostile_field(value: Any, *blocks: bytes, table: Any = ()) -> bytes:
     """A payload of one field of one rollout, and these blocks."""
-    return sealed(msgpack.packb([None, columns.ROWS, {"field": value}]), blocks=blocks)
+    return sealed(msgpack.packb([None, columns.ROWS, {"field": value}]), table=table, blocks=blocks)
 
 
 offsets = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))

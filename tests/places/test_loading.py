@@ -10,8 +10,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import attrs
-import msgspec
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -112,17 +110,6 @@ class Data:
     more: tuple[Any, ...] = ()
 
 
-@attrs.frozen
-class Attrs:
-    status: Status
-    pixels: Any
-
-
-class Struct(msgspec.Struct, frozen=True):
-    status: Status
-    pixels: Any
-
-
 @dataclass
 class Holding:
     pixels: Any
@@ -138,9 +125,6 @@ HOLDERS: dict[str, tuple[type, Callable[[Any, Any], Any], Callable[[Any], list[A
              lambda r: [r["pixels"][0], r["pixels"][1]["b"]]),
     "model": (Model, lambda a, b: Model(pixels=a, more={"b": (b, 1)}), lambda r: [r.pixels, r.more["b"][0]]),
     "frozen dataclass": (Data, lambda a, b: Data(DONE, a, (b, "x")), lambda r: [r.pixels, r.more[0]]),
-    "attrs": (Attrs, lambda a, b: Attrs(DONE, [a, b]), lambda r: r.pixels),
-    "struct": (Struct, lambda a, b: Struct(DONE, [a, b]), lambda r: r.pixels),
-    "frozen struct, at the top": (Struct, lambda a, b: Struct(DONE, a), lambda r: [r.pixels]),
     "named tuple": (Holding, lambda a, b: Holding(Pair(a, deque([b]))), lambda r: [r.pixels.left, r.pixels.right[0]]),
     "objects": (Holding, lambda a, b: Holding(objects(a, b)), lambda r: [*r.pixels]),
     "nested": (Holding, lambda a, b: Holding([Data(DONE, a)], others={"m": Model(pixels=b)}),

@@ -21,6 +21,7 @@ from replaybuf.produce import (
     publish,
 )
 from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.tasks import sweeper
 from tests.produce.laws import assert_accounted, items_of, leased
 from tests.produce.scripted import Script, ScriptedLoop, forever, prompts
 from tests.stores import TASK, build, until
@@ -112,13 +113,16 @@ class Looks(Hook):
 
     def statement(self, sql: str, values: Any, many: bool) -> None:
         self.workers += "FROM rb_cursor" in sql
-        self.sweeps += "rb_checkpoint_group" in sql
+        self.sweeps += "rb_past" in sql and "leased_until" in sql
         self.writes += sql == "BEGIN IMMEDIATE"
 
 
 @pytest.mark.parametrize("waits_for", ["a trainer", "room", "a group"])
-async def test_a_worker_looks_at_the_store_when_it_has_changed(tmp_path: Path, waits_for: str) -> None:
+async def test_a_worker_looks_at_the_store_when_it_has_changed(
+    tmp_path: Path, waits_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not by the clock: in the time of six sweeps, hardly more often than something was written."""
+    monkeypatch.setattr(sweeper, "_LONGEST_IDLE_SECONDS", 0.5)
     async with build(f"sqlite:///{tmp_path}/idle.db") as buffer:
         loop = ScriptedLoop(forever() if waits_for == "a group" else Script())
         if waits_for != "a trainer":

@@ -1,16 +1,19 @@
-"""The counts of PostgreSQL's connections: each adds to its own shard."""
+"""The counts of PostgreSQL's connections: each adds to its own shard; how often the background work looks for more."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import asyncpg
 import pytest
 
+from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.upkeep import find_chores
+from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.sweeper import _pause
-from tests.stores import TASK, build, fill, group
+from tests.stores import TASK, build, fill, group, until
 
 _SIZES = "SELECT shard, sum(amount)::int FROM rb_tally WHERE name = 'size' GROUP BY shard"
 _LEFT = "SELECT count(DISTINCT shard) FROM rb_tally WHERE shard NOT IN (SELECT pid FROM pg_stat_activity)"
@@ -44,7 +47,7 @@ async def test_shards_of_connections_that_are_gone_are_merged_and_others_stay(le
 
 
 @pytest.mark.parametrize("processes", [1, 4, 8])
-def test_few_processes_look_twice_a_second_each(processes: int) -> None:
+def test_few_processes_look_twice_a_second_each_at_most(processes: int) -> None:
     assert _pause(2 * processes) == 0.5
 
 
@@ -73,3 +76,55 @@ async def test_a_server_tells_how_many_connections_there_are(shared_url: str) ->
             assert await connections() >= before + 2
             for other in others:
                 await other.close()
+
+
+class Rounds(Hook):
+    """Counts the polls of an open buffer for what is due, and the rounds of its background work."""
+
+    def __init__(self) -> None:
+        self.polls = self.rounds = 0
+
+    def statement(self, sql: str, values: Any, many: bool) -> None:
+        self.polls += "rb_past" in sql and "leased_until" in sql
+
+    async def beat(self) -> None:
+        self.rounds += 1
+
+    async def wait(self, count: int) -> None:
+        async def passed() -> bool:
+            return self.rounds >= end
+
+        end = self.rounds + count
+        await until(passed)
+
+
+async def test_an_idle_process_looks_when_something_is_due_or_has_changed(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the clock. Who waits hears of the leases of others."""
+    monkeypatch.setattr(sweeper, "_LONGEST_IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(sweeper, "_pause", lambda connections: 0.01)
+
+    async def is_back() -> bool:
+        return await buffer.count(TASK, "completed") == 2
+
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await fill(buffer, 2)
+        await other.count(TASK, "completed")
+        await other.storage.thread.run(other.storage.sweeper.stop)  # type: ignore[attr-defined]
+        seen = Rounds()
+        monkeypatch.setattr(buffer.storage.presence, "beat", seen.beat)
+        await seen.wait(5)
+        with installed(seen):
+            await seen.wait(30)
+            assert seen.polls == 0
+            await buffer.lease_batch({TASK: 1}, seconds=0.3, heartbeat=False)
+            await seen.wait(3)
+            polls = seen.polls
+            assert polls >= 1
+            await until(is_back)
+            assert seen.polls > polls
+            await seen.wait(5)
+            await other.lease_batch({TASK: 1}, seconds=0.3, heartbeat=False)
+            assert len((await buffer.take_batch({TASK: 2}, timeout=20))[0][TASK]) == 2

@@ -311,7 +311,7 @@ class SQLStorage(Store):
 
     async def cursor(self, name: str) -> Cursor:
         """Return the current value and version of a cursor."""
-        return await self._read(cursors.read_cursor, name, brief=True)
+        return await self._read(cursors.read_cursor, name, brief=True, single=True)
 
     async def move_cursor(self, cursor: Cursor) -> bool:
         """Write a cursor if its version and epoch are unchanged (compare-and-swap); return whether it was written.

@@ -41,6 +41,8 @@ _ANNOUNCE = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{
 # Every commit on the server changes its snapshot.
 SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
 _LONGEST_SECONDS = 5.0
+#: The seconds between two polls: of a server that may not deliver notifications, and once one has been heard.
+_POLL_SECONDS, _HEARING_SECONDS = 0.5, 1.0
 
 _logger = logging.getLogger("replaybuf.watch")
 
@@ -52,7 +54,7 @@ class Notifications(CommitWatch):
     feature, polling replaces it, with one warning.
     """
 
-    seconds = 0.5
+    seconds = _POLL_SECONDS
     announces = True
 
     def __init__(self, url: URL, lock_timeout: float, pool: Pool, hint: Callable[[], object]) -> None:
@@ -75,12 +77,17 @@ class Notifications(CommitWatch):
         """LISTEN for notifications; return whether the server supports it."""
         self._listening = await self._pool.take()
         try:
-            await self._listening.add_listener(_CHANNEL, lambda *_: self._hint())
+            await self._listening.add_listener(_CHANNEL, self._heard)
         except Exception as error:
             self._do_without("LISTEN", error, "waits notice by polling, within half a second, what others have put")
             await self.close()
             return False
+        await self.announce()  # hearing it oneself shows that notifications arrive
         return True
+
+    def _heard(self, *_: object) -> None:
+        self.seconds = _HEARING_SECONDS
+        self._hint()
 
     async def _has_changed(self) -> bool:
         if not self._has_snapshots:
@@ -111,6 +118,7 @@ class Notifications(CommitWatch):
 
     async def close(self) -> None:
         connection, self._listening, self._snapshot = self._listening, None, None
+        self.seconds = _POLL_SECONDS
         if connection is not None:
             with contextlib.suppress(Exception):
                 await self._pool.discard(connection)

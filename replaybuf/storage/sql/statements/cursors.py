@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import insert, update
+from sqlalchemy import Column, ColumnElement, bindparam, insert, select, update
 
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import cursor
-from replaybuf.storage.sql.statements.buffer_facts import read_cursors
-from replaybuf.storage.sql.statements.fence import join
+from replaybuf.storage.sql.statements.fence import FENCE, Row, join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
 from replaybuf.storage.sql.statements.presence import note_more
@@ -23,9 +22,19 @@ from replaybuf.storage.values import Cursor
 
 def read_cursor(tx: Transaction, name: str) -> Cursor:
     """Return the cursor of this name; version 0 if there is none."""
-    found = next((one for one in read_cursors(tx, tx.scope.buffer or "") if one.name == name), Cursor(name))
-    join(tx)
+    [(*fence, version, position, value)] = tx.fetch(_CURSOR, tx.scope.buffer, name)
+    join(tx, Row(*fence))
+    found = Cursor(name) if version is None else Cursor(name, version, position, value)
     return replace(found, epoch=tx.scope.epoch)
+
+
+def _current(column: Column[Any]) -> ColumnElement[Any]:
+    this = (cursor.c.buffer == bindparam("name"), cursor.c.checkpoint == 0, cursor.c.name == bindparam("cursor"))
+    return select(column).where(*this).scalar_subquery()
+
+
+_COLUMNS = (cursor.c.version, cursor.c.position, cursor.c.value)
+_CURSOR = Prepared(lambda _: FENCE.add_columns(*map(_current, _COLUMNS)), "name", "cursor")
 
 
 def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:

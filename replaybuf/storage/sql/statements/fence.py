@@ -25,9 +25,9 @@ from replaybuf.storage.sql.schema.tables import IDENTITY, buffer, checkpoint, in
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 
 
-def join(tx: Transaction) -> None:
-    """Update the scope of a transaction to the buffer's current epoch."""
-    row = _row(tx)
+def join(tx: Transaction, row: Row | None = None) -> None:
+    """Update the scope of a transaction to the buffer's current epoch, read here or by `FENCE`."""
+    row = row or _row(tx)
     tx.newest = row.checkpoint or 0
     tx.scope = replace(tx.scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0)
 

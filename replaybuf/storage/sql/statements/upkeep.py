@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -82,13 +83,15 @@ def wall_clock(tx: Transaction) -> float:
 class Chores:
     """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have versions.
 
-    `now` is the time of `wall_clock` at the query, `connections` the server's number of connections to the database.
+    `now` is the time of `wall_clock` at the query, `next` the seconds from then on until another lease of any buffer
+    ends or payloads can be swept, `connections` the server's number of connections to the database.
     """
 
     overdue: bool = False
     due: bool = False
     dropped: bool = False
     now: float = 0.0
+    next: float = math.inf
     connections: int = 1
 
 
@@ -96,18 +99,23 @@ def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return the due work: payloads can be swept `grace` seconds after the removal of their groups."""
     # On a server, its own clock is part of the query.
     clock, wall = (None, None) if tx.dialect.is_remote else (tx.dialect.clock(tx), now)
-    [(late, due, dropped, told, connections)] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall, grace)
-    return Chores(bool(late), bool(due), bool(dropped), float(told), int(connections))
+    [found] = tx.fetch(_CHORES, clock, tx.scope.buffer, wall)
+    late, lease_ends, removed_at, dropped, clock, told, connections = found
+    sweep_at = math.inf if removed_at is None else removed_at + grace
+    later = min(math.inf if lease_ends is None else lease_ends - clock, sweep_at - told)
+    return Chores(bool(late), sweep_at <= told, bool(dropped), float(told), later, int(connections))
 
 
-def _chores(dialect: Dialect) -> Select[bool, bool, bool, float, int]:
+def _chores(dialect: Dialect) -> Select[Any]:
     clock = dialect.clock_value(bindparam("clock", type_=Number))
     removed = dialect.clock_value(bindparam("wall", type_=Number))
     late = overdue(clock).limit(1).scalar_subquery()
-    before = past.c.until.is_(None), past.c.removed_at <= removed - bindparam("grace", type_=Number)
-    due = select(past.c.uid).where(*before).order_by(past.c.removed_at).limit(1).scalar_subquery()
+    ends = group.c.leased_until
+    lease_ends = select(ends).where(ends > clock).order_by(ends).limit(1).scalar_subquery()
+    gone = select(past.c.removed_at).where(past.c.until.is_(None))
+    removed_at = gone.order_by(past.c.removed_at).limit(1).scalar_subquery()
     dropped: ColumnElement[bool] = literal_column(f"EXISTS ({DROPPED})", Boolean)
-    return select(late.is_not(None), due.is_not(None), dropped, removed, dialect.connections)
+    return select(late.is_not(None), lease_ends, removed_at, dropped, clock, removed, dialect.connections)
 
 
-_CHORES = Prepared(_chores, "clock", "buffer", "wall", "grace")
+_CHORES = Prepared(_chores, "clock", "buffer", "wall")

@@ -67,9 +67,9 @@ class Encoding:
         await self.fetch(rows)
         return await self._transactions.compute(decode, rows)
 
-    async def tend(self) -> bool:
+    async def tend(self, changed: bool) -> bool:
         """Do one small step of due maintenance of files; return whether more is due."""
-        return await self.files.tend()
+        return await self.files.tend(changed)
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return removed groups for their caller."""

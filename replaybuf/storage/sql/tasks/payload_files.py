@@ -143,20 +143,23 @@ class PayloadFiles:
 
     # Maintenance (database's thread)
 
-    async def tend(self) -> bool:
-        """Do one small step of due maintenance; return whether more is due."""
+    async def tend(self, changed: bool) -> bool:
+        """Do one small step of due maintenance; return whether more is due, also for the sweep.
+
+        `changed`: files may be empty by now.
+        """
         read = await self._release_read()
         now = time.monotonic()
-        if not (self.writes or read or now >= self._look_at):
-            return False
+        if not ((changed and self.writes) or read or now >= self._look_at):
+            return read
         if now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
             self._unreachable.clear()
         if self._tidying is not None and not self._tidying.done():
-            return False
+            return read
         more = self._tidied()
         self._tidying = asyncio.get_running_loop().create_task(self._tidy())
-        return more
+        return more or read
 
     def _tidied(self) -> bool:
         """Return whether the last maintenance left more to do."""

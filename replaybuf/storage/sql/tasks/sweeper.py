@@ -3,6 +3,9 @@
 Payloads of removed groups, and what only a dropped checkpoint had, are deleted later: that costs more than the rest of
 a take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by
 the undo of a cancelled take.
+
+What is due is read when something has changed, when the next lease ends or the next payload can be swept, and otherwise
+every few seconds: an idle process hardly asks its database for anything.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -33,8 +37,8 @@ _LONGEST_SECONDS = 0.02
 _FEWEST = 64
 _NARROW = 8  # rows of metadata changed in the time of deleting one payload
 _IDLE_SECONDS = 0.5
-#: A process polls every `connections / this` seconds: with two or three connections per process, some 20 polls per
-#: second of all processes together; and the longest poll interval of one process.
+#: The shortest time between two polls is `connections / this` seconds: with two or three connections per process, some
+#: 20 polls per second of all processes together; and the longest one, of one process.
 _LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
 _TIDY_SECONDS = 30.0
 _BATCHES = 100  # pruned in one transaction
@@ -59,10 +63,14 @@ class Sweeper:
         self._grace = grace
         self._limit = _FEWEST
         self._chores = Chores()
+        self._looked_at = -math.inf
+        self._seen = -1  # the version of the store at the last poll
+        self._next = self._pause = 0.0  # seconds from the last poll on: until more is due, and before the next poll
         self._tidy_at = 0.0
         self._stopping = asyncio.Event()
-        #: Does one small step of maintenance of the payloads' files; returns whether more is due.
-        self.tend: Callable[[], Awaitable[bool]] | None = None
+        #: Does one small step of maintenance of the payloads' files, which may have changed or not; returns whether
+        #: more is due.
+        self.tend: Callable[[bool], Awaitable[bool]] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -75,16 +83,17 @@ class Sweeper:
             await self._task
 
     async def _run(self) -> None:
-        failing, look_at = False, 0.0
+        failing = full = False
         while not self._stopping.is_set():
             try:
-                if time.monotonic() >= look_at:
+                changed = full
+                if self._is_time():
+                    changed = True
                     with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
                         await self.look_after_groups()
-                    look_at = time.monotonic() + _pause(self._chores.connections)
                 full = await self._step()
-                if self.tend is not None:
-                    full |= await self.tend()
+                if self.tend is not None and await self.tend(changed):
+                    full, self._seen = True, -1
                 failing = False
             except Exception as error:  # the next sweep may succeed
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
@@ -95,11 +104,19 @@ class Sweeper:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
 
+    def _is_time(self) -> bool:
+        """Return whether to poll: something has changed, is due by now, or may have been overlooked."""
+        passed = time.monotonic() - self._looked_at
+        longest = self._pause if self._transactions.version != self._seen else _LONGEST_IDLE_SECONDS
+        return passed >= max(self._pause, min(self._next, longest))
+
     async def look_after_groups(self) -> None:
         """Poll for due work, end expired leases, and prune the groups outside the capacity. Raises FencedError."""
         transactions, limits = self._transactions, self._transactions.scope.rules.limits
         look = partial(find_chores, grace=self._grace, now=time.time())
+        self._seen = transactions.version
         self._chores = await transactions.read(look, brief=True, single=True)
+        self._looked_at, self._next, self._pause = time.monotonic(), self._chores.next, _pause(self._chores.connections)
         now = self._chores.now
         if self._chores.overdue:
             returned = await transactions.write(end_leases, announce=lambda: False)
@@ -150,6 +167,6 @@ class Sweeper:
 
 
 def _pause(connections: int) -> float:
-    """Return the seconds until the next poll, for a database with this number of connections."""
+    """Return the shortest time until the next poll, in seconds, for a database with this number of connections."""
     apart = connections / _LOOKS_TOGETHER * random.uniform(0.8, 1.2)
     return max(_IDLE_SECONDS, min(_LONGEST_IDLE_SECONDS, apart))

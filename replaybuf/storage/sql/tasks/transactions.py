@@ -45,6 +45,7 @@ class Transactions:
         self.thread = thread
         self.scope = scope
         self._watch = watch
+        self._writes = 0
         self._restoring = asyncio.Lock()
         self._executor = _threads()
 
@@ -84,6 +85,7 @@ class Transactions:
             except FencedError as error:
                 await self._rejoin(scope, error)
             else:
+                self._writes += 1
                 if announce():
                     self._watch.committed()
                 return result
@@ -137,6 +139,11 @@ class Transactions:
         async with self._restoring:  # a restore may be committed, but not yet known to be
             if self.scope.epoch == scope.epoch:
                 raise error
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every write of this buffer here, and with every commit that `Watch` notices."""
+        return self._writes + self._watch.version()
 
     def committed(self) -> None:
         """Wake callers that wait for a change of the buffer."""

@@ -1,0 +1,200 @@
+"""A trial of a database: each call of a buffer is made once, in a buffer of its own that is removed afterwards.
+
+It tells before the first run whether a server that speaks PostgreSQL's protocol has all that the store needs: nothing
+is inferred from a version. The tables are made if they don't exist, as the first run would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.doctor import Finding, fine, problem, warning
+from replaybuf.errors import LockedError, NotReadyError, ReplayBufError, StorageError
+from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.writer import forget_buffer
+
+_TASK = "probe"
+#: Seconds in which each call has to be done.
+CALL_SECONDS = 30.0
+_LOCKED_SECONDS, _IN_VAIN_SECONDS = 0.2, 0.5
+_PAGE = "docs/engines.md says which servers have what the store needs"
+
+#: The buffer of the trial, and the same buffer as another process would open it.
+Call = Callable[[Any, Any], Awaitable[object]]
+#: In the order of the trial.
+CALLS: dict[str, Call] = {}
+
+
+def _call(call: Call) -> Call:
+    CALLS[call.__name__.strip("_")] = call
+    return call
+
+
+def _group() -> list[RolloutState]:
+    one = RolloutState(message=[], response="12", response_ids=[1, 2], reward=1.0, status=Status.COMPLETED)
+    return [one, one.model_copy()]
+
+
+@_call
+async def _open(buffer: Any, other: Any) -> None:
+    for one in (buffer, other):
+        await one.count(_TASK, Status.COMPLETED)
+
+
+@_call
+async def _locks(buffer: Any, other: Any) -> None:
+    """Servers are known that accept the functions of locks, and do nothing."""
+    storage = buffer.storage
+
+    async def try_both() -> None:
+        async with storage.engine.transaction(write=True, alone=True):
+            try:
+                await storage.engine.write(lambda tx: None, fenced=False, patience=_LOCKED_SECONDS)
+            except LockedError:
+                return
+        raise StorageError("an exclusive lock is accepted, and excludes nobody: restores would be overtaken by writers")
+
+    if storage.engine.dialect.is_remote:  # SQLite has one writer at a time
+        await storage.thread.run(try_both)
+
+
+@_call
+async def _put(buffer: Any, other: Any) -> None:
+    await buffer.put(_group(), _TASK, model_step=1, current_train_step=1)  # light: one call of a function
+    await buffer.put(_group(), _TASK, key="key", tags={"level": 3}, priority=2.0)
+    await other.put(_group(), _TASK, key="key", tags={"level": 4})  # replaces
+
+
+@_call
+async def _put_many(buffer: Any, other: Any) -> None:
+    await buffer.put_many([_group() for _ in range(8)], _TASK)
+
+
+@_call
+async def _find(buffer: Any, other: Any) -> None:
+    await other.count_where({"tags.level": {"$in": [3, 4]}, "staleness": {"$gte": 0}})
+    [_ async for _ in buffer.find({"reward": {"$gte": 0.5}}, order_by="-reward")]
+
+
+@_call
+async def _update(buffer: Any, other: Any) -> None:
+    [first, *_] = [item.uid async for item in buffer.find({"task_name": _TASK})]
+    await other.update_priorities({first: 3.0})
+    await buffer.update({"uid": first}, tags={"level": 5})
+
+
+@_call
+async def _refresh_staleness(buffer: Any, other: Any) -> None:
+    await buffer.refresh_staleness(task_stale_thresholds={_TASK: 4}, current_train_step=2)
+
+
+@_call
+async def _take_batch(buffer: Any, other: Any) -> None:
+    await asyncio.gather(*(one.take_batch({_TASK: 2}, timeout=CALL_SECONDS) for one in (buffer, other)))
+
+
+@_call
+async def _wait(buffer: Any, other: Any) -> None:
+    with suppress(NotReadyError):  # by its end the store has begun to listen
+        await buffer.take_batch({"later": 1}, timeout=_IN_VAIN_SECONDS)
+    waiting = asyncio.create_task(buffer.get(1, "later", timeout=CALL_SECONDS, at_least=1))
+    await other.put(_group(), "later")
+    await waiting
+
+
+@_call
+async def _lease_batch(buffer: Any, other: Any) -> None:
+    lease = await buffer.lease_batch({_TASK: 2}, timeout=CALL_SECONDS)
+    await lease.extend(60)
+    await lease.give_back([min(lease.open)])
+    await lease.acknowledge()
+
+
+@_call
+async def _metrics(buffer: Any, other: Any) -> None:
+    await other.metrics()
+
+
+@_call
+async def _checkpoint(buffer: Any, other: Any) -> None:
+    await other.checkpoint(2)
+
+
+@_call
+async def _restore(buffer: Any, other: Any) -> None:
+    await buffer.restore(2)
+
+
+@_call
+async def _delete(buffer: Any, other: Any) -> None:
+    await buffer.drop_checkpoint(2)
+    await buffer.delete({})
+
+
+def probe(reader: Reader) -> Sequence[Finding]:
+    """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
+    name = f"replaybuf-probe-{secrets.token_hex(6)}"
+    url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
+    with _logged() as logged:
+        wrong = asyncio.run(_try_all(url, name))
+    warnings = [warning(one, _PAGE) for one in dict.fromkeys(logged)]
+    found = [problem(wrong, _PAGE)] if wrong else [*warnings, fine(f"each call was made once: {', '.join(CALLS)}")]
+    try:
+        forget_buffer(reader, name)
+    except ReplayBufError as error:
+        if not wrong:
+            found.append(
+                warning(f"the buffer {name} of this trial is left: {error}", "replaybuf rm deletes its groups")
+            )
+    return [replace(one, check="probe") for one in found]
+
+
+async def _try_all(url: str, name: str) -> str:
+    """Return which call failed, and why; "" if none did."""
+    config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
+    buffer, other = config.build(), config.build()
+    try:
+        for call, make in CALLS.items():
+            try:
+                async with asyncio.timeout(CALL_SECONDS):
+                    await make(buffer, other)
+            except (ReplayBufError, TimeoutError) as error:
+                why = str(error) or f"no answer within {CALL_SECONDS:g} s"
+                return f"{call} failed: {why}{await _cleared(buffer, name) if call != 'open' else ''}"
+    finally:
+        await asyncio.gather(buffer.close(), other.close())
+    return ""
+
+
+async def _cleared(buffer: Any, name: str) -> str:
+    """Delete the groups after a failure; return what is left if that fails, too."""
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            for one in await buffer.checkpoints():
+                await buffer.drop_checkpoint(one.step)
+            await buffer.delete({})
+    except (ReplayBufError, TimeoutError):
+        return f"; the buffer {name} of this trial is left"
+    return ""
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Collect the warnings of the store instead of printing them."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("replaybuf")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,77 @@
+"""`replaybuf doctor --probe`: each call is made once; a relay before a real PostgreSQL makes features missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import make_url
+
+from replaybuf.doctor.probe import CALLS, probe
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.cli.conftest import run, run_json
+from tests.cli.doctored import examine
+from tests.faults.proxy import proxied
+from tests.postgres import execute, new_database
+from tests.stores import opened
+
+#: What the relay changes; the call that fails then, or None; and what is said.
+LACKING = {
+    "no advisory locks": ({b"advisory_xact_lock(": b"advisory_xact_lack("}, "", "pg_advisory_xact_lack"),
+    "advisory locks that exclude nobody": (
+        {b"pg_advisory_xact_lock(": b"no_advisory_xact_lock("},
+        "locks",
+        "is accepted, and excludes nobody",
+    ),
+    "no snapshots": ({b"pg_current_snapshot()": b"pg_current_snapshat()"}, None, "reads the buffer twice a second"),
+    "no LISTEN": ({b"LISTEN ": b"LISTAN "}, None, "notice by polling"),
+    "no SKIP LOCKED": ({b"SKIP LOCKED": b"SKIP LACKED"}, "take_batch", "syntax error"),
+    "no upserts": ({b"ON CONFLICT": b"ON CONFLACT"}, "", "syntax error"),
+    "no sequences": ({b"nextval(": b"naxtval("}, "put", "naxtval"),
+}
+_IDLE = "CREATE FUNCTION no_advisory_xact_lock(bigint) RETURNS void LANGUAGE sql AS 'SELECT'"
+
+
+@pytest.fixture(scope="module")
+def with_tables(postgres_url: str) -> Iterator[str]:
+    """The URL of a database that a run has made its tables in."""
+    with new_database(postgres_url) as url:
+        run("db", "upgrade", url)
+        execute(url, _IDLE)
+        yield url
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+async def test_the_first_call_that_fails_is_named(with_tables: str, lacking: str) -> None:
+    instead, call, said = LACKING[lacking]
+    async with proxied(with_tables) as proxy:
+        proxy.instead = instead
+        found = list(await asyncio.to_thread(probe, open_reader(proxy.url)))
+    wrong = [one for one in found if one.level != "ok"]
+    assert {str(one.level) for one in wrong} == {"warning" if call is None else "problem"}
+    assert any(one.text.startswith(f"{call} failed: ") for one in wrong) or not call
+    assert said in " ".join(one.text for one in wrong)
+
+
+def test_all_calls_are_made_and_nothing_is_left(shared_url: str) -> None:
+    """Also before the first run: the tables are then made."""
+    if shared_url.startswith("sqlite"):  # a file that isn't there is an error
+        with opened(shared_url) as buffer:
+            assert len(buffer) == 0
+    [row] = examine(shared_url, "--probe")["probe"]
+    assert (row["level"], row["text"]) == ("ok", f"each call was made once: {', '.join(CALLS)}")
+    assert run_json("stats", shared_url)["buffers"] == {}
+    assert "probe" not in examine(shared_url)
+
+
+def test_a_role_that_may_not_write_is_told(postgres_database: str) -> None:
+    execute(postgres_database, "DO $$ BEGIN CREATE ROLE rb_looker LOGIN; EXCEPTION WHEN duplicate_object THEN END $$")
+    try:
+        execute(postgres_database, "REVOKE CREATE ON SCHEMA public FROM public")
+        looker = make_url(postgres_database).set(username="rb_looker").render_as_string(hide_password=False)
+        [row] = examine(looker, "--probe", code=1)["probe"]
+        assert row["text"].startswith("open failed: ")
+        assert "permission denied" in row["text"]
+    finally:
+        execute(postgres_database, "DROP OWNED BY rb_looker; DROP ROLE rb_looker")
