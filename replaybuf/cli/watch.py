@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import queue
 import signal
 import sys
@@ -98,14 +99,15 @@ def _print(view: _View) -> None:
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:
-    from rich.console import Group
+    from rich.console import ConsoleDimensions, Group
     from rich.live import Live
     from rich.text import Text
 
     head, body, first = Text(f"reading {reader.where} ..."), Text(), True
-    with Live(head, console=console(), screen=True, auto_refresh=False) as live:
+    out = console()
+    with Live(head, console=out, screen=True, auto_refresh=False) as live:
+        live.refresh()
         while True:
-            live.refresh()
             started, wrong = time.monotonic(), ""
             try:
                 view = _in_a_thread(lambda: _read(reader, buffer))
@@ -121,6 +123,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
                 head = Text(
                     f"{units.clock(at.timestamp())} UTC  every {pause:.2g} s{slow}  {reader.where}", style="bold"
                 )
+            out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
             live.update(Group(head, *([Text(wrong, style="bold red")] if wrong else []), body))
             live.refresh()
             time.sleep(pause)
