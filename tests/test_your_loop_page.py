@@ -35,7 +35,7 @@ def program(name: str, text: str = PAGE.text) -> str:
 
 
 def run(folder: Path, name: str, url: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent), "DATABASE": url}
+    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent)} | ({"DATABASE": url} if url else {})
     command = [sys.executable, "-W", "error", name]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

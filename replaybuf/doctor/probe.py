@@ -16,15 +16,15 @@ from typing import Any
 
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.doctor import Finding, fine, problem, warning
-from replaybuf.errors import LockedError, NotReadyError, ReplayBufError, StorageError
+from replaybuf.errors import NotReadyError, ReplayBufError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.storage.sql.inspection.writer import forget_buffer
+from replaybuf.storage.sql.inspection.writer import forget_buffer, open_writer
 
 _TASK = "probe"
 #: Seconds in which each call has to be done.
 CALL_SECONDS = 30.0
-_LOCKED_SECONDS, _IN_VAIN_SECONDS = 0.2, 0.5
+_IN_VAIN_SECONDS = 0.5
 _PAGE = "docs/engines.md says which servers have what the store needs"
 
 #: The buffer of the trial, and the same buffer as another process would open it.
@@ -47,23 +47,6 @@ def _group() -> list[RolloutState]:
 async def _open(buffer: Any, other: Any) -> None:
     for one in (buffer, other):
         await one.count(_TASK, Status.COMPLETED)
-
-
-@_call
-async def _locks(buffer: Any, other: Any) -> None:
-    """Servers are known that accept the functions of locks, and do nothing."""
-    storage = buffer.storage
-
-    async def try_both() -> None:
-        async with storage.engine.transaction(write=True, alone=True):
-            try:
-                await storage.engine.write(lambda tx: None, fenced=False, patience=_LOCKED_SECONDS)
-            except LockedError:
-                return
-        raise StorageError("an exclusive lock is accepted, and excludes nobody: restores would be overtaken by writers")
-
-    if storage.engine.dialect.is_remote:  # SQLite has one writer at a time
-        await storage.thread.run(try_both)
 
 
 @_call
@@ -144,7 +127,7 @@ def probe(reader: Reader) -> Sequence[Finding]:
     name = f"replaybuf-probe-{secrets.token_hex(6)}"
     url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
     with _logged() as logged:
-        wrong = asyncio.run(_try_all(url, name))
+        wrong = asyncio.run(_try_all(url, name)) or _try_locks(reader)
     warnings = [warning(one, _PAGE) for one in dict.fromkeys(logged)]
     found = [problem(wrong, _PAGE)] if wrong else [*warnings, fine(f"each call was made once: {', '.join(CALLS)}")]
     try:
@@ -155,6 +138,14 @@ def probe(reader: Reader) -> Sequence[Finding]:
                 warning(f"the buffer {name} of this trial is left: {error}", "replaybuf rm deletes its groups")
             )
     return [replace(one, check="probe") for one in found]
+
+
+def _try_locks(reader: Reader) -> str:
+    """Return what is wrong with locks: servers are known that accept their functions, and do nothing."""
+    with open_writer(reader) as writer:
+        if writer.excludes_others():
+            return ""
+    return "locks failed: an exclusive one is accepted, and excludes nobody: restores would be overtaken by writers"
 
 
 async def _try_all(url: str, name: str) -> str:

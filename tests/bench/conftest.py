@@ -32,7 +32,7 @@ def left_behind(url: str) -> dict[str, int]:
     tables = (
         "group",
         "payload",
-        "garbage",
+        "past",
         "lane",
         "tally",
         "worker",

@@ -149,7 +149,7 @@ async def agree(stores: Stores, model: Model, options: dict[str, Any], steps: li
                 try:
                     came: str | bool = await chunks.put(0, worker=worker, index=index, session=session, version=version)
                 except FragmentError as error:
-                    came = error.kind
+                    came = error.reason
                 assert came == model.put(worker, index, session, version)
             elif model.session >= 0:
                 await chunks.advance(*args)

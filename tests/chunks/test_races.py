@@ -98,7 +98,7 @@ async def test_race__several_senders_of_the_same_fragments(stores: Stores, size:
             try:
                 await send(chunks, [index])
             except FragmentError as error:
-                problems.add(error.kind)
+                problems.add(error.reason)
 
     for seed in range(8 // stores.patience):
         stores.renew()
@@ -174,7 +174,7 @@ async def test_race__a_chunk_of_a_session_that_has_just_ended_is_not_made(stores
     await send(chunks, [1], version=9)
     assert await stored(chunks) == []
     assert await chunks.buffer.count_where({"tags.session": 1, "task_name": {"$ne": "chunks.state"}}) == 0
-    assert (await problem(chunks.put(1, worker=W, index=2, session=1, version=9))).kind == "session"
+    assert (await problem(chunks.put(1, worker=W, index=2, session=1, version=9))).reason == "session"
 
 
 async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:

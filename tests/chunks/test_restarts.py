@@ -30,8 +30,8 @@ async def test_restart__what_is_expected_is_known(stores: Stores) -> None:
     await first.close()
     again = stores.open()
     assert await again.expected(W) == 3
-    assert (await problem(again.put(1, worker=W, index=4, session=1, version=0))).kind == "gap"
-    assert (await problem(again.put(1, worker=W, index=2, session=1, version=0))).kind == "duplicate"
+    assert (await problem(again.put(1, worker=W, index=4, session=1, version=0))).reason == "gap"
+    assert (await problem(again.put(1, worker=W, index=2, session=1, version=0))).reason == "duplicate"
 
 
 async def test_restart__with_another_size_a_begun_chunk_keeps_its_own(stores: Stores) -> None:

@@ -113,10 +113,10 @@ _QUERY = [
 
 _CODEC = [
     ("checksum-not-checked", "codec/payload_header.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
-    ("small-arrays-keep-payloads", "codec/blocks.py", " or nbytes * _MOST_KEPT < self._kept:", ":", "a small array doesn't keep a large payload"),
-    ("arrays-share-what-others-have", "codec/blocks.py", "if not self._lends or len(", "if len(", "a payload that others have isn't written to"),
+    ("small-arrays-keep-payloads", "codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
+    ("arrays-share-what-others-have", "codec/blocks.py", "if not self._lends or least < self._kept:", "if least < self._kept:", "a payload that others have isn't written to"),
     ("newer-format-read", "codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
-    ("lengths-not-checked", "codec/blocks.py", "if len(self._uses) != len(self._head.sizes) or self._ahead:", "if False:", "lengths add up"),
+    ("lengths-not-checked", "codec/blocks.py", "if min(sizes) < 0 or not fits:", "if False:", "lengths add up"),
     ("bomb-allowed", "codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
     ("int-without-sign", "codec/standard_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
     ("fold-lost", "codec/standard_types.py", "microsecond, _decode_tz(tz), fold=fold)\n\n\ndef _decode_time", "microsecond, _decode_tz(tz))\n\n\ndef _decode_time", "a time that is there twice comes back as it was"),

@@ -7,9 +7,10 @@ import os
 import pickle
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,10 @@ def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
         write(batch)
         if stops:
             ledger.write("written", 0)
+            if url.startswith("sqlite"):  # nobody in this process holds its lock just then
+                with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30, isolation_level=None)) as own:
+                    own.execute("BEGIN IMMEDIATE")
+                    own.execute("ROLLBACK")
             os.kill(os.getpid(), stops.pop())
 
     file_batch.FileBatch.flush = flush  # type: ignore[method-assign]

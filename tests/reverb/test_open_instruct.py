@@ -49,7 +49,7 @@ def numbers(results: list[Result] | None) -> list[int]:
 def test_a_sample_waits_for_min_size_and_takes_up_to_n(url: str) -> None:
     replay = table(url)
     replay.insert("a", result(0))
-    with pytest.raises(NotReadyError, match="1 of at least 2 completed groups, but min_size is 2"):
+    with pytest.raises(NotReadyError, match="1 completed group there, at least 2 needed, but min_size is 2"):
         replay.sample(64, timeout=0.01)
     inserting = threading.Thread(target=lambda: [replay.insert(f"b{n}", result(n)) for n in (1, 2)])
     inserting.start()

@@ -36,10 +36,10 @@ class Pair(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.folder = Path(tempfile.mkdtemp(prefix="rb-side-"))
         self.clock = patch.object(replaybuf.buffer.putting, "time", _Clock())
-        self.clock.start()
 
     @initialize(rules=rules, first=st.lists(puts, min_size=4, max_size=8))
     def begin(self, rules: Rules, first: list[dict[str, Any]]) -> None:
+        self.clock.start()
         self.rules = rules
         self.begin_with_new()
         self.put_at_once(first)
@@ -48,10 +48,10 @@ class Pair(RuleBasedStateMachine):
         return ReplayBuffer(storage, CODEC.rollout_type, put_timeout=0)
 
     def teardown(self) -> None:
+        self.clock.stop()
         self.runner.run(self.other.close())
         self.runner.close()
         self.place.leave()
-        self.clock.stop()
         shutil.rmtree(self.folder)
 
     def both(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:

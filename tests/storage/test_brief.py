@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from sqlalchemy import bindparam, select
 
 from replaybuf import ReplayBufferConfig
@@ -133,21 +132,23 @@ async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
         assert asked == [3]
 
 
-async def test_what_runs_when_an_instance_is_built_may_ask_the_buffer(tmp_path: Path) -> None:
+async def test_a_converter_that_rebuilds_a_value_may_ask_the_buffer(tmp_path: Path) -> None:
     """Also after takes that took no time, so that a take would be decoded in the store's thread."""
     asking, asked = threading.Event(), list[int]()
 
-    class Asking(msgspec.Struct):
-        number: int
+    class Asking:
+        pass
 
-        def __post_init__(self) -> None:
-            if asking.is_set():
-                asked.append(len(buffer))
+    def rebuilt(_: object) -> Asking:
+        if asking.is_set():
+            asked.append(len(buffer))
+        return Asking()
 
-    async with build(f"sqlite:///{tmp_path}/buffer.db", rollout_type=Asking) as buffer:
+    converters = {Asking: ("asking", lambda _: 1, rebuilt)}
+    async with build(f"sqlite:///{tmp_path}/buffer.db", rollout_type=dict, converters=converters) as buffer:
         async with asyncio.timeout(10):
-            for number in range(4):
-                await buffer.put([Asking(number)], TASK)
+            for _ in range(4):
+                await buffer.put([{"reward": 1.0, "value": Asking(), "status": "completed"}], TASK)
             for _ in range(3):
                 await buffer.get(1, TASK)
             asking.set()

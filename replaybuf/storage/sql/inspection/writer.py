@@ -20,7 +20,7 @@ from sqlalchemy import Connection, NullPool, create_engine, delete, event, text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from replaybuf.errors import ConfigError, InputError, StorageError
+from replaybuf.errors import ConfigError, InputError, LockedError, StorageError
 from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
@@ -49,6 +49,7 @@ from replaybuf.storage.values import LOCK_SECONDS
 T = TypeVar("T")
 
 _LOG_TIMEOUT_MS = 2000
+_LOCKED_SECONDS = 0.2
 
 
 @contextmanager
@@ -75,6 +76,20 @@ class Writer:
     def run(self, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `work(engine)`."""
         return self._runner.run(work(self._engine))
+
+    def excludes_others(self) -> bool:
+        """Return whether a transaction that is to be alone keeps out another one, as a restore needs."""
+
+        async def work(engine: Database) -> bool:
+            async with engine.transaction(write=True, alone=True):
+                try:
+                    await engine.write(lambda tx: None, fenced=False, patience=_LOCKED_SECONDS)
+                except LockedError:
+                    return True
+            return False
+
+        # SQLite has one writer at a time, and this process one connection to write.
+        return self._engine.dialect is SQLITE or self._runner.run(work(self._engine))
 
     def empty_log(self) -> bool:
         """Checkpoint and restart the WAL of a SQLite file; return False while another process reads from it."""
