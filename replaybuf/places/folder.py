@@ -195,11 +195,14 @@ def _bytes_of(buffer: Any) -> memoryview:
 
 
 def _read_range(number: int, wanted: Range) -> Any:
-    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early."""
+    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
     memory: Any = np.empty(wanted.size, np.uint8)
     view, at = memoryview(memory), wanted.extent.at + wanted.at
     while view.nbytes:
-        count = os.preadv(number, [view], at)
+        try:
+            count = os.preadv(number, [view], at)
+        except IsADirectoryError:
+            return DecodeError(f"the file {wanted.extent.name} was replaced by a folder")
         if count == 0:
             end = os.fstat(number).st_size
             return DecodeError(f"the file {wanted.extent.name} ends at byte {end}: it was cut short")

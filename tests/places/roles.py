@@ -7,10 +7,9 @@ import os
 import pickle
 import random
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from replaybuf import LeaseLostError, ReplayBuffer
 from replaybuf.errors import StorageError
 from replaybuf.places import folder, objects
 from replaybuf.places.store import FILES
+from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import file_batch, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
@@ -227,24 +227,27 @@ def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
     """Put two groups, and stop after their arrays were written, until somebody lets this process go on."""
     os.environ.update(variables)
     write = file_batch.FileBatch.flush
-    stops = [signal.SIGSTOP]
+    stops: list[Callable[[], None]] = []
 
     def flush(batch: file_batch.FileBatch) -> None:
         write(batch)
         if stops:
             ledger.write("written", 0)
-            if url.startswith("sqlite"):  # nobody in this process holds its lock just then
-                with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30, isolation_level=None)) as own:
-                    own.execute("BEGIN IMMEDIATE")
-                    own.execute("ROLLBACK")
-            os.kill(os.getpid(), stops.pop())
+            stops.pop()()
 
     file_batch.FileBatch.flush = flush  # type: ignore[method-assign]
 
     async def run() -> None:
         async with apart(url, place, **PATIENT) as buffer:
             await buffer.storage.open()
-            await buffer.storage.thread.run(buffer.storage.sweeper.stop)  # which might hold SQLite's lock just then
+            thread, engine = buffer.storage.thread, buffer.storage.engine
+
+            async def stop() -> None:
+                """Stop between transactions: others could not write if this process had SQLite's lock."""
+                async with engine._turn if isinstance(engine, SqliteDatabase) else nullcontext():
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+            stops.append(lambda: asyncio.run_coroutine_threadsafe(stop(), thread.loop).result())
             await buffer.put_many([heavy(2), heavy(3)], TASK)
             ledger.write("put", 2, 3)
 

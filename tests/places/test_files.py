@@ -156,15 +156,23 @@ async def test_the_next_taker_has_as_long_as_the_first(where: tuple[str, str]) -
         assert buffer.storage.files._read == []
 
 
-async def test_a_file_that_somebody_deleted_is_lost_and_puts_go_on(url: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("replaced", "said"),
+    [(False, "isn't there any more: somebody deleted it"), (True, "was replaced by a folder")],
+)
+async def test_a_file_that_somebody_deleted_is_lost_and_puts_go_on(
+    url: str, folder: Path, replaced: bool, said: str
+) -> None:
     async with apart(url, folder) as buffer:
         await put(buffer, 1)
         for name in files(folder):
             (folder / FILES / name).unlink()
+            if replaced:
+                (folder / FILES / name).mkdir()
         await put(buffer, 2, 3)
         assert sorted(await take_all(buffer)) == [2, 3]
         [failed] = [item async for item in buffer.find({"status": "failed"})]
-        assert "isn't there any more: somebody deleted it" in str(failed.error)
+        assert said in str(failed.error)
 
 
 # What nobody names

@@ -112,7 +112,7 @@ def _chores(dialect: Dialect) -> Select[Any]:
     late = overdue(clock).limit(1).scalar_subquery()
     ends = group.c.leased_until
     lease_ends = select(ends).where(ends > clock).order_by(ends).limit(1).scalar_subquery()
-    gone = select(past.c.removed_at).where(past.c.until.is_(None), past.c.removed_at > 0)
+    gone = select(past.c.removed_at).where(past.c.until.is_(None), past.c.removed_at >= 0)
     removed_at = gone.order_by(past.c.removed_at).limit(1).scalar_subquery()
     dropped: ColumnElement[bool] = literal_column(f"EXISTS ({DROPPED})", Boolean)
     return select(late.is_not(None), lease_ends, removed_at, dropped, clock, removed, dialect.connections)

@@ -57,6 +57,7 @@ class PayloadFiles:
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
         self._not_ours: set[int] = set()  # places for which this was logged
+        self._changed = False  # files may be empty since the last maintenance
         self._tidying: asyncio.Task[bool] | None = None
         self._read: list[int] = []  # removed groups, whose payloads were read
         self._unnamed: set[int] = set()  # files that this process wrote for nothing
@@ -149,26 +150,28 @@ class PayloadFiles:
         `changed`: files may be empty by now.
         """
         read = await self._release_read()
-        now = time.monotonic()
-        if not ((changed and self.writes) or read or now >= self._look_at):
+        self._changed |= changed and self.writes
+        if self._tidying is not None and not self._tidying.done():
             return read
+        more, now = self._tidied(), time.monotonic()
+        if not (more or self._changed or read or now >= self._look_at):
+            return False
         if now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
             self._unreachable.clear()
-        if self._tidying is not None and not self._tidying.done():
-            return read
-        more = self._tidied()
+        self._changed = False
         self._tidying = asyncio.get_running_loop().create_task(self._tidy())
         return more or read
 
     def _tidied(self) -> bool:
         """Return whether the last maintenance left more to do."""
-        if self._tidying is None or self._tidying.cancelled():
+        tidied, self._tidying = self._tidying, None
+        if tidied is None or tidied.cancelled():
             return False
-        error = self._tidying.exception()
+        error = tidied.exception()
         if error is not None:
             _logger.debug("files were not deleted: %s", error, exc_info=not isinstance(error, ReplayBufError))
-        return error is None and self._tidying.result()
+        return error is None and tidied.result()
 
     async def _tidy(self) -> bool:
         """Delete what can be deleted, beside the sweeps, which don't wait for a place that doesn't answer."""
