@@ -134,7 +134,7 @@ def test_what_cannot_be_a_batch_is_refused() -> None:
         to_groups(batch.select(["prompts", "attention_mask"], ["extras"]))
     with pytest.raises(RolloutError, match="rows with the same uid aren't neighbours"):
         to_groups(batch[[0, 2, 1]])
-    with pytest.raises(RolloutError, match=r"groups that replaybuf\.verl\.to_groups made"):
+    with pytest.raises(RolloutError, match=r"groups that `to_groups` made"):
         from_groups([[RolloutState(message=[])]])
     with pytest.raises(InputError, match="no groups"):
         from_groups([])
