@@ -16,7 +16,7 @@ from sqlalchemy import select, text, update
 from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.records import batch
-from replaybuf.storage.sql.statements.past import may_sweep, record, record_of
+from replaybuf.storage.sql.statements.past import lock, may_sweep, record, record_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased
 
@@ -140,8 +140,9 @@ _INSERT = Prepared(
 )
 
 
-def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
-    """Remove the batch of a draw that its caller didn't receive, and the copies of its groups that stayed."""
+def remove_batch(tx: Transaction, drawn: BatchKey, uids: Sequence[int]) -> None:
+    """Remove the batch of a draw of these groups that nobody received, and the copies of those that stayed."""
+    lock(tx, uids)  # a sweep would go by a batch that is about to go
     for (number,) in tx.fetch(_REMOVE, drawn.taken_at, drawn.uid):
         tx.fetch(_REMOVE_COPIES, number)
         tx.fetch(_NOT_DRAWN, number)

@@ -195,7 +195,7 @@ class Drawing:
         def put_back(tx: Transaction) -> None:
             reasons = failed
             if taken.batch is not None:
-                remove_batch(tx, taken.batch)
+                remove_batch(tx, taken.batch, [row.uid for row in taken.rows])
             if tx.scope.epoch != taken.epoch:  # a restore has replaced the state of these groups
                 return
             if self._seconds is None:
