@@ -245,9 +245,8 @@ _LONG = (
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
+    "query/test_sql.py::test_the_largest_queries_run*lists of tags*",  # lists
     "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
-    "query/test_sql.py::test_lists_of_100_000*postgresql-*not_in*",  # in; the predicates' law has both
-    "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
     "places/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
     "places/test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
     "places/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
