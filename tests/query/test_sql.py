@@ -270,23 +270,6 @@ def test_the_largest_queries_run(store: Store, name: str) -> None:
     assert store.matches(BIG[name]) == expected(BIG[name], SAMPLE)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"task_name": "a", "uid": {"$lt": 1}}, {"task_name": "b", "uid": {"$lt": 2}}),
-        ({"uid": {"$in": [1]}}, {"uid": {"$in": [1, 2, 3]}}),
-        ({"uid": {"$in": range(300)}}, {"uid": {"$in": range(500)}}),
-        ({"tags.a": {"$gt": 0.5}}, {"tags.b": {"$gt": 1.5}}),
-        ({"tags.a": {"$in": ["x"] * 3}}, {"tags.b": {"$in": ["y", "z"]}}),
-    ],
-)
-def test_queries_of_one_shape_share_a_cached_statement(dialect: str, one: Query, other: Query) -> None:
-    keys = [select(GROUPS).where(compile_sql(parse(q), COLUMNS, dialect))._generate_cache_key() for q in (one, other)]
-    assert keys[0] is not None
-    assert keys[0].key == keys[1].key  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     "query",
     [
