@@ -6,9 +6,9 @@ Statements use it and never compare a database's name. `sqlite_dialect` and `pos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import from_json, to_json
 from sqlalchemy import BigInteger, ColumnElement, Select, Table, bindparam
@@ -106,6 +106,9 @@ class Dialect(ABC):
     now: str
     locked: str
     skip: str
+    #: What begins the number of a parameter, and the macros of statements (`statement`).
+    parameter: str
+    macros: ClassVar[Mapping[str, str]]
 
     @abstractmethod
     def insert(self, table: Table) -> Any:

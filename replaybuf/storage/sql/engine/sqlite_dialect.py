@@ -6,7 +6,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import to_json
 from sqlalchemy import (
@@ -51,6 +51,16 @@ class SqliteDialect(Dialect):
     connections = literal(1)
     now = "(julianday('now') - 2440587.5) * 86400.0"
     locked = skip = ""
+    parameter = "?"
+    macros: ClassVar = {
+        "in": "IN (SELECT value FROM json_each({}))",
+        "not_in": "NOT IN (SELECT value FROM json_each({}))",
+        "json": "{}",
+        "lock": "",
+        "skip": "",
+        "now": now,
+        "shard": "0",
+    }
 
     def insert(self, table: Table) -> Any:
         return sqlite.insert(table)

@@ -80,6 +80,8 @@ Id = BigInteger().with_variant(Integer(), "sqlite")
 
 uid_sequence = Sequence("rb_uid", metadata=metadata)
 
+# The `info` of a table has its storage parameters on PostgreSQL.
+
 lane = Table(
     "rb_lane",
     metadata,
@@ -93,7 +95,7 @@ lane = Table(
     Column("prioritized_clock", Number),
     Column("idle_clock", Number),
     UniqueConstraint("buffer", "task_name", "status", "leased", name="rb_lane_of_task"),
-    postgresql_with={"fillfactor": "50"},
+    info={"fillfactor": "50"},
 )
 
 group = Table(
@@ -127,7 +129,7 @@ group = Table(
     Column("holder", Name),
     Column("trained_step", BigInteger),
     Column("since", BigInteger, nullable=False, server_default=text("0")),
-    postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
+    info={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
 )
 
 #: The key of a version of a group.
@@ -144,7 +146,7 @@ payload = Table(
     Column("size", BigInteger),
     Column("data", LargeBinary, nullable=False),
     # A throttled vacuum, as by the server's defaults, frees less than a busy run puts: the database would grow.
-    postgresql_with={
+    info={
         "autovacuum_vacuum_scale_factor": "0.02",
         "autovacuum_vacuum_cost_delay": "0",
         "toast.autovacuum_vacuum_scale_factor": "0.02",
@@ -164,7 +166,7 @@ past = Table(
     Column("until", BigInteger),
     Column("removed_at", Number, nullable=False),
     sqlite_with_rowid=False,
-    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02"},
+    info={"autovacuum_vacuum_scale_factor": "0.02"},
 )
 
 tally = Table(
@@ -174,7 +176,7 @@ tally = Table(
     Column("name", Name, primary_key=True),
     Column("shard", Integer, primary_key=True, autoincrement=False),
     Column("amount", BigInteger, nullable=False),
-    postgresql_with={"fillfactor": "50", "autovacuum_vacuum_threshold": "1000"},
+    info={"fillfactor": "50", "autovacuum_vacuum_threshold": "1000"},
 )
 
 counter = Table(
@@ -238,7 +240,7 @@ file = Table(
     Column("place", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("groups", Integer, nullable=False),
-    postgresql_with={"fillfactor": "50"},
+    info={"fillfactor": "50"},
 )
 
 info = Table(
