@@ -15,7 +15,7 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
     rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
-                (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a server function
+                (`engine.lease_clock`)
 
 The history of draws, workers and events is in the tables of `records`.
 

@@ -138,13 +138,6 @@ def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
     tx.dialect.lock_names(tx, NamedLock.TASK, names)
 
 
-#: The same in PL/pgSQL, in the same order.
-LOCK_TASKS = f"""PERFORM pg_advisory_xact_lock(hashtextextended(name, {NamedLock.TASK:d})) FROM (
-        SELECT DISTINCT concat('replaybuf ', CAST(:buffer AS varchar), ' ', task) COLLATE "C" AS name
-        FROM unnest(CAST(:tasks AS varchar[])) AS task ORDER BY name
-    ) AS locks;"""  # noqa: S608
-
-
 def merge_shards(tx: Transaction) -> None:
     """Merge the shards of closed connections, on PostgreSQL.
 
