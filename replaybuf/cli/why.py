@@ -50,7 +50,7 @@ def why(
     --status or --where, which say what for. Other causes, which may come next, follow as "also". Below are the groups
     by status with what was put and drawn since the beginning, who leases groups and until when, the workers (a
     "silent" one was killed, or gave no sign of life for a minute, or for 15 seconds of a wait, without having ended,
-    and did at least what is shown), and the limits in force.
+    and did at least what is shown; it is "replaced" once a later one does the same), and the limits in force.
 
     With --json all of it is there; --nl and --csv give a row for each wait.
 
@@ -96,7 +96,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "tasks": _tasks(about),
         "leases": [_timed(one, "until") for one in about.held],
         "workers": [
-            _timed(one, "started_at", "seen_at", "ended_at") | {"state": one.state(about.now)} for one in about.workers
+            _timed(one, "started_at", "seen_at", "ended_at") | {"state": about.state_of(one)} for one in about.workers
         ],
         "trainer": None if about.trainer is None else asdict(about.trainer),
     }
@@ -123,7 +123,7 @@ def _print(found: Explanation, *, several: bool, about_a_draw: bool) -> None:
 def print_processes(found: Explanation, *, several: bool = False) -> None:
     """Print who leases groups, and the workers; with the name of the buffer, if there are `several`."""
     about = found.about
-    workers = [asdict(one) | {"state": one.state(about.now)} for one in about.workers[:_MOST_WORKERS]]
+    workers = [asdict(one) | {"state": about.state_of(one)} for one in about.workers[:_MOST_WORKERS]]
     title = f"{escape_line(found.buffer)}\n" if several else ""
     for rows, shown in (
         ([asdict(one) for one in about.held], _lease_columns(about)),
@@ -154,8 +154,11 @@ def sentences(found: Explanation, *, several: bool, about_a_draw: bool = False) 
         wait, times = one.wait, alike[(one.wait.worker, one.diagnosis.sentence)]
         who = f"{wait.worker or 'somebody'}{f' ({times} calls)' if times > 1 else ''}{of}"
         since = "" if wait.since is None else f" since {units.age(now - wait.since)}"
-        begins = f"If somebody drew now{of}" if found.asked else f"{who} waits{since}"
-        yield f"{escape_line(f'{begins}: {one.diagnosis.sentence}')}\n"
+        begins = f"If somebody drew now{of}: " if found.asked else f"{who} waits{since}: "
+        if found.asked and one is not shown[0]:  # the next task of the same question
+            yield f"  {escape_line(one.diagnosis.sentence)}\n"
+        else:
+            yield f"{escape_line(begins + one.diagnosis.sentence)}\n"
         also = [fact.text for fact in one.diagnosis.facts if fact.reason is not None]
         yield from (f"  also: {escape_line(text)}\n" for text in also)
     if len(shown) > _MOST_WAITS:
