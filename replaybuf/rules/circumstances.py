@@ -280,7 +280,9 @@ class Circumstances:
         alive = [one for one in self.workers if one.is_alive(self.now)]
         found = []
         for one in (one for one in self.workers if one.is_silent(self.now)):
-            successor = next((other for other in alive if other.started_at >= one.seen_at and other.does == one.does), None)
+            successor = next(
+                (other for other in alive if other.started_at >= one.seen_at and other.does == one.does), None
+            )
             if successor is not None:
                 alive.remove(successor)
                 found.append(one)

@@ -138,9 +138,7 @@ def test_what_cant_be_served_is_said_before_a_port_is_bound(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("missing", ["uvicorn", "anyio"])
-def test_the_extra_is_asked_for_where_it_is_missing(
-    missing: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_extra_is_asked_for_where_it_is_missing(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("replaybuf.web", "starlette", missing))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
