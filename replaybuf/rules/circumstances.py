@@ -276,15 +276,13 @@ class Circumstances:
 
     @cached_property
     def replaced(self) -> list[Worker]:
-        """The silent workers that have a successor each: a live one that began later, and puts or draws as they did."""
+        """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
         alive = [one for one in self.workers if one.is_alive(self.now)]
         found = []
         for one in (one for one in self.workers if one.is_silent(self.now)):
-            successor = next(
-                (other for other in alive if other.started_at >= one.seen_at and other.does == one.does), None
-            )
-            if successor is not None:
-                alive.remove(successor)
+            later = [other for other in alive if other.started_at >= one.seen_at and other.does == one.does]
+            if later:
+                alive.remove(later[0])
                 found.append(one)
         return found
 
