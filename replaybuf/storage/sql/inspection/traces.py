@@ -225,7 +225,7 @@ def _compare(
     """
     compared = _before(drawn, tables, key)
     table = tables[key]
-    workers = by_worker([table], compared, comparisons=comparisons)
+    workers = by_worker([table], comparisons=comparisons)
     tasks = by_task(table, compared, comparisons=comparisons)
     worse = [part.name for part in workers if part.stands_out]
     others = by_task(without(worse, table), [without(worse, one) for one in compared], comparisons=comparisons)
