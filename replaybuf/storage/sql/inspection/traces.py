@@ -246,6 +246,12 @@ def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[Ste
     return batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=limit), members=True)
 
 
+def tables_of_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> list[Table]:
+    """Return the groups of the last train steps by task and worker, without steps undone by a restore."""
+    drawn = {key: batches for key, batches in _last_steps(tx, buffer, limit).items() if not key.undone}
+    return [*_tables(drawn).values()]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSteps:
     """What a worker made of several steps together, whether it is `worse` all along, and of each, newest first."""
