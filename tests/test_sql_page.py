@@ -176,7 +176,8 @@ def test_nothing_is_asked_without_an_answer() -> None:
 
 
 def test_the_command_lists_the_same_columns(tmp_path: Path) -> None:
-    ReplayBufferConfig(url=(url := f"sqlite:///{tmp_path}/run.db")).build_sync().close()
+    with ReplayBufferConfig(url=(url := f"sqlite:///{tmp_path}/run.db")).build_sync() as buffer:
+        buffer.metrics()
     listed = json.loads(command("sql", url, "--format=json").stdout)
     assert [(one["view"], one["column"], one["type"]) for one in listed] == [
         (view, name, kind) for view, columns in DOCUMENTED.items() for name, kind in columns

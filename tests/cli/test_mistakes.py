@@ -46,11 +46,6 @@ MISTAKES = [
         for of in ("step", "step many", "uid", "worker", "steps 413", "nothing")
     ),
     (f"trace - step {10**30}", 2, "Invalid value for"),
-    (
-        "sql -",
-        2,
-        "STATEMENT: it is missing. It comes after the URL, which may be in the environment variable REPLAYBUF_",
-    ),
     ("sql - ' '", 2, ""),
     ("sql - 'SELECT nope FROM groups'", 1, "nope"),
     *((f"sql - ' delete FROM {table}'", 1, "; `replaybuf rm` deletes groups") for table in ("groups", "rb_group")),
