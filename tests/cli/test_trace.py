@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import json
 import sqlite3
 import time
 from collections.abc import Iterator
