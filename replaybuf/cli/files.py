@@ -14,16 +14,17 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.app import (
+    TEXT,
     Limit,
     OfStatus,
     OfTask,
     OneBuffer,
     OrderBy,
+    Out,
     Url,
     Where,
     argument,
     buffer_option,
-    listing,
     on_storage,
     option,
     read_limit,
@@ -32,7 +33,7 @@ from replaybuf.cli.app import (
     url_and,
     with_bar,
 )
-from replaybuf.cli.groups import columns, nothing_in, order_of, query_of
+from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import TREES, Exported, ExportQuery, export_files, export_rows, writer_to
@@ -45,6 +46,7 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.groups import DEFAULT, choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
+from replaybuf.view.columns import columns
 
 _ToFile = Annotated[
     str | None, argument("FILE", "NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")
@@ -52,10 +54,9 @@ _ToFile = Annotated[
 _UNREADABLE_SHOWN = 5
 
 
-@listing
 def export(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     file: _ToFile = None,
     where: Where = None,
     buffer: OneBuffer = None,
@@ -127,10 +128,9 @@ _Imported = Annotated[
 ]
 
 
-@listing
 def import_(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     file: _FromFile = None,
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,

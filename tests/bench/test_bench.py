@@ -148,7 +148,7 @@ LONG = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--minu
 
 @pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_ends_a_load_early_with_its_results(tmp_path: Path, sent: signal.Signals) -> None:
-    process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, "--json", start_new_session=True)
+    process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, "--format=json", start_new_session=True)
     until_begun(url)
     there = children_of(process)
     os.killpg(process.pid, sent)  # as a terminal and systemd do

@@ -303,7 +303,7 @@ def test_who_leases_groups_is_below(busy: str) -> None:
 
 
 def test_rows_for_programs(filled: str) -> None:
-    header, *rows = run("why", filled, "--csv").stdout.splitlines()
+    header, *rows = run("why", filled, "--format=csv").stdout.splitlines()
     assert header.startswith("reason,sentence,task_name,buffer,worker,kind,wants")
     assert [row.split(",")[0] for row in rows] == ["ready", "ready"]
     found = run_json("why", filled, "math", "--size", 64)[0]
