@@ -112,11 +112,9 @@ async def normalise(
         if listed >= _MANY_TOKENS:
             # One at a time: each computing thread can hold the GIL against the loop for some milliseconds.
             async with turns.in_thread:
-                return await asyncio.to_thread(
-                    _normalise, rollouts, group, rollout_type, model_step, train_step, rule, said
-                )
+                return await asyncio.to_thread(work)
         await turns.begin(loop)
-    return _normalise(rollouts, group, rollout_type, model_step, train_step, rule, said)
+    return work()
 
 
 @lru_cache

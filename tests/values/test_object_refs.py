@@ -75,7 +75,6 @@ async def test_objects_may_come_back_as_values(ray: FakeRay, url: str) -> None:
         await buffer.put([Sample(pixels=[1, ray.put({"a": inside})])], "math")
         [[back]] = await buffer.get(1, "math")
     assert back.pixels == [1, {"a": {"b": b"x"}}]
-    assert type(back.pixels[1]["a"]["b"]) is bytearray
     assert ray.gets == [1, 1]  # what an object holds is known when it is there
 
 
