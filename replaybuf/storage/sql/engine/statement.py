@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -70,6 +71,18 @@ class Form:
         return tuple([converts[name](given[name]) if name in converts else given[name] for name in self.names])
 
 
+def form_of(statement: Any, dialect: Dialect) -> Form:
+    """Return a text, a Statement, or a statement of SQLAlchemy compiled for a dialect; the last each time."""
+    if isinstance(statement, str):
+        return _of_text(statement).form(dialect)
+    return statement.form(dialect) if isinstance(statement, Statement) else of_core(statement, dialect)
+
+
+@lru_cache(maxsize=1024)
+def _of_text(text: str) -> Statement:
+    return Statement(text)
+
+
 _PART = re.compile(r"\{(?P<macro>\w+)(?::(?P<argument>\w+))?\}|(?<![:\w]):(?P<name>[a-z_]\w*)")
 
 
@@ -101,22 +114,16 @@ def to_json_text(value: Any) -> str | None:
 
 
 def of_core(statement: Any, dialect: Dialect) -> Form:
-    """Return a statement of SQLAlchemy compiled for a dialect; its parameters without a value are given later."""
+    """Return a statement of SQLAlchemy compiled for a dialect.
+
+    Its parameters without a value are given later, in the driver's form.
+    """
     compiled = compile_core(statement, dialect)
     required = {name for parameter, name in compiled.bind_names.items() if parameter.required}
     converts = converters(compiled, dialect)
     found = compiled.construct_params(dict.fromkeys(required))
-    fixed = {
-        name: converts[name](value) if name in converts else value
-        for name, value in found.items()
-        if name not in required
-    }
-    return Form(
-        str(compiled),
-        compiled.positiontup or (),
-        fixed,
-        {name: convert for name, convert in converts.items() if name in required},
-    )
+    fixed = {name: converts[name](value) if name in converts else value for name, value in found.items()}
+    return Form(str(compiled), compiled.positiontup or (), {name: fixed[name] for name in fixed.keys() - required})
 
 
 def compile_core(statement: Any, dialect: Dialect, given: Sequence[str] | None = None) -> SQLCompiler:

@@ -272,7 +272,7 @@ class Source:
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:
             query = query._replace(skipping=True)
-        return tx.select(_statement(query, self._where), **self._values(tx, size))
+        return tx.tuples(_statement(query, self._where), **self._values(tx, size))
 
     def _values(self, tx: Transaction, size: int) -> dict[str, Any]:
         return {
