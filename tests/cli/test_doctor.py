@@ -93,7 +93,10 @@ def test_leaked_payloads_are_deleted(url: str) -> None:
     assert len(everything(url)["rb_payload"]) == len(everything(url)["rb_group"])
 
 
-TO_BE_SWEPT = text("SELECT 1 FROM rb_past WHERE until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint)")
+TO_BE_SWEPT = text(
+    "SELECT 1 FROM rb_past WHERE removed_at IS NOT NULL "
+    "AND (until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint))"
+)
 
 
 async def open_until_swept(url: str) -> None:

@@ -359,12 +359,18 @@ async def fill_batches(url: str, batches: int, groups: int) -> None:
         cursor = connection.execute("SELECT * FROM rb_batch")
         names = [name for name, *_ in cursor.description]
         first: dict[str, Any] = dict(zip(names, cursor.fetchone(), strict=True))
-        lane = json.loads(first["members"])[0][1]
         rows = []
         for n in range(batches):
             uids = [2 + n + batches * i for i in range(groups)]
-            members = [[uid, lane, "gpu-node-7:12345", 0.5, 1, n, 1.7e9] for uid in uids]
             own = {"id": n + 2, "step": n // 10 + 1, "groups": groups, "first_uid": uids[0], "last_uid": uids[-1]}
-            rows.append(tuple({**first, **own, "members": json.dumps(members)}.values()))
+            rows.append(tuple({**first, **own}.values()))
         connection.executemany(f"INSERT INTO rb_batch VALUES ({', '.join('?' * len(names))})", rows)
+        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(rb_past)")]
+        drawn = {"uid": f"2 + n + {batches} * i", "draw": "n + 2", "removed_at": "NULL"}
+        copied = ", ".join(drawn.get(name, f"p.{name}") for name in columns)
+        connection.execute(
+            f"""WITH RECURSIVE batches(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM batches WHERE n < {batches} - 1),
+            groups(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM groups WHERE i < {groups} - 1)
+            INSERT INTO rb_past SELECT {copied} FROM batches, groups, (SELECT * FROM rb_past LIMIT 1) p"""
+        )
         connection.execute("UPDATE rb_counter SET value = ? WHERE name = 'uid'", (2 + batches * groups,))

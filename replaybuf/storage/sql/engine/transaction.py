@@ -24,7 +24,6 @@ from replaybuf.storage.sql.schema.tables import lane
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.dialect import Dialect
-    from replaybuf.storage.sql.engine.server_function import ServerFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,6 @@ class Session(ABC):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement once for each row of values."""
 
-    def call(self, name: str, sql: str, values: Row) -> Sequence[int] | None:
-        """Call a server function of this name, if it exists, and commit (`Transaction.call`)."""
-        return None
-
     @abstractmethod
     def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         """Run a statement; return its column names (none if it returns no rows) and its rows.
@@ -86,14 +81,12 @@ class Session(ABC):
 class Transaction(ReadTransaction):
     """A running transaction, which may write. `scope` is the buffer as seen by the transaction (`statements.fence`).
 
-    `mark` has the values of `engine.outage.MARK` until they are written; None where the outcome of a commit is always
-    known. `last` are statements to be sent in one message with COMMIT. `newest` is the id of the buffer's newest
-    checkpoint once it was read (`statements.past`).
+    `last` are statements to be sent in one message with COMMIT. `newest` is the id of the buffer's newest checkpoint
+    once it was read (`statements.past`).
     """
 
     session: Session
     scope: Scope = DEFAULT
-    mark: tuple[str, int] | None = None
     last: tuple[str, ...] = ()
     newest: int | None = None
     dialect: Dialect = field(init=False)
@@ -138,23 +131,6 @@ class Transaction(ReadTransaction):
     def fetch(self, statement: Prepared, *values: Any) -> Sequence[Row]:
         """Run a prepared statement and return its rows in the driver's form."""
         return self.session.fetch(*statement.bind(self.dialect, values))
-
-    def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Row]:
-        """Run a prepared statement that, if it returns rows, has also written the mark, its last parameters."""
-        assert self.mark is not None
-        rows = self.fetch(statement, *values, *self.mark)
-        if rows:
-            self.mark = None
-        return rows
-
-    def call(self, function: ServerFunction, *values: Any) -> Sequence[int] | None:
-        """Call a server function as the transaction's only statement; return its answer, None if it changed nothing.
-
-        None also where the database lacks the function, or where the outcome of its commit couldn't be looked up after
-        a lost connection.
-        """
-        assert self.mark is not None
-        return self.session.call(function.name, *function.call.bind(self.dialect, (*values, *self.mark)))
 
     def finish(self, statement: str) -> None:
         """Queue a statement to be sent together with COMMIT; no other statement may follow it."""

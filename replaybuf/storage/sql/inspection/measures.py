@@ -63,7 +63,7 @@ def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
 
 def count_unswept(tx: ReadTransaction) -> int:
     """Return the number of payloads that wait for the sweep."""
-    return int(tx.value("SELECT count(*) FROM rb_past WHERE until IS NULL"))
+    return int(tx.value("SELECT count(*) FROM rb_past WHERE until IS NULL AND removed_at IS NOT NULL"))
 
 
 def list_places(tx: ReadTransaction) -> list[dict[str, Any]]:
