@@ -5,8 +5,11 @@ Most are texts with parameters `:name` and a few macros in braces, for which eac
 
     {in:uids}, {not_in:uids}  follow a column: it is, or isn't, one of the values of the list `uids`
     {json:tags}               the value `tags` as JSON
-    {lock}, {skip}            at the end of a query: locks its rows; the same without those that others have locked
+    {moment:at}               the moment `at` of the present, NULL for None: on a server its own time, as clocks differ
+    {clock:now}               the time `now` of the lease clock, by which leases end: on a server its own time
+    {lock}, {lock:g}, {skip}  at the end of a query: locks its rows; those of the table `g`; those not locked by others
     {now}                     the time in seconds since the epoch
+    {connections}             the number of connections to the database, by the server's count
     {shard}                   the shard of `rb_tally` that the transaction updates
 
 Statements that vary with a user's query or with the policy are SQLAlchemy Core, which its public methods compile.
@@ -102,7 +105,12 @@ def of_text(text: str, dialect: Dialect) -> Form:
             return parameter(found["name"])
         if argument is None:
             return dialect.macros[macro]
-        converts[argument] = to_json_text if macro == "json" else dialect.listed
+        if macro in ("lock", "skip"):
+            return dialect.macros[f"{macro}_of"].format(argument)
+        if macro == "json":
+            converts[argument] = to_json_text
+        elif macro in ("in", "not_in"):
+            converts[argument] = dialect.listed
         return dialect.macros[macro].format(parameter(argument))
 
     return Form(_PART.sub(replaced, text), names, converts=converts)

@@ -20,7 +20,7 @@ from replaybuf.query import FIELDS as QUERIED
 from replaybuf.query import SetNode
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
@@ -66,6 +66,11 @@ def select_rows(*, payloads: bool = False) -> Select[Any]:
     if payloads:
         columns, joined = [*columns, payload.c.data], joined.outerjoin(payload, payload.c.uid == group.c.uid)
     return select(*columns).select_from(joined)
+
+
+#: The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
+STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
+SELECT_ROWS = f"SELECT {STORED_TEXT}, l.task_name, l.status, l.step FROM rb_group g JOIN rb_lane l ON l.id = g.lane"  # noqa: S608
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
@@ -290,7 +295,7 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     Payloads without a tail are read whole. Tails that are kept apart aren't read here. Damage is detected by the
     decoding.
     """
-    apart = {uid for (uid,) in tx.fetch(_APART, tx.dialect.listed([row.uid for row in rows]))}
+    apart = {uid for (uid,) in tx.tuples(_APART, uids=[row.uid for row in rows])}
     rest: list[tuple[GroupRow, int]] = []
     firsts = tx.dialect.read_ranges(tx, [(row.uid, 0, _FIRST_BYTES) for row in rows])
     for row, first in zip(rows, firsts, strict=True):
@@ -306,10 +311,7 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     _read_arrays(tx, codec, here, deferred)
 
 
-_APART = Prepared(
-    lambda dialect: select(payload.c.uid).where(dialect.one_of(payload.c.uid, "uids"), payload.c.file.is_not(None)),
-    "uids",
-)
+_APART = "SELECT uid FROM rb_payload WHERE uid {in:uids} AND file IS NOT NULL"
 
 
 def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
