@@ -7,12 +7,10 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, TextClause, and_, bindparam, false, insert, true
-from sqlalchemy import Table as SqlTable
+from sqlalchemy import JSON, ColumnElement, TextClause, and_, false, true
 from sqlalchemy.sql.selectable import ReturnsRows
 
 from replaybuf.rules.limits import Rules
@@ -143,17 +141,6 @@ class Transaction(ReadTransaction):
             made = [statement.bind(self.dialect, row) for row in rows]
             self.session.run_many(made[0][0], [values for _, values in made])
 
-    def insert(self, table: SqlTable, rows: Sequence[Row]) -> None:
-        """Insert rows with values for all columns of a table, in its order.
-
-        Columns that are None in all rows are left out: `sqlite3` takes longer to bind a None than a number, and most
-        columns of a group are None.
-        """
-        if rows:
-            columns, empty = [*zip(*rows, strict=True)], (None,) * len(rows)
-            filled = tuple([column != empty for column in columns])
-            self.run_many(insertion(table, filled), [*zip(*compress(columns, filled), strict=True)])
-
     def execute(self, statement: Any, parameters: Any = None) -> Rows:
         """Run a SQLAlchemy statement, once or for each of a list of parameters."""
         made = bound(statement, parameters, self.dialect)
@@ -188,13 +175,6 @@ class Prepared(Statement):
         """Return the SQL and the driver's parameters for these values."""
         form = self.form(dialect)
         return form.sql, form.values(dict(zip(self.names, values, strict=True)))
-
-
-@lru_cache(maxsize=1024)
-def insertion(table: SqlTable, filled: Sequence[bool]) -> Prepared:
-    """Return the INSERT of the `filled` columns of a table; values are given in the table's column order."""
-    values: dict[Any, Any] = {column: bindparam(f"new_{column.key}") for column in compress(table.columns, filled)}
-    return Prepared(lambda _: insert(table).values(values), *(one.key for one in values.values()))
 
 
 class Rows:

@@ -129,10 +129,8 @@ def any_overdue(tx: Transaction) -> bool:
     return bool(tx.tuples(f"{OVERDUE} LIMIT 1", now=tx.dialect.clock(tx), buffer=tx.scope.buffer))
 
 
-# The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER BY,
-# PostgreSQL reads all groups of a table that hasn't been analysed yet.
-# The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER BY,
-# PostgreSQL reads all groups of a table that hasn't been analysed yet.
+# The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER
+# BY, PostgreSQL reads all groups of a table that hasn't been analysed yet.
 #: The groups of a buffer with an overdue lease, the longest overdue first.
 OVERDUE = """SELECT uid FROM rb_group g WHERE leased_until <= {clock:now}
 AND EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane AND l.buffer = :buffer) ORDER BY leased_until"""
