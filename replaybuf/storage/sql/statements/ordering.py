@@ -35,6 +35,8 @@ Race = tuple[LaneName, str]
 _CHUNK = 10_000
 #: Groups whose keys are written in one transaction between other writes: some 20 ms.
 _PIECE = 2_000
+#: Groups of a lane by which the share that matches is estimated, and the cost of a new key, in reads of a group.
+_SAMPLE, _KEY_COST = 500, 50
 
 
 class RaceNotRunError(Exception):
@@ -216,10 +218,49 @@ class Source:
         else:
             rows = self._read(tx, _Query(order, _FOLLOWING, whole=True, bare=not payloads), size)
         drawn = [GroupRow.drawn(row, self.lane) for row in rows]
-        for row in drawn:
-            if row.payload is None and payloads:
+        return self._with_payloads(tx, drawn) if payloads else drawn
+
+    def is_sparse(self, tx: Transaction, size: int) -> bool:
+        """Return whether a random draw from this lane would pass over too many groups that don't match.
+
+        The share that matches is estimated from the lane's first groups.
+        """
+        groups = tx.value("SELECT sum(amount) FROM rb_tally WHERE lane = :lane AND name = 'size'", lane=self.lane.id)
+        if self._where is None or (groups or 0) <= _SAMPLE:
+            return False
+        last = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
+        [[last_uid]] = tx.tuples(last, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
+        [[matching]] = tx.tuples(_matching(self._where, counted=True), **self._values(tx, size), last=last_uid)
+        passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
+        return bool(passed_over * _KEY_COST > groups)
+
+    def read_afresh(self, tx: Transaction, size: int, race: str, *, payloads: bool = True) -> list[GroupRow]:
+        """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
+        home, rules = self.lane, tx.scope.rules
+        values, skip = self._values(tx, size), set(self._skip)
+        members = [row for row in tx.tuples(_matching(self._where), **values) if row[0] not in skip]
+        entries = [(ticket, weight_of(race, priority)) for _, ticket, priority in members]
+        clock = home.clocks[race]
+        clock.tick()
+        keys = draw_keys(rules.seed_of(race), clock, entries)
+        clock.tick()  # the drawn ones may come back, with other keys
+        _go_on(tx, home, race, ())
+        left = [uid for _, uid in sorted((key, row[0]) for key, row in zip(keys, members, strict=True))]
+        rows: list[GroupRow] = []
+        while left and len(rows) < size:  # others may have locked some
+            chosen, left = left[: size - len(rows)], left[size - len(rows) :]
+            uids = tx.dialect.listed(chosen)
+            found = {row[0]: row for row in tx.tuples(_LOCKED[payloads], lane=home.id, uids=uids)}
+            rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
+        for row in rows:
+            row.is_afresh = True
+        return self._with_payloads(tx, rows) if payloads else rows
+
+    def _with_payloads(self, tx: Transaction, rows: list[GroupRow]) -> list[GroupRow]:
+        for row in rows:
+            if row.payload is None:
                 row.payload = tx.dialect.read_payload(tx, row.uid)
-        return drawn
+        return rows
 
     def explained(self, tx: Transaction, size: int, order: Order) -> tuple[list[Statement], dict[str, Any]]:
         """Return the statements of `read`, to be explained, and their values."""
@@ -353,6 +394,36 @@ _NONE_PINNED = (
 )
 _WHOLE = Statement(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")))
 _BARE = Statement(lambda dialect: select(*STORED, null()).where(dialect.one_of(group.c.uid, "uids")))
+
+
+@lru_cache(maxsize=128)
+def _matching(where: Node | None, *, counted: bool = False) -> Statement:
+    """Return the statement for the members of a lane that match, or for their number up to a uid."""
+
+    def build(dialect: Dialect) -> Select[Any]:
+        columns = (
+            (func.count(),) if counted else (group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
+        )
+        found = select(*columns).select_from(group).where(group.c.lane == _LANE)
+        if where is not None:
+            found = found.where(compile_sql(where, _fields(_Query(())), dialect.name))
+        return found.where(group.c.uid <= bindparam("last", type_=group.c.uid.type)) if counted else found
+
+    return Statement(build)
+
+
+def _locked(payloads: bool) -> Statement:
+    """Return the statement for whole groups of a lane by uid, with row locks, without those locked by others."""
+
+    def build(dialect: Dialect) -> Select[Any]:
+        found = dialect.with_payload(STORED) if payloads else select(*STORED, null())
+        found = found.where(group.c.lane == _LANE, dialect.one_of(group.c.uid, "uids"))
+        return dialect.for_update(found, of=group, skip_locked=True)
+
+    return Statement(build)
+
+
+_LOCKED = {payloads: _locked(payloads) for payloads in (False, True)}
 
 
 def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:

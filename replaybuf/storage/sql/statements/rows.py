@@ -107,7 +107,7 @@ class GroupRow:
 
     `values` are those of all columns, in the order of the table, in the driver's form: JSON as text, which may be
     damaged, and is parsed once (`known`). If the payload is only a head, `tail` is its rest once read: bytes, blocks by
-    number if only some were read, or the error of the read.
+    number if only some were read, or the error of the read. `is_afresh`: drawn at random, and not by its sampling key.
     """
 
     uid: int
@@ -122,6 +122,7 @@ class GroupRow:
     probability: float | None = None
     weight: float | None = None
     tail: Any = None
+    is_afresh: bool = False
     known: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -21,7 +21,14 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.postgres_dialect import PAST
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
-from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
+from replaybuf.storage.sql.statements.counts import (
+    Counts,
+    add_step,
+    lock_tasks,
+    move,
+    read_levels,
+    set_aside,
+)
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
@@ -51,9 +58,9 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
         if draw.probabilities:
             _add_probabilities(tx, home, members)
         if policy.race is not None:
-            keys = [row.column(policy.race) for row in members]
+            keys = [row.column(policy.race) for row in members if not row.is_afresh]
             advance(tx, home, policy.race, keys, [row.priority for row in members])
-            if draw.where is not None and policy.race in home.clocks:
+            if keys and draw.where is not None and policy.race in home.clocks:
                 skip_arrived(tx, home, policy.race)
     return rows, ended
 
@@ -76,9 +83,13 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
 
 
 def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
+    policy, payloads = tx.scope.rules.sampler, not draw.deferred
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
-        rows = source.read(tx, size, tx.scope.rules.sampler.order, payloads=not draw.deferred)
+        if policy.race is not None and draw.where is not None and source.is_sparse(tx, size):
+            rows = source.read_afresh(tx, size, policy.race, payloads=payloads)
+        else:
+            rows = source.read(tx, size, policy.order, payloads=payloads)
         if draw.deferred:
             read_heads(tx, codec, rows, draw.deferred)
         damaged: dict[int, str] = {}
