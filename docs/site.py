@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own: pages from the top of the repository, links between pages, the table of metrics."""
+"""What mkdocs does beside its own: pages from the top of the repository, links between pages, tables from the code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from replaybuf.observe import METRICS
+from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 
 _TOP = Path(__file__).resolve().parents[1]
 
@@ -17,8 +18,8 @@ PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.
 _NAMED = re.compile(r"`(docs/[\w/-]+\.md|README\.md|CHANGELOG\.md|CONTRIBUTING\.md)`")
 
 
-#: The place of the table of metrics in the reference.
-_METRICS = "<!-- metrics -->"
+#: The places in the reference of the table of metrics, and of the columns of the views for SQL.
+_METRICS, _VIEWS = "<!-- metrics -->", "<!-- views -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -38,7 +39,8 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
             return match[0]
         return f"[{match[0]}]({up}{target})"
 
-    return _NAMED.sub(link, markdown.replace(_METRICS, table_of_metrics()))
+    filled = markdown.replace(_METRICS, table_of_metrics()).replace(_VIEWS, tables_of_views())
+    return _NAMED.sub(link, filled)
 
 
 def table_of_metrics() -> str:
@@ -48,3 +50,12 @@ def table_of_metrics() -> str:
         for one in METRICS
     ]
     return "\n".join(["| metric | type | labels | |", "|---|---|---|---|", *rows])
+
+
+def tables_of_views() -> str:
+    """Return a table for each view for SQL, with its columns, their types and meanings."""
+    parts = []
+    for name, view in VIEW_COLUMNS.items():
+        rows = [f"| `{one.name}` | {one.type} | {one.meaning} |" for one in view.columns]
+        parts.append("\n".join([f"### {name}", "", "| column | type | meaning |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts)

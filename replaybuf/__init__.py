@@ -1,7 +1,7 @@
 """A durable, shared, queryable replay buffer for LLM reinforcement learning, on SQLite and PostgreSQL.
 
 The main public names; each is imported at its first use. Rarer names are imported from their modules:
-`replaybuf.produce`, `replaybuf.errors`, `replaybuf.rules.policies` and others. `docs/backends.md` is for authors of
+`replaybuf.produce`, `replaybuf.errors`, `replaybuf.rules.policies` and others. `docs/sampling.md` is for authors of
 policies.
 """
 

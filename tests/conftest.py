@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,6 +44,10 @@ def _work_in_memory() -> None:
 
 
 _work_in_memory()
+
+# Hundreds of processes are started, and compiling all that they import would take each of them half a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, where Ctrl-C is ignored, also by child processes; some tests send it.

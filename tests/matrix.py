@@ -213,15 +213,10 @@ _LONG = (
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
     "bench/test_bench.py::test_a_buffer_of*",
     "chunks/test_races.py::*several_senders*memory-1*",  # on PostgreSQL
-    # What a buffer does above its store, or compares with the model: on SQLite
-    *(
-        f"contract/test_postgres.py::TestPostgres::test_{law}*"
-        for law in ("evictions_bring", "every_group_is_acc", "a_heartbeat_keeps", "a_lost_lease_shows")
-    ),
-    *(
-        f"contract/test_postgres.py::TestPostgres::test_{law}*"
-        for law in ("a_buffer_can_be_restored_a", "draws_go_on_as")
-    ),
+    # What a buffer does above its store: on SQLite
+    *(f"contract/test_postgres.py::*::test_{law}*" for law in ("a_heartbeat_keeps", "a_lost_lease_shows")),
+    # Compared with the model
+    *(f"contract/test_postgres.py::*::test_{law}*" for law in ("draws_go_on_as", "a_buffer_can_be_restored_a")),
     "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
     "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
     "cli/test_ends.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
@@ -241,13 +236,11 @@ _LONG = (
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
     "examples/test_endpoint_run.py::test_slow_answers*more1*",
-    "faults/test_postgres_connections.py::test_a_commit_whose_answer_never*True*",
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
+    "query/test_sql.py::test_the_largest_queries_run*lists of tags*",  # lists
     "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
-    "query/test_sql.py::test_lists_of_100_000*postgresql-*not_in*",  # in; the predicates' law has both
-    "query/test_sql.py::test_lists_of_100_000*sqlite-tags*not_in*",
     "places/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
     "places/test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
     "places/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",

@@ -111,8 +111,8 @@ async def test_one_that_the_server_ended_is_not_lent(pool: Pool) -> None:
 
 async def test_transactions_of_a_connection_have_numbers_that_rise(pool: Pool) -> None:
     async with pool.lend() as connection, pool.lend() as other:
-        first, second = connection.next_identity(), connection.next_identity()  # type: ignore[attr-defined]
-        assert first.row == second.row != other.next_identity().row  # type: ignore[attr-defined]
+        first, second = connection.next_stamp(), connection.next_stamp()  # type: ignore[attr-defined]
+        assert first.row == second.row != other.next_stamp().row  # type: ignore[attr-defined]
         assert first.number < second.number
 
 

@@ -1,4 +1,4 @@
-"""docs/production.md and workers.md name what there is."""
+"""docs/production.md names what there is."""
 
 from __future__ import annotations
 

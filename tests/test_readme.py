@@ -42,11 +42,11 @@ def test_everything_public_imports_from_the_package() -> None:
     assert sorted(replaybuf.__all__) == replaybuf.__all__
 
 
-def test_the_examples_of_the_backend_docs_run() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/backends.md").read_text("utf-8"), re.DOTALL)
+def test_the_examples_of_a_policy_and_of_a_database_run() -> None:
     namespace: dict[str, Any] = {}
-    for block in blocks:
-        exec(block, namespace)
+    for page, section in (("sampling", "## A policy of your own"), ("architecture", "## Another database")):
+        text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+        exec(re.findall(r"```python\n(.*?)```", text[text.index(section) :], re.DOTALL)[0], namespace)
     assert namespace["buffer"].policy.name == "best_first"
     assert issubclass(namespace["TestMyDatabase"], tests.contract.ExactContract)
 

@@ -14,16 +14,17 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.app import (
+    TEXT,
     Limit,
     OfStatus,
     OfTask,
     OneBuffer,
     OrderBy,
+    Out,
     Url,
     Where,
     argument,
     buffer_option,
-    listing,
     on_storage,
     option,
     read_limit,
@@ -32,7 +33,7 @@ from replaybuf.cli.app import (
     url_and,
     with_bar,
 )
-from replaybuf.cli.groups import columns, nothing_in, order_of, query_of
+from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import AS_STORED, Exported, ExportQuery, export_files, export_lines
@@ -42,9 +43,10 @@ from replaybuf.files.sources import RolloutFile, is_sqlite
 from replaybuf.progress import OnProgress
 from replaybuf.redact import escape_line, redact, redact_path
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
+from replaybuf.storage.sql.inspection.groups import DEFAULT, choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
+from replaybuf.view.columns import columns
 
 _ToFile = Annotated[
     str | None, argument("FILE", "NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")
@@ -52,10 +54,9 @@ _ToFile = Annotated[
 _UNREADABLE_SHOWN = 5
 
 
-@listing
 def export(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     file: _ToFile = None,
     where: Where = None,
     buffer: OneBuffer = None,
@@ -90,6 +91,8 @@ def export(
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
+    if task is not None and task not in reader.read(lambda tx: tasks_of(tx, name)):
+        raise InputError(f"nothing was exported: {nothing_in(reader, name, task)}")
 
     async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
         if file == "-":
@@ -129,10 +132,9 @@ _Imported = Annotated[
 ]
 
 
-@listing
 def import_(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     file: _FromFile = None,
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,

@@ -1,4 +1,4 @@
-"""NeMo-RL's replay buffer of trajectories, in a database. `docs/frameworks/nemo-rl.md`."""
+"""NeMo-RL's replay buffer of trajectories, in a database. `docs/frameworks/README.md`."""
 
 from __future__ import annotations
 

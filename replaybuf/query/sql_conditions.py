@@ -29,7 +29,6 @@ from sqlalchemy import (
     String,
     Text,
     and_,
-    bindparam,
     case,
     cast,
     exists,
@@ -125,7 +124,7 @@ class QueryDialect(ABC):
         if not values:
             return false()
         if len(values) <= self._inline:
-            return value.in_(bindparam(None, list(values), kind, unique=True, expanding=True))
+            return value.in_([literal(one, kind) for one in values])
         return value.in_(self._rows(values, kind))
 
     @abstractmethod
@@ -247,7 +246,7 @@ def _has(entry: Any, name: str, condition: ColumnElement[bool]) -> ColumnElement
 
 def _is_kind(entry: Any, value: str | int | float) -> ColumnElement[bool]:
     kinds = ("integer", "real", "true", "false") if is_number(value) else ("text",)
-    result: ColumnElement[bool] = entry.c.type.in_(kinds)
+    result: ColumnElement[bool] = entry.c.type.in_([literal(kind, Text()) for kind in kinds])
     return result
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import csv
+import io
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -76,8 +77,9 @@ def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
     assert rewards == sorted(rewards)
     assert step["reward"] == pytest.approx(sum(rewards) / GROUPS)
     assert step["workers"][0] | {"reward": 0.0, "stands_out": True} == step["workers"][0]
-    rows = [json.loads(line) for line in run("trace", trained, "step", FELL, "--nl").stdout.splitlines()]
-    assert rows == step["groups"]
+    assert {group["prompt"] for group in step["groups"]} == {"How many primes are there below 100?"}
+    rows = csv.DictReader(io.StringIO(run("trace", trained, "step", FELL, "--format=csv").stdout))
+    assert [int(row["uid"]) for row in rows] == [group["uid"] for group in step["groups"]]
 
 
 def test_a_step_has_its_worst_answers(trained: str) -> None:
@@ -118,13 +120,18 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
 
 
 def test_a_number_alone_is_a_step(trained: str) -> None:
-    assert run("trace", trained, FELL, "--json").stdout == run("trace", trained, "step", FELL, "--json").stdout
+    assert (
+        run("trace", trained, FELL, "--format=json").stdout
+        == run("trace", trained, "step", FELL, "--format=json").stdout
+    )
 
 
 def test_the_url_may_come_from_the_variable_with_any_arguments(trained: str) -> None:
     env = {"REPLAYBUF_URL": trained}
     for args in ([], ["steps"], ["step", FELL], [FELL], ["uid", 5], ["worker", BAD]):
-        assert run("trace", *args, "--json", env=env).stdout == run("trace", trained, *args, "--json").stdout
+        assert (
+            run("trace", *args, "--format=json", env=env).stdout == run("trace", trained, *args, "--format=json").stdout
+        )
 
 
 def test_a_group_has_a_life(url: str) -> None:
@@ -359,12 +366,18 @@ async def fill_batches(url: str, batches: int, groups: int) -> None:
         cursor = connection.execute("SELECT * FROM rb_batch")
         names = [name for name, *_ in cursor.description]
         first: dict[str, Any] = dict(zip(names, cursor.fetchone(), strict=True))
-        lane = json.loads(first["members"])[0][1]
         rows = []
         for n in range(batches):
             uids = [2 + n + batches * i for i in range(groups)]
-            members = [[uid, lane, "gpu-node-7:12345", 0.5, 1, n, 1.7e9] for uid in uids]
             own = {"id": n + 2, "step": n // 10 + 1, "groups": groups, "first_uid": uids[0], "last_uid": uids[-1]}
-            rows.append(tuple({**first, **own, "members": json.dumps(members)}.values()))
+            rows.append(tuple({**first, **own}.values()))
         connection.executemany(f"INSERT INTO rb_batch VALUES ({', '.join('?' * len(names))})", rows)
+        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(rb_past)")]
+        drawn = {"uid": f"2 + n + {batches} * i", "draw": "n + 2", "removed_at": "NULL"}
+        copied = ", ".join(drawn.get(name, f"p.{name}") for name in columns)
+        connection.execute(
+            f"""WITH RECURSIVE batches(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM batches WHERE n < {batches} - 1),
+            groups(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM groups WHERE i < {groups} - 1)
+            INSERT INTO rb_past SELECT {copied} FROM batches, groups, (SELECT * FROM rb_past LIMIT 1) p"""
+        )
         connection.execute("UPDATE rb_counter SET value = ? WHERE name = 'uid'", (2 + batches * groups,))

@@ -15,7 +15,8 @@ the first one is open.
 
 Laws about groups and metadata are tested on the storage itself, those about rules of the buffer (staleness, expiry,
 waiting) on a `ReplayBuffer` over it. The laws of chance (`chances.py`) take long. A database whose draws are compared
-with those of the model (`tests/storage/test_same_draws.py`) can do without them: `ExactContract` is the rest.
+with those of the model (`tests/storage/test_same_draws.py`) can do without them: `ExactContract` is the rest. Of that,
+`TransactionLaws` are left where random operations are compared with the model, too (`tests/side_by_side`).
 """
 
 from pathlib import Path
@@ -24,6 +25,6 @@ import pytest
 
 pytest.register_assert_rewrite(*(f"{__name__}.{part.stem}" for part in Path(__file__).parent.glob("[a-z]*.py")))
 
-from tests.contract.contract import DurableContract, ExactContract, StorageContract  # noqa: E402
+from tests.contract.contract import DurableContract, ExactContract, StorageContract, TransactionLaws  # noqa: E402
 
-__all__ = ["DurableContract", "ExactContract", "StorageContract"]
+__all__ = ["DurableContract", "ExactContract", "StorageContract", "TransactionLaws"]

@@ -31,28 +31,19 @@ from tests.contract.waiting import ClosingLaws, WaitingLaws
 from tests.contract.weighing import WeightLaws
 
 
-class ExactContract(
+class TransactionLaws(
     PuttingLaws,
     TakingLaws,
     CountingLaws,
-    DrawingLaws,
-    PolicyLaws,
-    WeightLaws,
-    ReuseLaws,
     EvictionLaws,
     FullLaws,
-    RateLaws,
     ArchiveLaws,
-    TallyLaws,
-    MetricsLaws,
     RecordLaws,
     ReplacingLaws,
     DroppingLaws,
-    QueryingLaws,
     ChangingLaws,
     RefreshingLaws,
     WaitingLaws,
-    ClosingLaws,
     LeaseLaws,
     LeaseTimeLaws,
     LeaseRecordLaws,
@@ -60,9 +51,27 @@ class ExactContract(
     CheckpointLaws,
     ClaimLaws,
     ImportLaws,
-    PersistenceLaws,
     DamageLaws,
 ):
+    """The laws that rest on how a database locks, commits, and tells others of it."""
+
+
+class ModelledLaws(
+    DrawingLaws,
+    PolicyLaws,
+    WeightLaws,
+    ReuseLaws,
+    RateLaws,
+    TallyLaws,
+    MetricsLaws,
+    QueryingLaws,
+    ClosingLaws,
+    PersistenceLaws,
+):
+    """The laws of draws, rates, figures, queries and copies. They hold where random operations agree with the model."""
+
+
+class ExactContract(TransactionLaws, ModelledLaws):
     """The laws of one process that a database can break, except those of chance."""
 
 

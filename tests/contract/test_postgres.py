@@ -6,8 +6,9 @@ import pytest
 
 from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
-from tests.contract import DurableContract, ExactContract
+from tests.contract import DurableContract, ExactContract, TransactionLaws
 from tests.contract.chances import ChanceLaws
+from tests.contract.contract import ModelledLaws
 from tests.contract.durable import SamePlace
 from tests.contract.harness import NewStorage
 from tests.postgres import Databases
@@ -27,13 +28,13 @@ class Postgres:
         return open_again
 
 
-class TestPostgres(Postgres, ExactContract, DurableContract):
-    """Draws are compared with those of memory in `test_same_draws.py`."""
+class TestPostgres(Postgres, TransactionLaws, DurableContract):
+    """What its locks, its puts in one statement and its notifications can break."""
 
 
 @pytest.mark.long
-class TestPostgresByChance(Postgres, ChanceLaws):
-    """What memory answers for by default."""
+class TestPostgresLikeTheModel(Postgres, ModelledLaws, ChanceLaws):
+    """What `side_by_side` and `storage/test_same_draws.py` compare by default."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""docs/frameworks/slime.md, openrlhf.md and nemo-rl.md against the interfaces that these frameworks publish.
+"""docs/frameworks/README.md against the interfaces that these frameworks publish.
 
 Stand-ins take the place of what can't run here. REPLAYBUF_SLIME, REPLAYBUF_OPENRLHF and REPLAYBUF_NEMO_RL name
 checkouts, with whose interfaces they are compared.
@@ -63,7 +63,7 @@ def names_in(page_name: str, file: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("slime.md", "buffered.py"), ("openrlhf.md", "rollout_queue.py"), ("nemo-rl.md", "trajectories.py")],
+    [("README.md", "buffered.py"), ("README.md", "rollout_queue.py"), ("README.md", "trajectories.py")],
 )
 def test_the_lines_of_the_user_are_few(name: str, file: str) -> None:
     assert lines_of(files_of(name)[file]) <= 30
@@ -76,7 +76,7 @@ def test_the_lines_of_the_user_are_few(name: str, file: str) -> None:
 def slime_source(monkeypatch: pytest.MonkeyPatch, closed: Closed) -> Callable[[str], Any]:
     def source(url: str) -> Any:
         monkeypatch.setenv("REPLAYBUF_URL", url)
-        return closed(names_in("slime.md", "buffered.py")["BufferedDataSource"](Namespace(rollout_batch_size=2)))
+        return closed(names_in("README.md", "buffered.py")["BufferedDataSource"](Namespace(rollout_batch_size=2)))
 
     return source
 
@@ -106,7 +106,7 @@ def test_slime_takes_groups_that_other_processes_have_finished(
     with ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=Sample).build_sync() as generator:
         for group in done:
             generator.put(group, "math")
-    generate = names_in("slime.md", "buffered.py")["generate_rollout"]
+    generate = names_in("README.md", "buffered.py")["generate_rollout"]
     assert generate(source.args, 0, source) == done[:2]
 
 
@@ -130,7 +130,7 @@ def experience(number: int) -> Experience:
 
 
 def test_openrlhf_gets_what_it_has_put(shared_url: str, closed: Closed) -> None:
-    queue_of = names_in("openrlhf.md", "rollout_queue.py")["RolloutQueue"]
+    queue_of = names_in("README.md", "rollout_queue.py")["RolloutQueue"]
     generator, trainer, again = (closed(queue_of(shared_url, 4)) for _ in range(3))
     states = {"episode": 0, "total_consumed_prompts": 8, "data_loader_state_dict": {"place": 2, "seed": None}}
     generator.put(([experience(1), experience(3)], states, 0.75, 1.5), block=True)
@@ -156,7 +156,7 @@ def test_openrlhf_calls_its_queue_like_this() -> None:
         for node in ast.walk(trainer)
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("self.rollout_queue.")
     ]
-    ours = names_in("openrlhf.md", "rollout_queue.py")["RolloutQueue"]
+    ours = names_in("README.md", "rollout_queue.py")["RolloutQueue"]
     assert calls
     for call in calls:
         method = ast.unparse(call.func).rpartition(".")[2]
@@ -180,12 +180,12 @@ def trajectory(number: int) -> dict[str, Any]:
 
 
 def test_the_trajectories_of_the_page_are_as_it_says() -> None:
-    text = page("nemo-rl.md")
+    text = page("README.md")
     match = re.search(r"(?ms)^```python\n# trajectories.py\n.*?^```\n\n```\n(.*?)^```$", text)
     assert match is not None
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        names_in("nemo-rl.md", "trajectories.py")
+        names_in("README.md", "trajectories.py")
     assert printed.getvalue() == match[1]
 
 

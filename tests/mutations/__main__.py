@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -26,6 +27,7 @@ _REST = ("tests", "--ignore=tests/mutations")
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.db", "*.run")
 # By the exit code of pytest; None is a time-out, 2 an error in collecting the tests.
 _RESULTS = {0: "survived", 1: "caught", 2: "caught", None: "hung"}
+_SECONDS = itertools.count(int(time.time()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def _try(copies: SimpleQueue[Path], mutation: Mutation, options: argparse.Namesp
     with _lent(copies) as copy:
         file = copy / "replaybuf" / mutation.file
         before = file.read_text()
-        file.write_text(before.replace(mutation.old, mutation.new))
+        _write(file, before.replace(mutation.old, mutation.new))
         try:
             for arguments in _selections(mutation.area, options):
                 code, by = _run(copy, arguments, options.timeout)
@@ -111,9 +113,16 @@ def _try(copies: SimpleQueue[Path], mutation: Mutation, options: argparse.Namesp
                 if result != "survived":
                     break
         finally:
-            file.write_text(before)
+            _write(file, before)
     seconds = round(time.monotonic() - started, 1)
     return Verdict(mutation.name, mutation.area, mutation.law, result, seconds, by)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write source with a time of change of its own, to the second, by which cached bytecode is told to be of it."""
+    file.write_text(text)
+    second = next(_SECONDS)
+    os.utime(file, (second, second))
 
 
 @contextmanager
@@ -127,8 +136,7 @@ def _lent(copies: SimpleQueue[Path]) -> Iterator[Path]:
 
 def _run(copy: Path, arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
     """The exit code of pytest, None when the time is over; and the first test that failed."""
-    # The copy goes before an installed checkout; the source's time of change is too coarse for cached bytecode.
-    env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(copy)}  # before an installed checkout
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *arguments]
     process = subprocess.Popen(
         command, cwd=copy, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

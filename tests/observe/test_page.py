@@ -1,4 +1,4 @@
-"""docs/metrics.md and the names in docs/reference/observe.md are true.
+"""docs/metrics.md and the names in docs/reference.md are true.
 
 `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/observe/test_page.py` writes the outputs anew.
 """
@@ -24,7 +24,7 @@ from tests.observe.test_spans import group
 from tests.pages import DOCS, Page
 
 PAGE = Page("metrics.md")
-NAMES_PAGE = (DOCS / "reference/observe.md").read_text("utf-8")
+NAMES_PAGE = (DOCS / "reference.md").read_text("utf-8")
 
 
 def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

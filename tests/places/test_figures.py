@@ -74,7 +74,7 @@ def test_stats_metrics_and_the_page_say_the_same(shared_url: str, tmp_path: Path
     assert run_json("stats", shared_url)["database"]["places"] == [row]
     [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
     assert line == f"payloads in {folder}: 200 kB of 2 groups, 2 files"
-    found = numbers(parse(run("metrics", shared_url).stdout))
+    found = numbers(parse(run("stats", shared_url, "--format=prometheus").stdout))
     labels = (("place", str(folder)),)
     assert found["replaybuf_payload_files", labels] == row["files"]
     assert found["replaybuf_payload_file_bytes", labels] == row["bytes"]
@@ -90,7 +90,7 @@ def test_a_database_that_keeps_all_has_no_places(shared_url: str) -> None:
     assert run_json("sql", shared_url, "SELECT * FROM places") == []
     assert "payloads in" not in run("stats", shared_url).stdout
     assert "payloads apart" not in client_of(shared_url).get("/").text
-    assert "replaybuf_payload_file" not in run("metrics", shared_url).stdout
+    assert "replaybuf_payload_file" not in run("stats", shared_url, "--format=prometheus").stdout
 
 
 def test_the_command_and_the_page_list_arrays_and_where_they_are(shared_url: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def _mostly(usual: list[Any], rest: st.SearchStrategy[Any]) -> st.SearchStrategy
 
 _edge_floats = st.sampled_from([-0.0, 0.1, math.inf, -math.inf, 2.0**53, 2.0**63, -(2.0**63), 1e300, 5e-324])
 _edge_integers = st.sampled_from([2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63)])
-_any_text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=5)
+_any_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
 texts = _mostly(["a", "b", "1", "é"], st.sampled_from(["", *HOSTILE]) | _any_text)
 int64 = _mostly([0, 1, 2], _edge_integers | st.integers(-(2**63), 2**63 - 1))
 int32 = _mostly([0, 1, 2], st.integers(-(2**31), 2**31 - 1))

@@ -28,7 +28,7 @@ def expected(query: Query, rows: list[Group]) -> list[int]:
     return [place for place, row in enumerate(rows) if matches(row)]
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(rows=st.lists(groups, min_size=6, max_size=9), query=queries)
 def test_sql_means_what_the_predicate_means(store: Store, rows: list[Group], query: Query) -> None:
     store.fill(rows)
@@ -173,48 +173,44 @@ def full_store(store: Store) -> tuple[Store, list[Group]]:
 
 
 def timed(store: Store, statement: Select[Any]) -> tuple[list[int], float]:
-    """The places that a statement selects, and the seconds that it took. (If too long, again: the machine is busy.)"""
+    """The places that a statement selects, and the seconds that it took."""
     start = time.perf_counter()
     found = [place for (place,) in store.run(statement)]
     return found, time.perf_counter() - start
 
 
-LISTS: dict[str, Any] = {
-    "uid": lambda rows: range(5_000, 5_000 + MANY),
-    "priority": lambda rows: [g.priority for g in rows[5_000:]] + [i / 7 for i in range(MANY - 5_000)],
-    "reward": lambda rows: [None, *(g.priority for g in rows[5_000:]), *(i / 7 for i in range(MANY - 5_001))],
-    "task_name": lambda rows: [f"task-{i}" for i in range(5_000, 5_000 + MANY)],
-    "tags.int": lambda rows: range(5_000, 5_000 + MANY),
-    "tags.float": lambda rows: [g.priority for g in rows[5_000:]] + [i / 7 for i in range(MANY - 5_000)],
-    "tags.text": lambda rows: [f"it's-{i}" for i in range(5_000, 5_000 + MANY)],
-    "tags.none": lambda rows: [None, math.inf, 1.5, 2**60, "x", *range(MANY)],
-}
+def lists(rows: list[Group], count: int) -> dict[str, Any]:
+    """So many values for a field of each type, of which many are those of a row."""
+    fractions = [g.priority for g in rows[5_000:]][:count] + [i / 7 for i in range(count)]
+    return {
+        "uid": range(5_000, 5_000 + count),
+        "priority": fractions,
+        "reward": [None, *fractions],
+        "task_name": [f"task-{i}" for i in range(5_000, 5_000 + count)],
+        "tags.int": range(5_000, 5_000 + count),
+        "tags.float": fractions,
+        "tags.text": [f"it's-{i}" for i in range(5_000, 5_000 + count)],
+        "tags.none": [None, math.inf, 1.5, 2**60, "x", *range(count)],
+    }
 
 
-@pytest.mark.parametrize(
-    ("field", "operator"),
-    [*((field, "$in") for field in LISTS), *((field, "$not_in") for field in ("uid", "reward", "tags.none"))],
-)
-def test_lists_of_100_000_values_are_exact_and_fast(
-    full_store: tuple[Store, list[Group]], field: str, operator: str
-) -> None:
+def test_long_lists_are_exact(full_store: tuple[Store, list[Group]]) -> None:
     store, rows = full_store
-    node = parse({field: {operator: LISTS[field](rows)}})
-    statement = select(GROUPS.c.place).where(compile_sql(node, COLUMNS, store.dialect)).order_by(GROUPS.c.place)
-    found, took = timed(store, statement)
-    assert found == expected(node, rows)
-    assert took < 1 or any(timed(store, statement)[1] < 1 for _ in range(3))
+    for field, values in lists(rows, 1_000).items():
+        for operator in ("$in", "$not_in"):
+            query = {field: {operator: values}}
+            assert store.matches(query) == expected(query, rows), (field, operator)
 
 
-@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("field", ["uid", "task_name", "tags.text"])
-def test_a_long_list_stays_fast_when_its_statement_is_reused(full_store: tuple[Store, list[Group]], field: str) -> None:
-    """PostgreSQL plans a prepared statement anew five times, and then once for all values."""
+@pytest.mark.parametrize("field", ["uid", "tags.text"])
+def test_lists_of_100_000_values_are_fast(full_store: tuple[Store, list[Group]], field: str) -> None:
+    """Also on PostgreSQL, which plans a prepared statement anew five times, and then once for all values."""
     store, rows = full_store
-    node = parse({"$or": [{field: {"$not_in": LISTS[field](rows)}}, {"uid": -1}]})
-    statement = select(GROUPS.c.place).where(compile_sql(node, COLUMNS, store.dialect))
-    took = [timed(store, statement)[1] for _ in range(8)]
-    assert min(took[5:]) < 1
+    query = {"$or": [{field: {"$not_in": lists(rows, MANY)[field]}}, {"uid": -1}]}
+    statement = select(GROUPS.c.place).where(compile_sql(parse(query), COLUMNS, store.dialect)).order_by(GROUPS.c.place)
+    took = [timed(store, statement) for _ in range(8 if store.dialect == "postgresql" else 3)]
+    assert took[0][0] == expected(query, rows)
+    assert min(seconds for _, seconds in took[-3:]) < 1
 
 
 @pytest.mark.parametrize("size", [1.0, 1e18, 1e-300])
@@ -272,23 +268,6 @@ BIG: dict[str, Query] = {
 def test_the_largest_queries_run(store: Store, name: str) -> None:
     store.fill(SAMPLE)
     assert store.matches(BIG[name]) == expected(BIG[name], SAMPLE)
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"task_name": "a", "uid": {"$lt": 1}}, {"task_name": "b", "uid": {"$lt": 2}}),
-        ({"uid": {"$in": [1]}}, {"uid": {"$in": [1, 2, 3]}}),
-        ({"uid": {"$in": range(300)}}, {"uid": {"$in": range(500)}}),
-        ({"tags.a": {"$gt": 0.5}}, {"tags.b": {"$gt": 1.5}}),
-        ({"tags.a": {"$in": ["x"] * 3}}, {"tags.b": {"$in": ["y", "z"]}}),
-    ],
-)
-def test_queries_of_one_shape_share_a_cached_statement(dialect: str, one: Query, other: Query) -> None:
-    keys = [select(GROUPS).where(compile_sql(parse(q), COLUMNS, dialect))._generate_cache_key() for q in (one, other)]
-    assert keys[0] is not None
-    assert keys[0].key == keys[1].key  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

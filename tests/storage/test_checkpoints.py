@@ -30,7 +30,9 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     def work(tx: Transaction) -> tuple[int, ...]:
         while pass_on(tx, 4) or sweep(tx, ALWAYS, 100):
             pass
-        return tuple(tx.execute(select(func.count()).select_from(table)).scalar_one() for table in (payload, past))
+        kept = select(func.count()).select_from(past).where(past.c.removed_at.is_not(None))
+        counts = select(func.count()).select_from(payload), kept
+        return tuple(tx.execute(count).scalar_one() for count in counts)
 
     return await opened.thread.run(lambda: opened.engine.write(work, fenced=False))
 

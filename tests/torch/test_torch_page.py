@@ -1,4 +1,4 @@
-"""docs/torch.md and torch-ranks.md are true: their scripts run one after the other, and print what the pages say.
+"""docs/torch.md is true: its scripts run one after the other, and print what the page says.
 
 With REPLAYBUF_TEST_UPDATE_DOCS=1 the outputs are written anew.
 """
@@ -21,23 +21,22 @@ from tests.pages import DOCS
 from tests.torch.conftest import ROOT
 from tests.torch.test_collate import DTYPES
 
-PAGE, RANKS = DOCS / "torch.md", DOCS / "torch-ranks.md"
+PAGE = DOCS / "torch.md"
 _SCRIPT = re.compile(r"(?ms)^```python\n(# (torchrun .*? )?(\w+\.py)\n.*?)^```(?:\n\n```\n(.*?)^```$)?")
 
 
-def test_the_scripts_print_what_the_pages_say(tmp_path: Path) -> None:
-    for page, scripts in ((PAGE, 2), (RANKS, 2)):
-        text = page.read_text("utf-8")
-        found = _SCRIPT.findall(text)
-        assert len(found) == text.count("```python") == scripts
-        for code, launched, name, said in found:
-            (tmp_path / name).write_text(code, "utf-8")
-            printed = run(tmp_path, name, launched)
-            if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS") and said:
-                text = text.replace(f"{code}```\n\n```\n{said}```", f"{code}```\n\n```\n{printed}```")
-                page.write_text(text, "utf-8")
-            else:
-                assert (name, printed) == (name, said)
+def test_the_scripts_print_what_the_page_says(tmp_path: Path) -> None:
+    text = PAGE.read_text("utf-8")
+    found = _SCRIPT.findall(text)
+    assert len(found) == text.count("```python") == 4
+    for code, launched, name, said in found:
+        (tmp_path / name).write_text(code, "utf-8")
+        printed = run(tmp_path, name, launched)
+        if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS") and said:
+            text = text.replace(f"{code}```\n\n```\n{said}```", f"{code}```\n\n```\n{printed}```")
+            PAGE.write_text(text, "utf-8")
+        else:
+            assert (name, printed) == (name, said)
 
 
 def run(folder: Path, name: str, launched: str) -> str:

@@ -6,9 +6,9 @@ Statements use it and never compare a database's name. `sqlite_dialect` and `pos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import from_json, to_json
 from sqlalchemy import BigInteger, ColumnElement, Select, Table, bindparam
@@ -106,6 +106,9 @@ class Dialect(ABC):
     now: str
     locked: str
     skip: str
+    #: What begins the number of a parameter, and the macros of statements (`statement`).
+    parameter: str
+    macros: ClassVar[Mapping[str, str]]
 
     @abstractmethod
     def insert(self, table: Table) -> Any:
@@ -183,8 +186,11 @@ class Dialect(ABC):
         """Return the condition, as text that follows a column, that it is one of the ids in the list parameter."""
 
     @abstractmethod
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
-        """Move groups into `rb_past`; return the lane and the bytes of each. `newest` as by `statements.past`."""
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
+        """Move groups into `rb_past`, by a draw (0: none); return the lane and the bytes of each.
+
+        `newest` as by `statements.past`.
+        """
 
     @abstractmethod
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:

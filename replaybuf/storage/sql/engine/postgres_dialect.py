@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import (
     JSON,
-    Column,
     ColumnElement,
     Integer,
     Select,
     Table,
-    Text,
     bindparam,
     cast,
     func,
     literal_column,
     select,
-    update,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
@@ -28,8 +25,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.transaction import Prepared
-from replaybuf.storage.sql.schema.tables import Number, group, payload, uid_sequence
+from replaybuf.storage.sql.schema.tables import STALENESS_NOW, Number, group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -51,6 +47,16 @@ class PostgresDialect(Dialect):
     now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
     locked = "FOR UPDATE"
     skip = "FOR UPDATE SKIP LOCKED"
+    parameter = "$"
+    macros: ClassVar = {
+        "in": "= ANY ({})",
+        "not_in": "<> ALL ({})",
+        "json": "CAST({} AS jsonb)",
+        "lock": locked,
+        "skip": skip,
+        "now": now,
+        "shard": "pg_backend_pid()",
+    }
 
     def insert(self, table: Table) -> Any:
         return postgresql.insert(table)
@@ -110,15 +116,15 @@ class PostgresDialect(Dialect):
     def among(self, name: str) -> str:
         return f"= ANY (CAST(:{name} AS bigint[]))"
 
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
-        return tx.run(_TO_PAST, self.listed(uids), newest)
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
+        return tx.run(_TO_PAST, self.listed(uids), newest, draw)
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
-            tx.fetch(_set_columns(tuple(names)), *map(list, zip(*rows, strict=True)))
+            tx.run(_set_columns(tuple(names)), *map(list, zip(*rows, strict=True)))
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        tx.fetch(_set_columns((race,)), uids, keys)
+        tx.run(_set_columns((race,)), uids, keys)
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
@@ -192,28 +198,28 @@ _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
         WITH ORDINALITY AS wanted (uid, start, length, number)
         LEFT JOIN rb_payload USING (uid) ORDER BY number"""
 _COLUMNS = ", ".join(column.name for column in group.columns)
-#: The groups in `gone` as past ones; with the newest checkpoint in `{newest}`, and `{seconds}` to be kept for reading.
-PAST = f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
-    SELECT {_COLUMNS}, CASE WHEN since < {{newest}} THEN {{newest}} END, {NOW} + {{seconds}} FROM gone"""  # noqa: S608
+#: The groups in `gone` as past ones; with the newest checkpoint in `{newest}`, `{seconds}` to be kept for reading, and
+#: the draw that they left by.
+PAST = f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness, until, removed_at)
+    SELECT {_COLUMNS}, {{draw}}, CASE WHEN {{draw}} > 0 THEN {STALENESS_NOW} END,
+        CASE WHEN since < {{newest}} THEN {{newest}} END, {NOW} + {{seconds}} FROM gone"""  # noqa: S608
 _TO_PAST = f"""
 WITH gone AS (DELETE FROM rb_group WHERE uid = ANY (CAST($1 AS bigint[])) RETURNING *),
-past AS ({PAST.format(newest="CAST($2 AS bigint)", seconds=0)})
+past AS ({PAST.format(newest="CAST($2 AS bigint)", seconds=0, draw="CAST($3 AS bigint)")})
 SELECT lane, bytes FROM gone"""  # noqa: S608
 
 
 @cache
-def _set_columns(names: tuple[str, ...]) -> Prepared:
+def _set_columns(names: tuple[str, ...]) -> str:
     """Return the bulk UPDATE of these columns, with an array parameter per column, the uids' first."""
-
-    def values_of(column: Column[Any]) -> Any:
-        json = isinstance(column.type, JSON)
-        given = func.unnest(bindparam(f"new_{column.name}", type_=ARRAY(Text() if json else column.type)))
-        return (cast(given, postgresql.JSONB) if json else given).label(column.name)
-
-    given = select(*(values_of(group.c[name]) for name in ("uid", *names))).subquery("given")
-    chosen = update(group).where(group.c.uid == given.c.uid)
-    changed = chosen.values({group.c[name]: given.c[name] for name in names})
-    return Prepared(lambda _: changed, *(f"new_{name}" for name in ("uid", *names)))
+    arrays, changes = ["CAST($1 AS bigint[])"], []
+    for place, name in enumerate(names, 2):
+        kind = group.c[name].type
+        is_json = isinstance(kind, JSON)
+        arrays.append(f"CAST(${place} AS {'text' if is_json else kind.compile(dialect=PostgresDialect.compiler)}[])")
+        changes.append(f"{name} = {f'CAST(new.{name} AS jsonb)' if is_json else f'new.{name}'}")
+    given = f"unnest({', '.join(arrays)}) AS new (uid, {', '.join(names)})"
+    return f"UPDATE rb_group SET {', '.join(changes)} FROM {given} WHERE rb_group.uid = new.uid"  # noqa: S608
 
 
 POSTGRES = PostgresDialect()

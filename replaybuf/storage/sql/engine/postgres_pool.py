@@ -21,7 +21,6 @@ from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.outage import MARKING
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_servers import Servers
@@ -227,29 +226,10 @@ class PostgresSession(Session):
         self._raw = connection
         #: Whether any statement but queries was sent.
         self.has_written = False
-        #: Whether a server function that commits was called.
-        self.has_called = False
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
         self._check(sql, values)
         return await_only(_answered(self._raw, self._raw.fetch, sql, *values))
-
-    def call(self, name: str, sql: str, values: Row) -> Sequence[int] | None:
-        if not await_only(_answered(self._raw, self._raw.has_function, name)):  # type: ignore[attr-defined]
-            return None
-        on_statement(sql, values)
-        on_commit()
-        self.has_called = True
-        try:
-            [(answer,)] = await_only(_answered(self._raw, self._raw.fetch, sql, *values))
-        except (asyncpg.UndefinedFunctionError, asyncpg.InsufficientPrivilegeError):  # not any more
-            self._raw.functions[name] = False  # type: ignore[attr-defined]
-            answer = None
-        if answer is None:
-            self.has_called = False
-        else:
-            after_commit()
-        return answer  # type: ignore[no-any-return]
 
     def change(self, sql: str, values: Row = ()) -> int:
         self._check(sql, values)
@@ -273,7 +253,7 @@ class PostgresSession(Session):
 
     def _check(self, sql: str, values: Row) -> None:
         on_statement(sql, values)
-        if not sql.startswith(("SELECT", MARKING)):
+        if not sql.startswith("SELECT"):
             self.has_written = True
         # Otherwise the server would close the connection, and retries would send the same again and again. (The size of
         # groups, which are sent as rows of executemany, is checked before.)
@@ -295,10 +275,10 @@ async def _answered(connection: asyncpg.Connection[Any], ask: Callable[..., Any]
         raise
 
 
-async def send(connection: asyncpg.Connection[Any], message: str) -> None:
-    """Send one message and wait for its answer. Raises OSError when the connection can't be used any more."""
+async def send(connection: asyncpg.Connection[Any], message: str) -> str:
+    """Send one message; return the answer to its last statement. Raises OSError when the connection is lost."""
     try:
-        await connection.execute(message)
+        return await connection.execute(message)
     except Exception as error:
         if isinstance(error, OSError) or isinstance(getattr(error, "sqlstate", None), str):
             raise

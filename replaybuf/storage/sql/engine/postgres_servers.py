@@ -1,7 +1,7 @@
 """Choosing the server to connect to, and detecting a server that lacks commits seen by this process.
 
-Every write transaction updates a commit stamp in a row of its connection (`engine.outage`). The WAL keeps the order
-of commits: a server with a process's last stamps has all its commits. So stamps are compared whenever a connection
+Every write transaction raises the commit stamp of its connection (`engine.commit_stamp`). The WAL keeps the order of
+commits: a server with a process's last stamps has all its commits. So stamps are compared whenever a connection
 reaches another server than before: a promoted standby, or the same server after a restart.
 """
 
@@ -18,8 +18,8 @@ import asyncpg
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import ConfigError, UnreachableError
+from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.errors import is_telling
-from replaybuf.storage.sql.engine.outage import Identity
 from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.servers import (
     ASK,
@@ -56,13 +56,13 @@ class Seen:
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, float]] = {}  # a stamp, and the time when its commit was known
 
-    def add(self, identity: Identity, began: float) -> None:
+    def add(self, stamp: Stamp, began: float) -> None:
         """Record the commit of a transaction that began at `began`, a time of the monotonic clock.
 
         Stamps known before `began` precede it in the WAL, and are dropped.
         """
         self._last = {row: seen for row, seen in self._last.items() if seen[1] >= began}
-        self._last[identity.row] = identity.number, time.monotonic()
+        self._last[stamp.row] = stamp.number, time.monotonic()
 
     def clear(self) -> None:
         self._last.clear()

@@ -11,20 +11,19 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, and_, bindparam, false, insert, text, true
+from sqlalchemy import JSON, ColumnElement, TextClause, and_, bindparam, false, insert, text, true
 from sqlalchemy import Table as SqlTable
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.util import LRUCache
+from sqlalchemy.sql.selectable import ReturnsRows
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction, Table
+from replaybuf.storage.sql.engine.statement import Convert, Statement, compile_core, converters
 from replaybuf.storage.sql.schema.tables import lane
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.dialect import Dialect
-    from replaybuf.storage.sql.engine.server_function import ServerFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,6 @@ class Session(ABC):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement once for each row of values."""
 
-    def call(self, name: str, sql: str, values: Row) -> Sequence[int] | None:
-        """Call a server function of this name, if it exists, and commit (`Transaction.call`)."""
-        return None
-
     @abstractmethod
     def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         """Run a statement; return its column names (none if it returns no rows) and its rows.
@@ -86,14 +81,12 @@ class Session(ABC):
 class Transaction(ReadTransaction):
     """A running transaction, which may write. `scope` is the buffer as seen by the transaction (`statements.fence`).
 
-    `mark` has the values of `engine.outage.MARK` until they are written; None where the outcome of a commit is always
-    known. `last` are statements to be sent in one message with COMMIT. `newest` is the id of the buffer's newest
-    checkpoint once it was read (`statements.past`).
+    `last` are statements to be sent in one message with COMMIT. `newest` is the id of the buffer's newest checkpoint
+    once it was read (`statements.past`).
     """
 
     session: Session
     scope: Scope = DEFAULT
-    mark: tuple[str, int] | None = None
     last: tuple[str, ...] = ()
     newest: int | None = None
     dialect: Dialect = field(init=False)
@@ -125,23 +118,10 @@ class Transaction(ReadTransaction):
         form = statement.form(self.dialect)
         return self.session.fetch(form.sql, form.values(values))
 
-    def fetch_marking(self, statement: Prepared, *values: Any) -> Sequence[Row]:
-        """Run a prepared statement that, if it returns rows, has also written the mark, its last parameters."""
-        assert self.mark is not None
-        rows = self.fetch(statement, *values, *self.mark)
-        if rows:
-            self.mark = None
-        return rows
-
-    def call(self, function: ServerFunction, *values: Any) -> Sequence[int] | None:
-        """Call a server function as the transaction's only statement; return its answer, None if it changed nothing.
-
-        None also where the database lacks the function, or where the outcome of its commit couldn't be looked up after
-        a lost connection.
-        """
-        assert self.mark is not None
-        form = function.call.form(self.dialect)
-        return self.session.call(function.name, form.sql, form.values((*values, *self.mark)))
+    def select(self, statement: Statement, /, **values: Any) -> Sequence[Row]:
+        """Run a statement and return its rows in the driver's form: JSON as text, booleans perhaps as integers."""
+        form = statement.form(self.dialect)
+        return self.session.fetch(form.sql, form.values(values))
 
     def finish(self, statement: str) -> None:
         """Queue a statement to be sent together with COMMIT; no other statement may follow it."""
@@ -189,7 +169,6 @@ class Transaction(ReadTransaction):
 
 
 Row = Sequence[Any]
-Convert = Callable[[Any], Any]
 
 
 class Prepared:
@@ -226,13 +205,13 @@ class Form:
 
     @classmethod
     def of(cls, statement: Any, names: Sequence[str], dialect: Dialect) -> Form:
-        compiled = statement.compile(dialect=dialect.compiler)
+        compiled = compile_core(statement, dialect)
         order: Sequence[str] = compiled.positiontup or ()
         assert set(names) <= set(order), f"not all of {names} are in {compiled}"
         if list(order) == list(names):
             return cls(str(compiled))
-        fixed = compiled.params
-        return cls(str(compiled), [(names.index(one) if one in names else None, fixed.get(one)) for one in order])
+        fixed = compiled.construct_params(dict.fromkeys(names))
+        return cls(str(compiled), [(names.index(one) if one in names else None, fixed[one]) for one in order])
 
     def values(self, given: Row) -> Row:
         """Return the driver's parameters for these values."""
@@ -322,9 +301,6 @@ class Bound(NamedTuple):
     returned: Callable[[Sequence[Row]], Rows] | None
 
 
-_compiled: LRUCache[Any, _Compiled] = LRUCache(500)
-
-
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
@@ -332,56 +308,34 @@ def bound(statement: Any, parameters: Parameters, dialect: Dialect) -> Bound:
     """Return a SQLAlchemy statement compiled for the driver, with its parameter values converted."""
     many = isinstance(parameters, Sequence)
     given: Sequence[Mapping[str, Any]] = parameters if many else [parameters or {}]  # type: ignore[assignment,list-item]
-    key = statement._generate_cache_key()
-    columns, found = sorted(given[0]), None
-    if key is not None:
-        place = (dialect, key.key, tuple(columns), many)
-        found = _compiled.get(place)
-    if found is None:
-        options = {"column_keys": columns, "for_executemany": many, "cache_key": key}
-        found = _Compiled(statement.compile(dialect=dialect.compiler, **options), dialect)
-        if key is not None:
-            _compiled[place] = found
-    extracted = None if key is None else key.bindparams
+    compiled = compile_core(statement, dialect, sorted(given[0]))
+    order, converts = compiled.positiontup or (), converters(compiled, dialect)
+    bound_rows = []
+    for row in given:
+        values = compiled.construct_params(row)
+        bound_rows.append(tuple([converts[name](values[name]) if name in converts else values[name] for name in order]))
+    sql = str(compiled)
     if many:
-        return Bound(found.sql, [found.bind(row, extracted)[1] for row in given], True, False, None)
-    sql, values = found.bind(given[0], extracted)
-    return Bound(sql, values, False, found.is_text, found.returned)
+        return Bound(sql, bound_rows, True, False, None)
+    return Bound(sql, bound_rows[0], False, isinstance(statement, TextClause), _returned(statement, dialect))
 
 
-class _Compiled:
-    """A compiled statement, with the converters of its parameters and of its result columns."""
+def _returned(statement: Any, dialect: Dialect) -> Callable[[Sequence[Row]], Rows] | None:
+    """Return the converter of the driver's rows, or None if the statement is known to return none."""
+    columns = list(statement.exported_columns.items()) if isinstance(statement, ReturnsRows) else []
+    if not columns or isinstance(statement, TextClause):
+        return None
+    found = [(at, _reader(column.type, dialect)) for at, (_, column) in enumerate(columns)]
+    converts = [(at, convert) for at, convert in found if convert is not None]
 
-    def __init__(self, compiled: SQLCompiler, dialect: Dialect) -> None:
-        self._compiled = compiled
-        self.sql = str(compiled)
-        columns = compiled._result_columns
-        self.is_text = compiled.isplaintext if hasattr(compiled, "isplaintext") else False
-        self._names = tuple(column.keyname for column in columns)
-        converts = [_reader(column.type, dialect) for column in columns]
-        self._converts = [(at, one) for at, one in enumerate(converts) if one is not None]
-        self.returned = self._returned if columns else None
-
-    def bind(self, given: Mapping[str, Any], extracted: Any) -> tuple[str, tuple[Any, ...]]:
-        """Return the SQL, with lists expanded, and the converted values."""
-        compiled: Any = self._compiled
-        values = compiled.construct_params(given, extracted_parameters=extracted)
-        sql, order, converts = self.sql, compiled.positiontup or (), compiled._bind_processors
-        if compiled.post_compile_params or compiled.literal_execute_params:
-            expanded = compiled._process_parameters_for_postcompile(values)
-            values = {**values, **expanded.additional_parameters}
-            sql, order = expanded.statement, expanded.positiontup or ()
-            converts = {**converts, **expanded.processors}
-        return sql, tuple([converts[name](values[name]) if name in converts else values[name] for name in order])
-
-    def _returned(self, rows: Sequence[Row]) -> Rows:
-        if not self._converts:
-            return rows_of(self._names, rows)
-        converted = [list(row) for row in rows]
-        for at, convert in self._converts:
+    def returned(rows: Sequence[Row]) -> Rows:
+        converted = [list(row) for row in rows] if converts else rows
+        for at, convert in converts:
             for row in converted:
-                row[at] = convert(row[at])
-        return rows_of(self._names, converted)
+                row[at] = convert(row[at])  # type: ignore[index]
+        return rows_of([name for name, _ in columns], converted)
+
+    return returned
 
 
 def _from_json(value: Any) -> Any:

@@ -21,6 +21,7 @@ from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.storage.sql.engine.dialect import PlanStep
+from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.groups import (
     Listing,
@@ -318,7 +319,7 @@ class QueryPlan:
 def explain_query(tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None) -> QueryPlan:
     """Return the query plan of `find` and `replaybuf ls` for the groups that match, in order."""
     looking = read_scope(tx, buffer)
-    return _explain(looking, finding(looking, query, order, limit), {})
+    return _explain(looking, Statement(lambda _: finding(looking, query, order, limit)), {}, limited=limit is not None)
 
 
 def explain_draw(
@@ -332,19 +333,20 @@ def explain_draw(
     home = find_lanes(drawing, [(task, status)]).get((task, status))
     if home is None:
         return []
-    return [_explain(drawing, *one) for one in Source(home, where).selects(drawing, size, order)]
+    statements, values = Source(home, where).explained(drawing, size, order)
+    return [_explain(drawing, one, values, limited=True) for one in statements]
 
 
 #: The number of groups in the database, which a scan reads.
 _COUNT = "SELECT sum(amount) FROM rb_tally WHERE name IN ('size', 'leased')"
 
 
-def _explain(tx: Transaction, statement: Select[Any], values: dict[str, Any]) -> QueryPlan:
-    sql, parameters = tx.bound(statement, values)
-    plan = tx.dialect.explain(tx, sql, parameters)
+def _explain(tx: Transaction, statement: Statement, values: dict[str, Any], *, limited: bool) -> QueryPlan:
+    form = statement.form(tx.dialect)
+    parameters = form.values(values)
+    plan = tx.dialect.explain(tx, form.sql, parameters)
     groups = int(tx.value(_COUNT) or 0)
-    sentence = _sentence(plan, groups, limited=statement._limit_clause is not None)
-    return QueryPlan(sql, list(parameters), plan, sentence)
+    return QueryPlan(form.sql, list(parameters), plan, _sentence(plan, groups, limited=limited))
 
 
 def _sentence(plan: Sequence[PlanStep], groups: int, *, limited: bool) -> str:

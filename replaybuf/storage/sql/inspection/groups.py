@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -259,21 +258,6 @@ def archived_at(row: Mapping[str, Any]) -> datetime | None:
     return row["archived_at"] if row["status"] == Status.ARCHIVED else None
 
 
-def lease_text(until: datetime | None, now: datetime) -> str:
-    """Return when a lease expires ("in 45s"), or that it has expired and a draw would return its groups."""
-    if until is None:
-        return "-"
-    left = (until - now).total_seconds()
-    return f"in {units.age(left)}" if left > 0 else f"over {units.age(-left)} ago"
-
-
-def tags_text(tags: Mapping[str, Any] | None) -> str:
-    """Return tags on one line: name=value."""
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
-    )
-
-
 def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:
     """Return the known facts of an existing group as texts, by name; "" for unknown ones."""
 
@@ -287,7 +271,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
     return {
         "buffer": group["buffer"],
         "status": group["status"],
-        "leased": "" if until is None else f"until {time(until)} ({lease_text(until, now)})",
+        "leased": "" if until is None else f"until {time(until)} ({units.lease(until, now)})",
         "deliveries": units.number(group["deliveries"]) if group["deliveries"] else "",
         "task": group["task_name"],
         "staleness": units.number(group["staleness"]),
@@ -305,6 +289,6 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "finished by": group["finish_reasons"] or "",
         "payload": units.size(group["bytes"]),
         "key": group["key"] or "",
-        "tags": tags_text(group["tags"]),
+        "tags": units.tags(group["tags"]),
         "error": group["error"] or "",
     }

@@ -225,7 +225,7 @@ def _compare(
     """
     compared = _before(drawn, tables, key)
     table = tables[key]
-    workers = by_worker([table], compared, comparisons=comparisons)
+    workers = by_worker([table], comparisons=comparisons)
     tasks = by_task(table, compared, comparisons=comparisons)
     worse = [part.name for part in workers if part.stands_out]
     others = by_task(without(worse, table), [without(worse, one) for one in compared], comparisons=comparisons)
@@ -244,6 +244,12 @@ def _before(drawn: Mapping[StepKey, Sequence[Batch]], tables: Mapping[StepKey, T
 
 def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> dict[StepKey, list[Batch]]:
     return batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=limit), members=True)
+
+
+def tables_of_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> list[Table]:
+    """Return the groups of the last train steps by task and worker, without steps undone by a restore."""
+    drawn = {key: batches for key, batches in _last_steps(tx, buffer, limit).items() if not key.undone}
+    return [*_tables(drawn).values()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,10 @@ def create_tables(tx: Transaction) -> None:
     tx.execute(insert(counter).values(name="uid", value=0))
     tx.execute(insert(info).values(name=IDENTITY, value=uuid.uuid4().hex))
     if tx.dialect.name == "postgresql":
+        for table in metadata.tables.values():
+            if table.info:
+                parameters = ", ".join(f"{name} = {value}" for name, value in table.info.items())
+                tx.run(f"ALTER TABLE {table.name} SET ({parameters})")
         # Payloads are stored out of line without TOAST compression: they are compressed already, or not worth it.
         tx.run("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL")
 

@@ -138,13 +138,6 @@ def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
     tx.dialect.lock_names(tx, NamedLock.TASK, names)
 
 
-#: The same in PL/pgSQL, in the same order.
-LOCK_TASKS = f"""PERFORM pg_advisory_xact_lock(hashtextextended(name, {NamedLock.TASK:d})) FROM (
-        SELECT DISTINCT concat('replaybuf ', CAST(:buffer AS varchar), ' ', task) COLLATE "C" AS name
-        FROM unnest(CAST(:tasks AS varchar[])) AS task ORDER BY name
-    ) AS locks;"""  # noqa: S608
-
-
 def merge_shards(tx: Transaction) -> None:
     """Merge the shards of closed connections, on PostgreSQL.
 
@@ -179,11 +172,12 @@ def move(
     rows: Iterable[GroupRow],
     step_of: Callable[[GroupRow], Transition],
     lanes: Iterable[Lane] = (),
+    draw: int = 0,
     **values: Any,
 ) -> None:
     """Apply to each group the transition for its state, and set these columns of groups that stay.
 
-    `lanes` are lanes already read.
+    `lanes` are lanes already read; groups that leave are of the `draw`, an id of `rb_batch`.
     """
     known: dict[LaneName, Lane] = {one.name: one for one in lanes}
     states: dict[tuple[int, int, int], list[GroupRow]] = {}
@@ -195,11 +189,17 @@ def move(
     at = newest(tx)
     old = {row.uid for same in states.values() for row in same if row.column("since") < at}
     keep(tx, [uid for _, step, uids in steps if step.after is not None for uid in uids if uid in old])
-    apply(tx, steps, known.values(), are_kept=True, **values)
+    apply(tx, steps, known.values(), are_kept=True, draw=draw, **values)
 
 
 def apply(
-    tx: Transaction, steps: Sequence[Step], known: Iterable[Lane] = (), *, are_kept: bool = False, **values: Any
+    tx: Transaction,
+    steps: Sequence[Step],
+    known: Iterable[Lane] = (),
+    *,
+    are_kept: bool = False,
+    draw: int = 0,
+    **values: Any,
 ) -> None:
     """Apply transitions to groups, and set these columns of groups that stay.
 
@@ -229,7 +229,7 @@ def apply(
         change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
-    counts.update(leave(tx, gone))
+    counts.update(leave(tx, gone, draw))
     for name, uids in entering.items():
         enter_races(tx, homes[name], uids)
     add_counts(tx, counts)

@@ -18,7 +18,6 @@ from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from replaybuf.errors import FencedError
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.outage import MARK, marking
 from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
 from replaybuf.storage.sql.schema.records import event
 from replaybuf.storage.sql.schema.tables import IDENTITY, buffer, checkpoint, info
@@ -99,7 +98,7 @@ class Row(NamedTuple):
 
 
 def _row(tx: Transaction) -> Row:
-    [row] = tx.fetch(_READ, tx.scope.buffer) if tx.mark is None else tx.fetch_marking(_READ_MARKING, tx.scope.buffer)
+    [row] = tx.fetch(_READ, tx.scope.buffer)
     return Row(*row)
 
 
@@ -113,7 +112,6 @@ FENCE = select(
     *(_of_buffer(buffer.c[name]) for name in Row._fields if name != "checkpoint"),
 ).where(checkpoint.c.buffer == bindparam("name"))
 _READ = Prepared(lambda _: FENCE, "name")
-_READ_MARKING = Prepared(lambda _: marking(FENCE), "name", *MARK)
 
 
 def write_buffer(tx: Transaction, **values: Any) -> None:

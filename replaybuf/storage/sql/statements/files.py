@@ -188,7 +188,7 @@ def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> No
 
 def _keep(dialect: Dialect) -> Any:
     now, seconds = (bindparam(name, type_=past.c.removed_at.type) for name in ("now", "seconds"))
-    kept = update(past).where(dialect.one_of(past.c.uid, "uids"))
+    kept = update(past).where(dialect.one_of(past.c.uid, "uids"), past.c.removed_at.is_not(None))
     return kept.values(removed_at=dialect.clock_value(now) + seconds)
 
 

@@ -19,6 +19,7 @@ from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import IDLE, KEYS, PRIORITIZED, Clock, Order, OrderTerm, draw_keys, in_order, weight_of
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
 from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
@@ -236,11 +237,11 @@ class Source:
                 row.payload = tx.dialect.read_payload(tx, row.uid)
         return drawn
 
-    def selects(self, tx: Transaction, size: int, order: Order) -> list[tuple[Select[Any], dict[str, Any]]]:
-        """Return the SELECTs of `read`, with their parameters, to be explained."""
+    def explained(self, tx: Transaction, size: int, order: Order) -> tuple[list[Statement], dict[str, Any]]:
+        """Return the statements of `read`, to be explained, and their values."""
         first = _Query(order, _PINNED), _Query(order, _FOLLOWING, whole=True)
         queries = first if _merges(order) else (_Query(order, whole=True),)
-        return [self._select(tx, query, size) for query in queries]
+        return [_statement(query, self._where) for query in queries], self._values(tx, size)
 
     def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
         """Return the first groups as `read` does, in one statement; None if the lane or the buffer's epoch changed.
@@ -271,17 +272,7 @@ class Source:
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:
             query = query._replace(skipping=True)
-        if self._where is None:
-            statement, names = _prepared(query)
-            values = self._values(tx, size)
-            return tx.fetch(statement, *(values[name] for name in names))
-        return tx.execute(*self._select(tx, query, size)).all()
-
-    def _select(self, tx: Transaction, query: _Query, size: int) -> tuple[Select[Any], dict[str, Any]]:
-        statement, values = _select(tx.dialect, query), self._values(tx, size)
-        if self._where is not None:
-            statement = statement.where(compile_sql(self._where, _fields(query), tx.dialect.name))
-        return statement, values
+        return tx.select(_statement(query, self._where), **self._values(tx, size))
 
     def _values(self, tx: Transaction, size: int) -> dict[str, Any]:
         return {
@@ -307,23 +298,6 @@ class _Query(NamedTuple):
     checked: bool = False
     bare: bool = False
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters of the statement without a `where`."""
-        fields = {term.field for term in self.order}
-        computed = self.pinned is None or (self.pinned is _FOLLOWING and not self.whole)
-        there = {
-            "lane": True,
-            "size": True,
-            "step": "staleness" in fields and computed,
-            "task_name": "task_name" in fields or self.checked,
-            "status": "status" in fields or self.checked,
-            "skip": self.skipping,
-            "buffer": self.checked,
-            "known_step": self.checked,
-        }
-        return tuple(name for name, is_there in there.items() if is_there)
-
 
 def _merges(order: Order) -> bool:
     """Return whether an order merges two indexes."""
@@ -334,14 +308,13 @@ def _ordered(rows: Iterable[Sequence[Any]]) -> list[Ordered]:
     return [Ordered(row[0], row[1], tuple(row[2:])) for row in rows]
 
 
-@lru_cache(maxsize=256)
-def _prepared(query: _Query) -> tuple[Prepared, Sequence[str]]:
-    """Return the statement, and the names of its parameters."""
-    return Prepared(lambda dialect: _select(dialect, query), *query.names), query.names
+@lru_cache(maxsize=128)
+def _statement(query: _Query, where: Node | None) -> Statement:
+    """Return the statement for the groups that match, with the parameters of `Source`."""
+    return Statement(lambda dialect: _select(dialect, query, where))
 
 
-@lru_cache(maxsize=256)
-def _select(dialect: Dialect, query: _Query) -> Select[Any]:
+def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
     order, fields = query.order, _fields(query)
     values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
     if query.bare:
@@ -355,6 +328,8 @@ def _select(dialect: Dialect, query: _Query) -> Select[Any]:
         statement = statement.add_columns(*_CHECKS)
         if query.pinned is not None:
             statement = statement.where(_NONE_PINNED)
+    if where is not None:
+        statement = statement.where(compile_sql(where, fields, dialect.name))
     for term in order:
         if term.field in KEYS:  # true for every group of the lane; it selects the index with this order
             statement = statement.where(fields[term.field].is_not(None))

@@ -6,9 +6,6 @@ follows in further statements.
 
 Puts that block at the capacity are serialised by the lock of their task, which is taken before the counting statement
 and held until the commit. So the transaction contains nothing else.
-
-Light groups without eviction need only this statement. If the database has it as a function
-(`engine.server_function`), the whole transaction is one round trip.
 """
 
 from __future__ import annotations
@@ -23,12 +20,10 @@ from sqlalchemy import text
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName
-from replaybuf.storage.sql.engine.outage import MARK
-from replaybuf.storage.sql.engine.server_function import ServerFunction
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements import row_arrays
-from replaybuf.storage.sql.statements.counts import LOCK_TASKS, Counts, add_counts, add_step, lock_tasks
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import name_files
@@ -76,25 +71,6 @@ class PutBatch:
             self.known |= find_lanes(tx, changed)
         return outcomes
 
-    def call(self, tx: Transaction) -> list[Outcome] | None:
-        """Put the groups by a server function, in a transaction of its own; return None if it stored nothing.
-
-        None is no refusal: the caller then uses `put`.
-        """
-        groups, limits = self.groups, tx.scope.rules.limits
-        if not _fits_one_statement(tx, groups) or (limits.capacity is not None and not limits.slows_puts):
-            return None
-        if not _are_light(groups) or any(one.extent is not None for one in groups):
-            return None
-        lanes = self._settled(self._names())
-        if lanes is None:
-            return None
-        answer = tx.call(_CALLS[limits.slows_puts], *_values(tx, groups, lanes), *_payloads(groups))
-        if answer is None:
-            return None
-        self.reserved()
-        return list(answer)
-
     def _names(self) -> set[LaneName]:
         return {(one.group.task_name, one.group.status) for one in self.groups}
 
@@ -116,7 +92,7 @@ class PutBatch:
         # Heavy payloads follow in further statements, while the next put may already reserve its uids.
         together = _are_light(groups)
         one_of = _PUTS[limits.slows_puts, together]
-        rows = tx.fetch_marking(one_of, *_values(tx, groups, lanes), *(_payloads(groups) if together else ()))
+        rows = tx.fetch(one_of, *_values(tx, groups, lanes), *(_payloads(groups) if together else ()))
         if not rows:
             return []
         uids, tx.newest = list(rows[0][0]), rows[0][1]
@@ -204,7 +180,7 @@ _ROOM = """, room AS (
 )"""
 
 
-def _put(*, bounded: bool, together: bool, answer: str = "uids, newest") -> str:
+def _put(*, bounded: bool, together: bool) -> str:
     room, there_is = (_ROOM, ", room") if bounded else ("", "")
     payloads = f", payloads AS ({_INSERT_PAYLOADS})" if together else ""
     return f"""
@@ -229,12 +205,8 @@ WITH fence AS (
         unnest(CAST(:amounts AS bigint[]))
     FROM new
     ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount
-), mark AS (
-    INSERT INTO rb_counter (name, value)
-    SELECT CAST(:mark_row AS varchar), CAST(:mark_number AS bigint) FROM new
-    ON CONFLICT (name) DO UPDATE SET value = excluded.value
 ){payloads}
-SELECT {answer} FROM new
+SELECT uids, newest FROM new
 """  # noqa: S608
 
 
@@ -247,7 +219,7 @@ _PAYLOADS = row_arrays.names(payload, _MADE_PAYLOADS)
 
 def _names(*, bounded: bool, together: bool) -> tuple[str, ...]:
     room = ("held_back", "more", "capacity") if bounded else ()
-    return (*_NAMES, *room, *(_PAYLOADS if together else ()), *MARK)
+    return (*_NAMES, *room, *(_PAYLOADS if together else ()))
 
 
 #: By whether puts block at the capacity, and whether payloads are in the statement.
@@ -259,14 +231,3 @@ _PUTS = {
     for bounded in (False, True)
     for together in (False, True)
 }
-#: By whether puts block at the capacity.
-_CALLS = {
-    bounded: ServerFunction(
-        f"put{'_bounded' if bounded else ''}",
-        LOCK_TASKS if bounded else "",
-        _put(bounded=bounded, together=True, answer="uids"),
-        _names(bounded=bounded, together=True),
-    )
-    for bounded in (False, True)
-}
-FUNCTIONS = tuple(_CALLS.values())

@@ -67,12 +67,14 @@ def make_room(tx: Transaction) -> None:
     # it. And this buffer's payloads that are kept apart may be being read.
     if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
         tx.execute(delete(payload).where(payload.c.file.is_(None), payload.c.uid.in_(select(past.c.uid))))
-        tx.execute(delete(past).where(~exists().where(payload.c.uid == past.c.uid)))
+        tx.execute(delete(past).where(past.c.draw == 0, ~exists().where(payload.c.uid == past.c.uid)))
 
 
 def free_shift(tx: Transaction, last: int) -> int:
     """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
-    taken = or_(exists().where(payload.c.uid <= last), exists().where(past.c.uid <= last))
+    taken = or_(
+        exists().where(payload.c.uid <= last), exists().where(past.c.uid <= last, past.c.removed_at.is_not(None))
+    )
     return last_uid(tx) if tx.execute(select(taken)).scalar() else 0
 
 

@@ -11,10 +11,10 @@ from sqlalchemy import Boolean, ColumnElement, Select, bindparam, delete, litera
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Place, Tally, removed
+from replaybuf.storage.sql.engine.commit_stamp import PREFIX
 from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.outage import PREFIX
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import Number, counter, group, info, lane, past
+from replaybuf.storage.sql.schema.tables import Number, counter, group, lane, past
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
 from replaybuf.storage.sql.statements.lanes import Lane
@@ -67,11 +67,9 @@ _KEPT_SECONDS = 7 * 86_400
 
 
 def forget_old(tx: Transaction) -> None:
-    """Delete old commit stamps, and old answers of server functions."""
+    """Delete old commit stamps."""
     old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
     tx.execute(delete(counter).where(counter.c.name.startswith(PREFIX), counter.c.value < old))
-    # Versions without server functions delete only the commit stamps.
-    tx.execute(delete(info).where(info.c.name.startswith(PREFIX), info.c.name.not_in(select(counter.c.name))))
 
 
 def wall_clock(tx: Transaction) -> float:
