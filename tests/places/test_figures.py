@@ -13,10 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.places.store import FILES
-from replaybuf.storage.sql.statements.past import sweep
 from tests.cli.conftest import run, run_json
 from tests.observe.test_exposition import numbers
-from tests.stores import TASK, build, group, opened
+from tests.stores import TASK, build, group, opened, sweep_now
 from tests.web.conftest import client_of
 
 #: The bytes of the arrays of a group.
@@ -53,7 +52,7 @@ async def take(url: str) -> None:
     """Take a group, and let it be swept at once."""
     async with build(url) as buffer:
         await buffer.get(1, TASK)
-        await buffer.storage._write(lambda tx: sweep(tx, 1e12, 1000))
+        await buffer.storage._write(sweep_now)
 
 
 def test_the_view_adds_up(shared_url: str, tmp_path: Path) -> None:
