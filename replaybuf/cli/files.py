@@ -43,7 +43,7 @@ from replaybuf.files.sources import RolloutFile, is_sqlite
 from replaybuf.progress import OnProgress
 from replaybuf.redact import escape_line, redact, redact_path
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.groups import DEFAULT, choose
+from replaybuf.storage.sql.inspection.groups import DEFAULT, choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns
@@ -90,6 +90,8 @@ def export(
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
+    if task is not None and task not in reader.read(lambda tx: tasks_of(tx, name)):
+        raise InputError(f"nothing was exported: {nothing_in(reader, name, task)}")
 
     async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
         if file == "-":

@@ -69,7 +69,8 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
     tasks = reader.read(lambda tx: tasks_of(tx, buffer))
     if task in tasks or not tasks:
         return "no such groups"
-    return f"no such groups; there are the tasks {units.some(tasks, _TASKS_NAMED)}"
+    there_are = "there is the task" if len(tasks) == 1 else "there are the tasks"
+    return f"no such groups; {there_are} {units.some(tasks, _TASKS_NAMED)}"
 
 
 def _parse(where: str, given_as: str) -> Node:

@@ -54,7 +54,7 @@ def why(
     --status or --where, which say what for. Other causes, which may come next, follow as "also". Below are the groups
     by status with what was put and drawn since the beginning, who leases groups and until when, the workers (a
     "silent" one was killed, or gave no sign of life for a minute, or for 15 seconds of a wait, without having ended,
-    and did at least what is shown), and the limits in force.
+    and did at least what is shown; it is "replaced" once a later one does the same), and the limits in force.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -105,7 +105,10 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
         who = f"{one.worker or 'somebody'}{f' ({calls} calls)' if calls > 1 else ''}{of}"
         since = "" if one.since is None else f" since {units.age((found.now - one.since).total_seconds())}"
         begins = f"{who} waits{since}" if found.somebody_waits else f"If somebody drew now{of}"
-        print_line(f"{begins}: {one.sentence}")
+        if found.somebody_waits or one is shown[0]:
+            print_line(f"{begins}: {one.sentence}")
+        else:  # the next task of the same question
+            print_line(one.sentence, indent="  ")
         for text in one.also:
             print_line(f"also: {text}", indent="  ")
     if len(shown) > _MOST_WAITS:

@@ -184,7 +184,7 @@ def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool)
             Process(
                 **asdict(one)
                 | {name: time_of(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
-                | {"state": one.state(about.now)}
+                | {"state": about.state_of(one)}
             )
             for one in about.workers
         ],

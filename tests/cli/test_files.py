@@ -80,8 +80,11 @@ def test_an_export_changes_nothing(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "-"])
 def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_path: Path, name: str) -> None:
+    """And makes no file."""
     out = name if name == "-" else tmp_path / name
-    assert "no such groups; there are the tasks code, math\n" in run("export", filled, out, "--task", "mth").stderr
+    said = run("export", filled, out, "--task", "mth", code=1)
+    assert "nothing was exported: no such groups; there are the tasks code, math\n" in said.stderr
+    assert (said.stdout, (tmp_path / name).exists()) == ("", False)
 
 
 def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:

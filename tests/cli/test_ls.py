@@ -127,7 +127,7 @@ def test_one_buffer_of_several(busy: str) -> None:
     assert run("ls", busy).stdout.split()[1] == "buffer"
     assert run("ls", busy, "--buffer", "eval").stdout.split()[1] == "task"
     assert run("ls", busy, "--limit", 1, "--buffer", "default").stderr == "1 of 5 groups; --limit all shows all\n"
-    assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == "no such groups; there are the tasks math\n"
+    assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == "no such groups; there is the task math\n"
 
 
 def test_on_a_narrow_terminal_texts_give_way(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
