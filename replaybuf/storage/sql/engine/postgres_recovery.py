@@ -240,9 +240,10 @@ class Recovery:
                     await asyncio.sleep(0.01 * 2**conflicts)
                     continue
                 if attempt.committing and attempt.stamp is not None:
-                    doubtful = attempt
                     if error.reason == "standby awaited":
                         raise await self._not_replicated(attempt, error) from error
+                    if self._is_lost(error, attempt):
+                        doubtful = attempt
                 why = await self._why_again(error, attempt, doubtful, repeats_locked=repeats_locked)
                 try:
                     if why is None:
@@ -267,11 +268,10 @@ class Recovery:
         if self._is_lost(error, attempt):
             return error
         is_locked = isinstance(error, LockedError) or error.reason == "pool busy"
-        if is_locked and doubtful is not None:  # perhaps by the transaction whose answer was lost
-            return error
         if is_locked and repeats_locked and (why := await self._waits.why()):
             return UnreachableError(f"{error}; {why}", reason="standby awaited")
-        return None
+        # Perhaps the lock is that of the transaction whose answer was lost.
+        return error if is_locked and doubtful is not None else None
 
     def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
         if self._outage.on and not attempt.connected and error.reason == "pool busy":
