@@ -54,6 +54,8 @@ class Pool:
         self.servers = Servers(url, makes.connect, writes=not read_only)
         self._options = {**options, "connect": self.servers.connect}
         self._pool: Any = None
+        self._is_making = False
+        self._freed = asyncio.Event()
 
     @property
     def size(self) -> int:
@@ -72,21 +74,40 @@ class Pool:
             await self._pool
         self.servers.look_out()
         async with asyncio.timeout(self._lock_timeout) as limit:
-            waits = self._pool.get_size() == MOST_CONNECTIONS and not self._pool.get_idle_size()
             try:
-                connection: Any = await self._pool.acquire()
-                while self.servers.is_left(connection.standing):
+                while self.servers.is_left((connection := await self._idle_or_new()).standing):
                     await self.discard(connection)
-                    connection = await self._pool.acquire()
                 return connection  # type: ignore[no-any-return]
             except asyncio.CancelledError as error:
-                if waits and limit.expired():
+                if self.size == MOST_CONNECTIONS and limit.expired():
                     raise UnreachableError(
                         f"all {MOST_CONNECTIONS} connections of this buffer were in use for more than "
                         f"{self._lock_timeout:g} s",
                         reason="pool busy",
                     ) from error
                 raise
+
+    async def _idle_or_new(self) -> Any:
+        """Return an idle connection, or a new one; wait while all are in use.
+
+        One is made at a time, because a new one costs the server more than many transactions: those who wait for it
+        may be served by the others meanwhile.
+        """
+        while not self._pool.get_idle_size():
+            if not self._is_making and self.size < MOST_CONNECTIONS:
+                self._is_making = True
+                try:
+                    return await self._pool.acquire()
+                finally:
+                    self._is_making = False
+                    self._freed.set()
+            self._freed.clear()
+            await self._freed.wait()
+        return await self._pool.acquire()
+
+    async def _release(self, connection: asyncpg.Connection[Any]) -> None:
+        await self._pool.release(connection)
+        self._freed.set()
 
     async def discard(self, connection: asyncpg.Connection[Any]) -> None:
         """Close an unusable connection, and return its slot to the pool."""
@@ -99,7 +120,7 @@ class Pool:
             except Exception:
                 if not is_closed(connection):
                     connection.terminate()
-        await self._pool.release(connection)
+        await self._release(connection)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[asyncpg.Connection[Any]]:
@@ -117,7 +138,7 @@ class Pool:
         if is_closed(connection) or connection.is_in_transaction():
             await self.discard(connection)
         else:
-            await self._pool.release(connection)
+            await self._release(connection)
 
     async def close(self) -> None:
         """Close all connections."""
