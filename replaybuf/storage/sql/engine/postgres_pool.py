@@ -7,7 +7,9 @@ that the client doesn't wait forever for an answer, and the server holds no lock
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -37,6 +39,8 @@ _IDLE_SECONDS = 300
 #: Connections per store at most, and seconds after which an idle one is closed.
 MOST_CONNECTIONS = 16
 KEPT_SECONDS = 60.0
+#: How many are made as soon as they are asked for, and how long others are waited for before there is one more.
+_QUICKLY_MADE, _PATIENCE_SECONDS = 4, 0.2
 #: How long a graceful close may take before the connection is terminated.
 _CLOSING_SECONDS = 2.0
 #: Texts and byte strings up to this length are sent without a check of the row's size.
@@ -90,11 +94,13 @@ class Pool:
     async def _idle_or_new(self) -> Any:
         """Return an idle connection, or a new one; wait while all are in use.
 
-        One is made at a time, because a new one costs the server more than many transactions: those who wait for it
-        may be served by the others meanwhile.
+        A new one costs the server more than many transactions. So one is made at a time, beyond the first few only for
+        somebody who has waited, and all others may be served by those that are given back meanwhile.
         """
+        until = time.monotonic() + _PATIENCE_SECONDS
         while not self._pool.get_idle_size():
-            if not self._is_making and self.size < MOST_CONNECTIONS:
+            left = 0.0 if self.size < _QUICKLY_MADE else until - time.monotonic()
+            if left <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
                 self._is_making = True
                 try:
                     return await self._pool.acquire()
@@ -102,7 +108,8 @@ class Pool:
                     self._is_making = False
                     self._freed.set()
             self._freed.clear()
-            await self._freed.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), left if left > 0 else None)
         return await self._pool.acquire()
 
     async def _release(self, connection: asyncpg.Connection[Any]) -> None:
