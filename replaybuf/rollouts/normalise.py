@@ -172,7 +172,7 @@ def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
     *columns, input_ids, labels = zip(*map(read, rollouts), strict=True)
     lengths = []
     for name, values in zip(_BY_TOKEN, columns, strict=True):
-        if not _LISTS.isdisjoint(map(type, values)):
+        if not _LISTS.isdisjoint(map(type, values)) or any(map(_of_objects, values)):
             _refuse_none(name, values)
         lengths.append([*map(_length, values)])
     given = [one for one in lengths[1:] if any(one)]
@@ -189,12 +189,18 @@ def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
 
 def _refuse_none(name: str, column: Sequence[Any]) -> None:
     for index, values in enumerate(column):
-        if type(values) in _LISTS and _may_hold_none(values) and None in values:
+        may_hold = _may_hold_none(values) if type(values) in _LISTS else _of_objects(values)
+        if may_hold and None in values:
             place = next(place for place, value in enumerate(values) if value is None)
             raise RolloutError(
                 f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
                 f"{name} out"
             )
+
+
+def _of_objects(value: Any) -> bool:
+    """Return whether a value is an array of Python objects, as a column of a table may be."""
+    return getattr(getattr(value, "dtype", None), "hasobject", False)
 
 
 def _length(value: Any) -> int:

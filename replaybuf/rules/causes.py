@@ -107,8 +107,16 @@ class Need:
 
     @property
     def rate(self) -> float:
-        """The groups per second that arrive."""
+        """The groups per second that arrive: none if only the waiting worker puts, and has put none since it waits."""
+        last, since = self.about.last(self.task), self.wait.since
+        if self.puts_alone and since is not None and (last is None or last <= since):
+            return 0.0
         return self.about.rate(self.task, self.status)
+
+    @property
+    def puts_alone(self) -> bool:
+        """Whether the waiting worker is the only live producer."""
+        return {one.name for one in self.about.alive} == {self.wait.worker}
 
     @property
     def flying(self) -> int:
@@ -589,9 +597,8 @@ def _arriving(need: Need) -> Said:
 def _alive(need: Need) -> Said:
     if not need.about.alive and (need.about.abandoned or need.about.last(need.task) is None):
         return None
-    only = {one.name for one in need.about.alive} == {need.wait.worker}
     advice = "Nobody else puts any: put more before the draw, or meanwhile in another task or process"
-    return _needed(need), advice if only else PATIENCE
+    return _needed(need), advice if need.puts_alone else PATIENCE
 
 
 _START = "Start the producers, or see that they use the same url, name and task"

@@ -11,11 +11,10 @@ import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks.delivery import Drawing, Taken
 from tests.cancellation.ways import by_cancel, ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, fill, group, sweep_now, take_all
 
 
 async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_for_nothing(url: str) -> None:
@@ -117,7 +116,7 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
     task = asyncio.create_task(buffer.get(3, TASK))
     await taken_from(buffer)
     state = buffer.storage
-    sweeping = state.engine.write(lambda tx: sweep(tx, time.time() + 60, 100))
+    sweeping = state.engine.write(lambda tx: sweep_now(tx, time.time() + 60))
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop)) == 3
     task.cancel()
     release.set()
@@ -131,7 +130,7 @@ async def test_payloads_stay_until_their_time_of_grace_is_over(buffer: ReplayBuf
     state = buffer.storage
 
     async def swept(before: float) -> int:
-        sweeping = state.engine.write(lambda tx: sweep(tx, before, 100))
+        sweeping = state.engine.write(lambda tx: sweep_now(tx, before))
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop))
 
     assert await swept(time.time() - 60) == 0

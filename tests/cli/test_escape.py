@@ -46,7 +46,7 @@ def test_json_keeps_its_meaning(text: str) -> None:
 @pytest.mark.parametrize(
     "command", [("stats",), ("ls",), ("show", "1"), ("show", "1", "--full"), ("why", "--size", "9")]
 )
-@pytest.mark.parametrize("format", ["", "--json", "--nl"])
+@pytest.mark.parametrize("format", ["", "--format=json"])
 def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str, ...], format: str) -> None:
     args = [command[0], hostile, *command[1:], *([format] if format else [])]
     stdout = run(*args).stdout
@@ -86,7 +86,7 @@ def on_a_terminal(*args: str) -> str:
     return shown.decode()
 
 
-@pytest.mark.parametrize("format", ["--json", "--nl", "--csv"])
+@pytest.mark.parametrize("format", ["--format=json", "--format=csv"])
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
 def test_a_terminal_gets_no_escapes_in_any_format(hostile: str, format: str) -> None:
     shown = on_a_terminal("ls", hostile, format)

@@ -122,7 +122,7 @@ if os.getuid() == 0:
     app(["ls", sys.argv[1]], standalone_mode=False)
     os.setgid(65534)
     os.setuid(65534)
-app(["ls", sys.argv[2], "--nl"])
+app(["ls", sys.argv[2], "--format=json"])
 """
 
 
