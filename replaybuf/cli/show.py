@@ -168,12 +168,8 @@ def show(
     ] = False,
     columns: Annotated[int | None, option("--columns", "So many responses side by side.", min=1, max=50)] = None,
     colour: Colour = None,
-    worst: Annotated[
-        int | None, option("--worst", "The lowest rewards, one of each group first.", min=1, max=100)
-    ] = None,
-    best: Annotated[
-        int | None, option("--best", "The highest rewards, one of each group first.", min=1, max=100)
-    ] = None,
+    worst: Annotated[int | None, option("--worst", "The answers with the lowest rewards.", min=1, max=100)] = None,
+    best: Annotated[int | None, option("--best", "The answers with the highest rewards.", min=1, max=100)] = None,
     where: Where = None,
     task: OfTask = None,
     buffer: Buffer = None,
@@ -185,7 +181,7 @@ def show(
     too, and show the responses side by side, up to 2,000 characters of each unless --full is given. Of several groups
     the best and the worst response of each are shown, side by side.
     --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all
-    of them: a million take a while. One of each group is shown before a second one of any; of equals, the newest.
+    of them: a million take a while. Of equal rewards one of each group is shown before a second one of any.
 
     Tokens are coloured where their texts are in the rollout (in a field of its own, or because a token is a character);
     else their ids are. --format csv prints the rollouts, json all there is.

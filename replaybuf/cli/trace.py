@@ -32,20 +32,23 @@ from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
-from replaybuf.storage.sql.inspection.traces import workers_of
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column
 from replaybuf.view.steps import (
     BUFFERED,
     STEPS,
     WORKER_GROUPS,
     WORKER_STEPS,
+    ByTask,
     Step,
+    Steps,
     Worker,
-    draw_of,
+    by_task_columns,
     no_draw,
+    read_shares,
     read_step,
     read_steps,
     read_worker,
+    workers_of,
 )
 from replaybuf.worker_name import check_worker
 
@@ -143,7 +146,12 @@ def _or(limit: str | None, default: int) -> int | None:
 
 def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
     more = None if limit is None else limit + 1  # the last row's change is relative to the step before it
-    found = reader.read(lambda tx: read_steps(tx, buffer, before=before, limit=more))
+
+    def read(tx: ReadTransaction) -> tuple[Steps, ByTask | None]:
+        found = read_steps(tx, buffer, before=before, limit=more)
+        return found, read_shares(tx, found.buffer, limit)[1] if found.worse else None
+
+    found, by_task = reader.read(read)
     numbers = sorted({one.step for one in found.rows}, reverse=True)
     rows = [one for one in found.rows if one.step in numbers[:limit]]
     if not found.rows and output.for_people:
@@ -152,6 +160,10 @@ def _steps(reader: Reader, output: Output, buffer: str | None, before: int | Non
     if output.for_people:
         for one in found.worse:
             print_line(str(one), "red")
+        if by_task is not None and len(by_task.tasks) > 1:
+            write(["\nrewards beside those of others\n"])
+            print_table(by_task.rows, by_task_columns(by_task))
+            write(["\n"])
     output.rows(rows if output.for_people else [asdict(one) for one in rows], STEPS, found.now)
     if limit is not None and len(numbers) > limit:
         page = [f"--before {rows[-1].step}"] if rows else []
@@ -181,7 +193,11 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 
 def _flat(step: dict[str, Any]) -> dict[str, Any]:
     summary: dict[str, Any] = step.pop("summary")
-    return summary | step
+    return summary | step | {"batches": [_without_members(one) for one in step["batches"]]}
+
+
+def _without_members(draw: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in draw.items() if name != "members"}
 
 
 def _print_step(run: Step, now: datetime, limit: int | None) -> None:
@@ -250,7 +266,8 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
 
 def _life_value(life: Life) -> dict[str, Any]:
     draws = [
-        asdict(draw_of(one)) | {"reward_then": one.members[0].reward, "staleness_then": one.members[0].staleness}
+        _without_members(asdict(one))
+        | {"reward_then": one.members[0].reward, "staleness_then": one.members[0].staleness}
         for one in life.draws
     ]
     return {
@@ -297,7 +314,8 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
         raise InputError(f"nothing is known of a worker {escape(worker)!r:.200}; {there}")
-    if output.printed(lambda: asdict(found), lambda: [asdict(one) for one in found.steps]):
+    value = asdict(found) | {"draws": [_without_members(asdict(one)) for one in found.draws]}
+    if output.printed(lambda: value, lambda: value["steps"]):
         return
     print_line(f"worker {worker}", "bold")
     tables: Sequence[tuple[str, Sequence[Any], Sequence[Column]]] = (

@@ -107,22 +107,22 @@ def by_task(groups: Table, before: Sequence[Table], *, comparisons: int | None =
 
 
 def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
-    """Return the workers that are lower than the others in several steps: in all tasks together (None), or in one.
+    """Return the workers that are lower than the others in several steps: in one task, or in more or all (None).
 
     They are so without the worst of the steps, too.
     """
     tasks = sorted({task for table in steps for task, _ in table})
     many = (len(tasks) + 1) * len({worker for table in steps for _, worker in table})
-    found: dict[str | None, tuple[str | None, Part]] = {}
-    for task in (None, *tasks):
+    found = defaultdict[str | None, list[tuple[str | None, Part]]](list)
+    for task in (*tasks, None):
         of_task = [{key: one for key, one in table.items() if task in (None, key[0])} for table in steps]
         by_step = [{part.name: part.below or 0.0 for part in by_worker([table])} for table in of_task]
         for part in by_worker(of_task, comparisons=many):
-            if part.stands_out and part.name not in found:
+            if part.stands_out:
                 worst = max(range(len(steps)), key=lambda place, name=part.name: by_step[place].get(name, 0.0))  # type: ignore[misc]
                 rest = by_worker([*of_task[:worst], *of_task[worst + 1 :]], comparisons=many)
-                found |= {one.name: (task, part) for one in rest if one.stands_out and one.name == part.name}
-    return [*found.values()]
+                found[part.name] += [(task, part) for one in rest if one.stands_out and one.name == part.name]
+    return [several[0 if len(several) == 2 and len(tasks) > 1 else -1] for several in found.values() if several]
 
 
 #: Groups, and those that they are compared with.

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import Part, all_along, by_worker
-from replaybuf.storage.sql.inspection.groups import choose, rows_of
+from replaybuf.rules.comparison import (
+    Part,
+    Table,
+    all_along,
+    by_task,
+    by_worker,
+    comparisons_of,
+    mean,
+    tabulate,
+    verdict,
+    without,
+)
+from replaybuf.storage.sql.inspection.groups import choose, extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import GONE, Batch, Member, Recorded, recorded
-from replaybuf.storage.sql.inspection.traces import (
-    StepSummary,
-    StepTrace,
-    changes,
-    judge_steps,
-    lowest_answers,
-    steps_by_worker,
-    summarise_steps,
-    tables_of_steps,
-    trace_step,
-    trace_worker,
+from replaybuf.storage.sql.inspection.run_records import (
+    GONE,
+    STEPS_BEFORE,
+    Batch,
+    Member,
+    Recorded,
+    StepKey,
+    batches_by,
+    batches_of_steps,
+    list_steps,
+    next_step,
+    recorded,
+    whereabouts,
 )
 from replaybuf.view.columns import BY_WORKER, Column, columns
+
+#: The draws for each train step of each run, newest step first, and last run first within a step.
+_Drawn = Mapping[StepKey, Sequence[Batch]]
+_DRAWS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,30 @@ class StepRow:
     taken_by: list[str]
     change: float | None = None
     lower: str = ""
+
+    @classmethod
+    def of(cls, key: StepKey, batches: Sequence[Batch]) -> StepRow:
+        """Return the summary of these draws. Groups that came back aren't in `groups`, unless all did.
+
+        Rewards and staleness are those of consumed groups; while none is consumed yet, those of all drawn groups.
+        """
+        trained = _consumed(batches)
+        return cls(
+            **asdict(key),
+            first_at=min(one.taken_at for one in batches),
+            last_at=max(one.taken_at for one in batches),
+            batches=len(batches),
+            groups=sum(one.groups - one.back for one in batches) or sum(one.groups for one in batches),
+            settled=sum(one.settled for one in batches),
+            reward=_weighted(trained, "reward"),
+            min_reward=min(_known(trained, "min_reward"), default=None),
+            max_reward=max(_known(trained, "max_reward"), default=None),
+            staleness=_weighted(trained, "staleness"),
+            max_staleness=max(_known(trained, "max_staleness"), default=None),
+            oldest_model_step=min(_known(trained, "oldest_model_step"), default=None),
+            newest_model_step=max(_known(trained, "newest_model_step"), default=None),
+            taken_by=sorted({one.worker for one in batches if one.worker is not None}),
+        )
 
     @property
     def weights(self) -> str:
@@ -121,23 +162,52 @@ def read_steps(
     What stands out is looked for in the newest of them, with up to `judged` groups.
     """
     name = choose(tx, buffer)
-    found = summarise_steps(tx, name, before=before, limit=limit)
-    moved = changes(found)
-    shown = [(one, change) for one, change in zip(found, moved, strict=True) if first is None or one.step >= first]
-    count, looked_at = 0, list[StepSummary]()
-    for one, _ in shown:
+    drawn = batches_of_steps(tx, name, list_steps(tx, name, before=before, limit=limit))
+    found = [StepRow.of(key, batches) for key, batches in drawn.items()]
+    shown = [one for one in _with_changes(found) if first is None or one.step >= first]
+    looked_at, count = list[StepRow](), 0
+    for one in shown:
         count += one.groups
         if count > judged and looked_at:
             break
         looked_at.append(one)
-    said = judge_steps(tx, name, looked_at)
-    fell = {(step, restores): text for step, restores, text in said.fell}
-    rows = [_row(one, change, fell.get((one.step, one.restores), "")) for one, change in shown]
-    return Steps(name, tx.now(), rows, [WorseWorker(*one) for one in said.workers], recorded(tx, name))
+    worse, lower = _judge(tx, name, looked_at)
+    rows = [replace(one, lower=lower.get((one.step, one.restores), "")) for one in shown]
+    return Steps(name, tx.now(), rows, worse, recorded(tx, name))
 
 
-def _row(one: StepSummary, change: float | None = None, lower: str = "") -> StepRow:
-    return StepRow(**asdict(one), change=change, lower=lower)
+def _with_changes(found: Sequence[StepRow]) -> list[StepRow]:
+    """Return steps, newest first, with the change of each mean reward from the step before in the same run."""
+    rows = []
+    for place, one in enumerate(found):
+        earlier = (other for other in found[place + 1 :] if other.step < one.step and other.restores <= one.restores)
+        before = next(earlier, None)
+        known = before is not None and one.reward is not None and before.reward is not None
+        rows.append(replace(one, change=one.reward - before.reward) if known else one)  # type: ignore[operator, union-attr]
+    return rows
+
+
+def _judge(
+    tx: ReadTransaction, buffer: str, found: Sequence[StepRow]
+) -> tuple[list[WorseWorker], dict[tuple[int, int], str]]:
+    """Return the workers that are below the others in these steps all along, and without them what stands out in each
+    step, by step and restores."""
+    if not found:
+        return [], {}
+    drawn, shown = _with_steps_before(tx, buffer, {one.step for one in found}), {(o.step, o.restores) for o in found}
+    tables = _tables(drawn)
+    keys = [key for key in drawn if (key.step, key.restores) in shown]
+    many = sum(comparisons_of(tables[key]) for key in keys)
+    worse = all_along([tables[key] for key in keys if not key.undone])
+    rest = {key: without((part.name for _, part in worse), table) for key, table in tables.items()}
+    compared = {key: _compare(drawn, rest, key, many) for key in keys}
+    lower = {(key.step, key.restores): one.verdict(None) for key, one in compared.items() if one.stands_out}
+    return [WorseWorker(*one) for one in worse], lower
+
+
+def neighbours(tx: ReadTransaction, buffer: str, step: int) -> tuple[int | None, int | None]:
+    """Return the nearest train steps with draws before and after a step."""
+    return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
 
 
 #: The columns of `Steps.rows`.
@@ -148,6 +218,89 @@ STEPS = [
     *columns("change", "min_reward", "max_reward", "staleness", "max_staleness", "weights", "run", "taken_by",
              spare=("min_reward", "max_reward", "weights")),
 ]  # fmt: skip
+
+
+# Comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A step's parts compared with the earlier steps of its run: `others` are its tasks without outlying workers."""
+
+    workers: list[Part]
+    tasks: list[Part]
+    others: list[Part]
+    before: float | None
+    steps_before: int
+
+    @property
+    def stands_out(self) -> bool:
+        return any(part.stands_out for part in (*self.workers, *self.others))
+
+    def verdict(self, reward: float | None) -> str:
+        return verdict(self.workers, self.tasks, reward, self.before, self.others)
+
+
+def _with_steps_before(tx: ReadTransaction, buffer: str, steps: set[int]) -> _Drawn:
+    """Return the draws for these steps, and for the earlier steps they are compared with, newest step first."""
+    earlier = list_steps(tx, buffer, before=min(steps), limit=STEPS_BEFORE)
+    return batches_of_steps(tx, buffer, sorted({*steps, *earlier}), members=True)
+
+
+def _tables(drawn: _Drawn) -> dict[StepKey, Table]:
+    return {key: tabulate(member for _, member in _groups(batches)) for key, batches in drawn.items()}
+
+
+def _compare(drawn: _Drawn, tables: Mapping[StepKey, Table], key: StepKey, comparisons: int | None = None) -> _Compared:
+    """Return a step's workers and tasks compared with the earlier steps of its run.
+
+    `comparisons` is the number of tests in a whole run.
+    """
+    before, table = _before(drawn, tables, key), tables[key]
+    workers = by_worker([table], comparisons=comparisons)
+    tasks = by_task(table, before, comparisons=comparisons)
+    worse = [part.name for part in workers if part.stands_out]
+    others = by_task(without(worse, table), [without(worse, one) for one in before], comparisons=comparisons)
+    every = mean(one.reward for of in before for groups in of.values() for one in groups)
+    return _Compared(workers, tasks, others, every, len(before))
+
+
+def _before(drawn: _Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:
+    """Return the tables of the steps before one, in the runs that it continues, newest first."""
+    earlier: dict[int, Table] = {}
+    for other, batches in drawn.items():
+        if other.step < key.step and other.restores <= key.restores and any(one.settled for one in batches):
+            earlier.setdefault(other.step, tables[other])  # the last run that this one continues comes first
+    return list(earlier.values())[:STEPS_BEFORE]
+
+
+def _last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> _Drawn:
+    return batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=limit), members=True)
+
+
+def _consumed(batches: Sequence[Batch]) -> list[Batch]:
+    """Return the draws with consumed groups; while there is none, all draws."""
+    return [one for one in batches if one.settled] or list(batches)
+
+
+def _groups(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:
+    """Return the groups that were trained on, each once, with the last draw of each."""
+    return list({member.uid: (drawn, member) for drawn in _consumed(batches) for member in drawn.members}.values())
+
+
+def _by_reward(drawn: tuple[Batch, Member]) -> tuple[bool, float, int]:
+    reward = drawn[1].reward
+    return reward is None, 0.0 if reward is None else reward, drawn[1].uid
+
+
+def _known(batches: Sequence[Batch], field: str) -> list[Any]:
+    return [value for one in batches if (value := getattr(one, field)) is not None]
+
+
+def _weighted(batches: Sequence[Batch], field: str) -> float | None:
+    """Return the mean of a field of draws, weighted by the number of consumed groups (if none, of drawn groups)."""
+    known = [(value, one.settled or one.groups) for one in batches if (value := getattr(one, field)) is not None]
+    return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
 
 
 # One step
@@ -204,7 +357,7 @@ class Step:
     steps_before: int
     workers: list[Part]
     tasks: list[Part]
-    batches: list[Draw]
+    batches: list[Batch]
     groups: list[StepGroup]
     worst: list[Answer]
 
@@ -231,69 +384,54 @@ class Step:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """A draw by `worker` for a train step: `settled` of its groups were consumed, `back` came back."""
-
-    id: int
-    taken_at: datetime
-    restores: int
-    step: int | None
-    status: str
-    worker: str | None
-    lease: int | None
-    groups: int
-    settled: int
-    reward: float | None
-    min_reward: float | None
-    max_reward: float | None
-    staleness: float | None
-    max_staleness: int | None
-    oldest_model_step: int | None
-    newest_model_step: int | None
-    back: int
-
-
-def draw_of(one: Batch) -> Draw:
-    """Return a draw without its members."""
-    return Draw(**{name: getattr(one, name) for name in Draw.__slots__})
-
-
 def read_step(tx: ReadTransaction, buffer: str, step: int, worst: int) -> list[Step]:
     """Return a train step for each run that trained on it, last run first, with the `worst` answers of each."""
-    return [_step(tx, buffer, run, worst) for run in trace_step(tx, buffer, step)]
+    drawn = _with_steps_before(tx, buffer, {step})
+    tables = _tables(drawn)
+    return [_step(tx, buffer, drawn, tables, key, worst) for key in drawn if key.step == step]
 
 
 _PROMPTS = "SELECT uid, prompt FROM groups WHERE uid IN ({uids})"
+_ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts WHERE uid IN ({uids})"
 
 
-def _step(tx: ReadTransaction, buffer: str, run: StepTrace, worst: int) -> Step:
-    there = [one.uid for _, one in run.groups if run.places[one.uid] != GONE]
+def _step(
+    tx: ReadTransaction, buffer: str, drawn: _Drawn, tables: Mapping[StepKey, Table], key: StepKey, worst: int
+) -> Step:
+    summary, compared, places = StepRow.of(key, drawn[key]), _compare(drawn, tables, key), whereabouts(tx, drawn[key])
+    members = sorted(_groups(drawn[key]), key=_by_reward)
+    there = [one.uid for _, one in members if places[one.uid] != GONE]
     prompts = {row["uid"]: row["prompt"] for row in rows_of(tx, _PROMPTS, there)}
-    summary = run.summary
     groups = [
         StepGroup(
-            summary.step,
-            summary.restores,
-            drawn.id,
-            drawn.worker,
-            now=run.places[one.uid],
-            prompt=prompts.get(one.uid),
+            key.step,
+            key.restores,
+            batch.id,
+            batch.worker,
             **{name: getattr(one, name) for name in Member.__slots__},
+            now=places[one.uid],
+            prompt=prompts.get(one.uid),
         )
-        for drawn, one in run.groups
+        for batch, one in members
     ]
     return Step(
-        _row(summary),
-        run.verdict,
-        run.before,
-        run.steps_before,
-        run.workers,
-        run.tasks,
-        [draw_of(one) for one in run.batches],
+        summary,
+        compared.verdict(summary.reward),
+        compared.before,
+        compared.steps_before,
+        compared.workers,
+        compared.tasks,
+        [replace(one, members=()) for one in drawn[key]],
         groups,
-        [Answer(**one) for one in lowest_answers(tx, buffer, run, worst)] if worst else [],
+        _lowest(tx, buffer, there, worst) if worst and there else [],
     )
+
+
+def _lowest(tx: ReadTransaction, buffer: str, uids: Sequence[int], most: int) -> list[Answer]:
+    """Return the rollouts with the lowest rewards among these groups."""
+    chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=uids)
+    found = {(row["uid"], row["position"]): row for row in rows_of(tx, _ANSWERS, [uid for uid, _ in chosen])}
+    return [Answer(**found[place]) for place in chosen]
 
 
 def no_draw(known: Recorded, which: str) -> str:
@@ -349,7 +487,7 @@ class Worker:
     steps: list[WorkerStep]
     groups: list[WorkerGroup]
     buffered: list[dict[str, Any]]
-    draws: list[Draw]
+    draws: list[Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,40 +507,77 @@ class WorkerShare:
     steps: list[WorkerStep]
 
 
-def _worker_step(summary: StepSummary, part: Part) -> WorkerStep:
-    of_step = (getattr(summary, name) for name in ("step", "restores", "undone", "last_at", "groups"))
-    return WorkerStep(*of_step, *(getattr(part, name) for name in WorkerStep.__slots__[5:]))
+def _worker_steps(drawn: _Drawn) -> list[tuple[str | None, WorkerStep]]:
+    """Return the groups of each worker in each step beside those of others in the step."""
+    tables = _tables(drawn)
+    many = sum(map(comparisons_of, tables.values()))
+    found = []
+    for key, table in tables.items():
+        row = StepRow.of(key, drawn[key])
+        for part in by_worker([table], comparisons=many):
+            values = (getattr(part, name) for name in WorkerStep.__slots__[5:])
+            found.append((part.name, WorkerStep(key.step, key.restores, key.undone, row.last_at, row.groups, *values)))
+    return found
 
 
 def read_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | None) -> Worker | None:
     """Return what a worker made of the last `limit` steps, and what it drew; None if nothing is recorded of it."""
-    found = trace_worker(tx, buffer, worker, limit)
-    if found is None:
+    drawn = _last_steps(tx, buffer, limit)
+    steps = [one for name, one in _worker_steps(drawn) if name == worker]
+    lowest = sorted(
+        ((batch, one) for batches in drawn.values() for batch, one in _groups(batches) if one.worker == worker),
+        key=_by_reward,
+    )
+    buffered = [{**row, "leased": bool(row["leased"])} for row in tx.rows(_BUFFERED, buffer=buffer, worker=worker)]
+    draws = batches_by(tx, buffer, worker, _DRAWS_SHOWN)
+    if not (steps or buffered or draws):
         return None
-    groups = [
-        WorkerGroup(drawn.step, *(getattr(one, name) for name in WorkerGroup.__slots__[1:]))
-        for drawn, one in found.lowest
-    ]
-    steps = [_worker_step(one.summary, one.part) for one in found.steps]
-    return Worker(worker, steps, groups, found.buffered, [draw_of(one) for one in found.draws])
+    names = WorkerGroup.__slots__[1:]
+    groups = [WorkerGroup(batch.step, *(getattr(one, name) for name in names)) for batch, one in lowest]
+    return Worker(worker, steps, groups, buffered, draws)
 
 
-def read_shares(tx: ReadTransaction, buffer: str, limit: int) -> list[WorkerShare]:
-    """Return what each worker made of the last `limit` steps, without those that a restore undid; the lowest first."""
-    found = [
+# Groups are read in one scan in storage order: `+ 0` keeps SQLite from the lanes' index.
+_BUFFERED = """
+SELECT l.task_name AS task_name, l.status AS status, l.leased AS leased, g.groups, g.reward, g.last_uid
+FROM rb_lane l JOIN (
+    SELECT lane + 0 AS lane, count(*) AS groups, avg(reward) AS reward, max(uid) AS last_uid
+    FROM rb_group WHERE worker = :worker GROUP BY 1) g ON g.lane = l.id
+WHERE l.buffer = :buffer ORDER BY l.task_name, l.status, l.leased"""
+_MAKERS = """
+SELECT DISTINCT g.worker FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE l.buffer = :buffer AND g.worker IS NOT NULL"""
+
+
+def workers_of(tx: ReadTransaction, buffer: str) -> list[str]:
+    """Return the names of the workers that made the groups in a buffer, or those of the last steps."""
+    found = set(tx.values(_MAKERS, buffer=buffer))
+    for batches in _last_steps(tx, buffer, STEPS_BEFORE).values():
+        found |= {member.worker for one in batches for member in one.members if member.worker is not None}
+        found |= {one.worker for one in batches if one.worker is not None}
+    return sorted(found)
+
+
+def read_shares(tx: ReadTransaction, buffer: str, limit: int | None) -> tuple[list[WorkerShare], ByTask]:
+    """Return what each worker made of the last `limit` steps, the lowest first, and of each task.
+
+    Steps that a restore undid are left out.
+    """
+    drawn = {key: batches for key, batches in _last_steps(tx, buffer, limit).items() if not key.undone}
+    tables, steps = [*_tables(drawn).values()], dict[str | None, list[WorkerStep]]()
+    for name, one in _worker_steps(drawn):
+        steps.setdefault(name, []).append(one)
+    worse = all_along(tables)
+    lower = {part.name for _, part in worse}
+    shares = [
         WorkerShare(
-            one.part.name,
-            one.part.groups,
-            one.part.reward,
-            one.part.others,
-            one.part.staleness,
-            -(one.part.below or 0.0),
-            one.worse,
-            [_worker_step(step.summary, step.part) for step in one.steps],
+            *(part.name, part.groups, part.reward, part.others, part.staleness, -(part.below or 0.0)),
+            stands_out=part.name in lower,
+            steps=steps[part.name],
         )
-        for one in steps_by_worker(tx, buffer, limit)
+        for part in by_worker(tables)
     ]
-    return sorted(found, key=lambda one: (one.lead, one.name or ""))
+    return sorted(shares, key=lambda one: (one.lead, one.name or "")), _by_task(tables, worse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,20 +592,24 @@ class ByTask:
     rows: list[dict[str, Any]]
 
 
-def by_task_of(tx: ReadTransaction, buffer: str, limit: int) -> ByTask:
-    """Return how each worker does at each task over the last `limit` steps, without those that a restore undid."""
-    tables = tables_of_steps(tx, buffer, limit)
+def _by_task(tables: Sequence[Table], found_worse: Sequence[tuple[str | None, Part]]) -> ByTask:
     tasks = sorted({task for table in tables for task, _ in table})
-    worse = {(part.name, task) for task, part in all_along(tables)}
+    worse = {(part.name, task) for task, part in found_worse}
     found: dict[str | None, dict[str, Any]] = {}
     for task in tasks:
         of_task = [{key: groups for key, groups in table.items() if key[0] == task} for table in tables]
         for part in by_worker(of_task):
-            row = found.setdefault(part.name, {"name": part.name, "stands_out": False} | dict.fromkeys(tasks))
+            row = found.setdefault(part.name, {"name": part.name} | dict.fromkeys(tasks))
             row[task] = None if part.below is None else -part.below
     for row in found.values():
         row |= {f"{task} is worse": bool({(row["name"], task), (row["name"], None)} & worse) for task in tasks}
     return ByTask(tasks, sorted(found.values(), key=lambda row: row["name"] or ""))
+
+
+def by_task_columns(found: ByTask) -> list[Column]:
+    """Return the columns of `ByTask.rows`."""
+    tasks = (Column(task, task, "change", bad=f"{task} is worse") for task in found.tasks)
+    return [Column("name", "worker", "name"), *tasks]
 
 
 #: The columns of `Worker.steps`, `Worker.groups`, `Worker.buffered`, and of `WorkerShare`.

@@ -17,12 +17,13 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.prompts import PromptLedger
 from replaybuf.storage.sql.inspection.reader import SqliteReadTransaction, Table
-from replaybuf.storage.sql.inspection.traces import summarise_steps, trace_step
+from replaybuf.view.steps import read_step, read_steps
 from replaybuf.worker_name import working_as
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
 from tests.postgres import new_url
+from tests.web.conftest import client_of
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -49,6 +50,32 @@ def test_from_a_step_whose_reward_fell_to_the_worker_within_three_commands(train
     lowest = next(line for line in shown if line.split()[1:2] == [BAD] and line.split()[0].isdigit())
     life = run("trace", trained, "uid", lowest.split()[0]).stdout
     assert f"put by       {BAD}" in life
+
+
+def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(url: str) -> None:
+    """It makes one of the four groups of that task in each step; its other groups are as good as those of others."""
+    asyncio.run(_bad_at_code(url))
+    first, *below = run("trace", url).stdout.splitlines()
+    assert first.startswith("gen-3 is below the others all along in code: 20 groups of mean reward 0.")
+    [row] = [line.split() for line in below if line.startswith("gen-3 ")]
+    assert float(row[1]) < -0.3 < -0.1 < float(row[2])
+    assert [step["lower"] for step in run_json("trace", url)] == [""] * 20
+    page = client_of(url)
+    assert "gen-3 is below the others all along in code" in page.get("/steps").text
+    assert page.get("/workers").text.count('class="number bad"') == 1
+
+
+async def _bad_at_code(url: str) -> None:
+    chance = Random(4)
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        for step in range(1, 21):
+            for number in range(8):
+                task, worker = ("math", "code")[number // 4], f"gen-{number % 4}"
+                mean = 0.1 if (task, worker) == ("code", "gen-3") else 0.6
+                reward = min(1.0, max(0.0, chance.gauss(mean, 0.15)))
+                with working_as(worker):
+                    await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], task)
+            await buffer.take_batch({"math": 4, "code": 4}, current_train_step=step)
 
 
 def test_steps_are_listed_newest_first(trained: str) -> None:
@@ -352,8 +379,8 @@ def test_steps_are_read_by_their_index(tmp_path: Path) -> None:
 
     with sqlite3.connect(tmp_path / "run.db") as connection:
         tx = Explaining(connection)
-        assert len(summarise_steps(tx, "default", limit=5)) == 5
-        assert len(trace_step(tx, "default", 10)) == 1
+        assert len(read_steps(tx, "default", limit=5).rows) == 5
+        assert len(read_step(tx, "default", 10, 1)) == 1
         reading = [plan for plan in plans if "rb_batch" in plan]
         assert reading
         assert all("rb_batch_by_step" in plan for plan in reading)

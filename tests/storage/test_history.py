@@ -16,14 +16,13 @@ from replaybuf import ReplayBuffer
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import past, payload
-from replaybuf.storage.sql.statements.past import pass_on, sweep
+from replaybuf.storage.sql.statements.past import pass_on
 from tests.cancellation.ways import take
 from tests.contract.leasing import LONG
-from tests.stores import TASK, build, group
+from tests.stores import TASK, build, group, sweep_now
 
 #: A group: its priority, how often it was drawn, its status.
 Known = tuple[float, int, str]
-_ALWAYS = 1e12
 _ENDS = (Tally.TAKEN, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
 
 
@@ -32,7 +31,7 @@ async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
     store = buffer.storage
 
     def work(tx: Transaction) -> tuple[set[int], set[int]]:
-        while pass_on(tx, 4) or sweep(tx, _ALWAYS, 5):
+        while sweep_now(tx, limit=5) or pass_on(tx, 4):
             pass
         kept = select(past.c.uid).where(past.c.removed_at.is_not(None))
         return set(tx.execute(select(payload.c.uid)).scalars()), set(tx.execute(kept).scalars())

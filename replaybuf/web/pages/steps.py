@@ -11,8 +11,7 @@ from typing import Any
 from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import Member, newest, recorded
-from replaybuf.storage.sql.inspection.traces import neighbours
-from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, Column, columns
+from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, Column, columns, value_of
 from replaybuf.view.steps import (
     BUFFERED,
     SHARES,
@@ -21,7 +20,8 @@ from replaybuf.view.steps import (
     WORKER_STEPS,
     StepRow,
     WorkerStep,
-    by_task_of,
+    by_task_columns,
+    neighbours,
     no_draw,
     read_shares,
     read_step,
@@ -144,7 +144,7 @@ def _plain(ask: Ask) -> Ask:
 
 
 def _worker_link(ask: Ask) -> Callable[[Any], str | None]:
-    return lambda row: ask.link("/worker", worker=row.name) if row.name else None
+    return lambda row: ask.link("/worker", worker=name) if (name := value_of(row, "name")) else None
 
 
 def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -188,12 +188,12 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the workers, latest heartbeat first, their shares of the last steps, and the current waits."""
     buffer = ask.text("buffer")
     chosen, _ = one_buffer(tx, ask)
-    made = read_shares(tx, chosen, _STEPS_OF_WORKERS)
+    made, by_task = read_shares(tx, chosen, _STEPS_OF_WORKERS)
     return {
         "chosen": chosen,
         "workers": newest(tx, "workers", buffer, _MOST_ROWS),
         "made": made,
-        "by_task": by_task_of(tx, chosen, _STEPS_OF_WORKERS),
+        "by_task": by_task,
         "steps": len({step.step for one in made for step in one.steps}),
         **read_waits(tx, buffer),
     }
@@ -204,17 +204,15 @@ def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     shown, now, by_task = data["made"][:_MOST_LINES], data["now"], data["by_task"]
     listed = [one for one in _WORKERS if data["several"] or one.name != "buffer"]
     to = _worker_link(ask)
-    of_tasks = [
-        columns("name")[0],
-        *(Column(task, task, "change", bad=f"{task} is worse") for task in by_task.tasks),
-    ]
     return {
         "plots": plot_workers({one.name or "unknown": one.steps for one in shown}, _place_of(ask)),
         "lines": len(shown),
         "compared": table_of(
             "What they made", data["made"], SHARES, ask, now, order="sort", after="page", links={"name": to}
         ),
-        "tasks_table": table_of("By task", by_task.rows, of_tasks, _plain(ask), now, sorts=False)
+        "tasks_table": table_of(
+            "By task", by_task.rows, by_task_columns(by_task), ask, now, sorts=False, links={"name": to}
+        )
         if len(by_task.tasks) > 1
         else None,
         "table": table_of("In the last hour", data["workers"], listed, ask, now, usual="-last_seen"),
