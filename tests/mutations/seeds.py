@@ -201,7 +201,6 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("old-primary-not-told", f"{_ENGINE}/postgres_servers.py", "                await self._leave(opened.values())\n", "", "an old primary that was met is refused by who reaches no other"),
     ("standby-for-ever", f"{_ENGINE}/postgres_recovery.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
     ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "if why := await self._waits.why():", 'if why := "":', "who waits for the locks of a commit that waits for a standby goes on"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
