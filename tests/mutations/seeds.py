@@ -182,7 +182,7 @@ _SQL = [
     ("replaced-twice", f"{_STATEMENTS}/eviction.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
     ("isolation-of-writes", f"{_ENGINE}/postgres.py", "BEGIN ISOLATION LEVEL {level}", "BEGIN", "what waited for a lock sees what was committed meanwhile"),
     ("reader-writes", f"{_ENGINE}/postgres.py", "' READ ONLY' if self._read_only else", "' READ ONLY' if False else", "a reader can't write, whatever its settings"),
-    ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if waits and limit.expired()", "if False", "who waits in vain for a connection is told why"),
+    ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if self.size == MOST_CONNECTIONS and limit.expired():", "if False:", "who waits in vain for a connection is told why"),
     ("row-too-large", f"{_ENGINE}/dialect.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
     ("lease-wall-clock", f"{_ENGINE}/sqlite_dialect.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
     ("outage-floods", f"{_ENGINE}/outage.py", "self._silent_until = self._since + _SILENT_SECONDS", "pass", "the connection limit is spoken of once in a while"),
@@ -202,7 +202,7 @@ _FAILOVER = [
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("standby-for-ever", f"{_ENGINE}/postgres_recovery.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
-    ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "if why := await self._waits.why():", 'if why := "":', "who waits for the locks of a commit that waits for a standby goes on"),
+    ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 
