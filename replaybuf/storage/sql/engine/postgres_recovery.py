@@ -253,7 +253,7 @@ class Recovery:
                 except (TimeoutError, ReplayBufError) as end:
                     if doubtful is not None and not isinstance(end, FencedError):
                         raise self._unknown(doubtful, str(patience if why else error)) from error
-                    if isinstance(end, TimeoutError):
+                    if why is not None and isinstance(end, TimeoutError):
                         raise patience.given_up(stored) from error
                     raise
             else:
