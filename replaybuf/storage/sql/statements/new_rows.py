@@ -14,6 +14,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.codec.texts import Texts
 from replaybuf.places.store import EXTENT_BYTES, Extent
+from replaybuf.rollouts.group_fields import GroupFields
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts
@@ -101,10 +102,11 @@ def describe(
 
     `due` are the indices of rollouts that expire at the next refresh, for a group copied from another store.
     """
-    marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None)
+    fields = group.fields or GroupFields.of(rollouts, kind)
+    marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields)
     if not isinstance(due, Unset):
         marks.due = [place in due for place in range(len(rollouts))] if due else None
-    records = outline(rollouts, kind, Texts(payload).find)
+    records = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
         add_unreadable(records, rollouts, kind)
         _warn_of_unreadable(group.task_name, rollouts, records, kind)
