@@ -75,10 +75,10 @@ _ROLLOUTS = [
     ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
-    ("newest-token-ignores-mask", _STALENESS, "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
-    ("agentic-tokens-expire", _STALENESS, "one[2], one[5], agentic)", "one[2], one[5], False)", "groups with input_ids have no token staleness"),
-    ("fill-overwrites-steps", _STALENESS, "filled = [*(steps or ()), *([model_step] * missing)]", "filled = [model_step] * wanted", "steps that are there stay"),
-    ("group-least-stale", _STALENESS, 'return max(_own_staleness(', 'return min(_own_staleness(', "a group is as stale as its stalest rollout"),
+    ("newest-token-ignores-mask", "rollouts/group_fields.py", "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
+    ("agentic-tokens-expire", "rollouts/group_fields.py", "repeat(self.agentic), dated)", "repeat(False), dated)", "groups with input_ids have no token staleness"),
+    ("fill-overwrites-steps", _STALENESS, "return [*(steps or ()), *([model_step] * missing)]", "return [model_step] * missing", "steps that are there stay"),
+    ("group-least-stale", _STALENESS, 'return max(int(value or 0)', 'return min(int(value or 0)', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
     ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
@@ -91,7 +91,7 @@ _ROLLOUTS = [
     ("put-keeps-stale-tokens", _NORMALISE, "    mask_stale_tokens(rollouts, through, kind)\n", "", "put masks tokens that are too old"),
     ("refresh-keeps-stale-tokens", _MARKS, "self.masked = through\n", "pass\n", "and so does a refresh"),
     ("stale-token-late", _STALENESS, "return train_step - 1 - self.token_stale_threshold", "return train_step - 2 - self.token_stale_threshold", "a token as stale as the threshold is masked"),
-    ("undated-passes", _NORMALISE, "(index := undated(rollouts, kind)) is not None", "(index := None) is not None", "a response without steps has no age"),
+    ("undated-passes", _NORMALISE, "(index := undated(GroupFields.of(rollouts, kind))) is not None", "(index := None) is not None", "a response without steps has no age"),
     ("expired-before-stays", _NORMALISE, "if (expired or status == Status.EXPIRED) and not rule.retryable:", "if expired and not rule.retryable:", "what expired before is dropped, too"),
     ("their-status-by-value-only", "rollouts/statuses.py", "candidates += [value.value, value.name]", "candidates += [value.value]", "members are known by their names, too"),
     ("alias-as-status", "rollouts/statuses.py", "return (exact or fitting)[0]", "return fitting[0]", "what is named so comes before an alias"),
@@ -114,22 +114,22 @@ _QUERY = [
 _CODEC = [
     ("checksum-not-checked", "codec/payload_header.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
     ("small-arrays-keep-payloads", "codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
-    ("arrays-share-what-others-have", "codec/blocks.py", "if not self._lends or least < self._kept:", "if least < self._kept:", "a payload that others have isn't written to"),
+    ("arrays-share-what-others-have", "codec/blocks.py", "if not lends or least < self._kept:", "if least < self._kept:", "a payload that others have isn't written to"),
     ("newer-format-read", "codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "codec/blocks.py", "if min(sizes) < 0 or not fits:", "if False:", "lengths add up"),
     ("bomb-allowed", "codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
     ("int-without-sign", "codec/standard_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
     ("fold-lost", "codec/standard_types.py", "microsecond, _decode_tz(tz), fold=fold)\n\n\ndef _decode_time", "microsecond, _decode_tz(tz))\n\n\ndef _decode_time", "a time that is there twice comes back as it was"),
     ("open-tags", "codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
-    ("foreign-in-dicts", "codec/extension_types.py", "stack.append(item.values())", "pass", "bytearrays in dicts come back as such"),
+    ("foreign-in-dicts", "codec/extension_types.py", "check_all(value.values())", "pass", "bytearrays in dicts are refused"),
     ("twin-classes", "rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
-    ("instances-unlooked", "codec/msgpack_values.py", "if needs_wrapping(looked_into) or (held and needs_wrapping(held)):", "if needs_wrapping(looked_into):", "bytearrays in instances come back as such"),
+    ("instances-unlooked", "codec/user_classes.py", "return [name, checked(fields)]", "return [name, fields]", "bytearrays in instances are refused"),
     ("annotated-text-run", "rollouts/annotations.py", "elif origin in _ANNOTATED:", "elif origin is None:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "codec/user_classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
     ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
     ("unknown-converter-read", "codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),
     ("deque-without-bound", "codec/standard_types.py", "return deque(items, maxlen)", "return deque(items)", "deques keep their bound"),
-    ("bytearray-of-an-object", "codec/object_refs.py", "return wrapped(value)", "return value", "bytearrays in objects of Ray come back as such"),
+    ("bytearray-of-an-object", "codec/object_refs.py", "return checked(value)", "return value", "bytearrays in objects of Ray are refused"),
 ]  # fmt: skip
 
 _SQL = [
@@ -190,7 +190,7 @@ _SQL = [
     ("replaced-twice", f"{_STATEMENTS}/eviction.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
     ("isolation-of-writes", f"{_ENGINE}/postgres.py", "BEGIN ISOLATION LEVEL {level}", "BEGIN", "what waited for a lock sees what was committed meanwhile"),
     ("reader-writes", f"{_ENGINE}/postgres.py", "' READ ONLY' if self._read_only else", "' READ ONLY' if False else", "a reader can't write, whatever its settings"),
-    ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if waits and limit.expired()", "if False", "who waits in vain for a connection is told why"),
+    ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if self.size == MOST_CONNECTIONS and limit.expired():", "if False:", "who waits in vain for a connection is told why"),
     ("row-too-large", f"{_ENGINE}/dialect.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
     ("lease-wall-clock", f"{_ENGINE}/sqlite_dialect.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
     ("outage-floods", f"{_ENGINE}/outage.py", "self._silent_until = self._since + _SILENT_SECONDS", "pass", "the connection limit is spoken of once in a while"),
@@ -209,9 +209,8 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("old-primary-not-told", f"{_ENGINE}/postgres_servers.py", "                await self._leave(opened.values())\n", "", "an old primary that was met is refused by who reaches no other"),
     ("standby-for-ever", f"{_ENGINE}/postgres_recovery.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
-    ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "if why := await self._waits.why():", 'if why := "":', "who waits for the locks of a commit that waits for a standby goes on"),
+    ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 
@@ -264,9 +263,9 @@ _VIEWS = [
 ]  # fmt: skip
 
 _DIAGNOSIS = [
-    ("what-arrives-follows", "rules/causes.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
+    ("what-arrives-follows", "rules/needs.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
     ("failures-of-long-ago", "rules/causes.py", "    if bad.lately < share * put.lately:\n        return None\n", "", "what failed long ago is no reason now"),
-    ("one-of-two-waits", "rules/causes.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
+    ("one-of-two-waits", "rules/needs.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/diagnosis.py", "sorted(explained, key=lambda one: one[1][0].precedence)", "explained", "of several tasks the worst is named"),
     ("texts-as-they-are", "rules/circumstances.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
