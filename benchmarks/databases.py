@@ -99,7 +99,10 @@ async def stop_sweeping(buffer: ReplayBuffer) -> None:
     await state.thread.run(state.sweeper.stop)
 
 
-_TO_BE_SWEPT = text("SELECT 1 FROM rb_past WHERE until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint) LIMIT 1")
+_TO_BE_SWEPT = text(
+    "SELECT 1 FROM rb_past WHERE removed_at IS NOT NULL "
+    "AND (until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint)) LIMIT 1"
+)
 
 
 async def until_swept(buffer: ReplayBuffer) -> None:

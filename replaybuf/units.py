@@ -114,26 +114,12 @@ def ago(moment: datetime | None, now: datetime) -> str:
     return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
 
 
-# Histograms
-
-
-def bins(
-    values: Sequence[float], most: int, *, one: str = "{:g}", two: str = "{:.3g} to {:.3g}"
-) -> list[tuple[str, int]]:
-    """Return the counts of values in `most` bins of equal width; up to `most` distinct values have a bin each.
-
-    The names of bins are made by `one` from a value, or by `two` from the bounds. Infinities and NaN are left out.
-    """
-    finite = [value for value in values if math.isfinite(value)]
-    distinct = sorted(set(finite))
-    if len(distinct) <= most:
-        return [(one.format(value), finite.count(value)) for value in distinct]
-    low, high = distinct[0], distinct[-1]
-    counts = [0] * most
-    for value in finite:
-        counts[min(most - 1, int((value - low) / (high - low) * most))] += 1
-    width = (high - low) / most
-    return [(two.format(low + i * width, low + (i + 1) * width), n) for i, n in enumerate(counts)]
+def lease(until: datetime | None, now: datetime | None) -> str:
+    """Format when a lease expires ("in 45s"), or that it has expired and a draw would return its groups."""
+    if until is None or now is None:
+        return "-"
+    left = (until - now).total_seconds()
+    return f"in {age(left)}" if left > 0 else f"over {age(-left)} ago"
 
 
 # Texts and JSON
@@ -181,6 +167,22 @@ def cell(value: Any) -> str:
     if isinstance(value, dict | list):
         return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
     return str(value)
+
+
+def tags(values: Mapping[str, Any] | None) -> str:
+    """Format tags on one line: name=value."""
+    return " ".join(
+        f"{name}={one if isinstance(one, str) else json.dumps(one)}" for name, one in (values or {}).items()
+    )
+
+
+def reward(value: float | None, parts: Mapping[str, Any] | None) -> str | None:
+    """Format a reward with the parts of a dict: `0.500 (format 1, score 0)`."""
+    named = ", ".join(
+        f"{name} {one:g}" if isinstance(one, int | float) else f"{name} {one}" for name, one in (parts or {}).items()
+    )
+    total = None if value is None else f"{value:.3f}"
+    return f"{total or '-'} ({named})" if named else total
 
 
 def is_there(value: Any) -> bool:

@@ -236,7 +236,6 @@ _LONG = (
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
     "examples/test_endpoint_run.py::test_slow_answers*more1*",
-    "faults/test_postgres_connections.py::test_a_commit_whose_answer_never*True*",
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower

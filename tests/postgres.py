@@ -190,20 +190,6 @@ def set_default(url: str, **settings: str) -> None:
         execute(url, f"ALTER DATABASE {make_url(url).database} SET {name} = '{value}'")
 
 
-def drop_functions(url: str) -> None:
-    """Drop those that save round trips, as where a role may not create them."""
-    execute(url, _DROP_FUNCTIONS)
-
-
-_DROP_FUNCTIONS = r"""
-DO $$ DECLARE of_function text; BEGIN
-    FOR of_function IN SELECT oid::regprocedure FROM pg_proc WHERE proname LIKE 'rb\_call\_%' LOOP
-        EXECUTE 'DROP FUNCTION ' || of_function;
-    END LOOP;
-END $$
-"""
-
-
 def execute(url: str, statement: str) -> None:
     """Run one statement, with or without an event loop running."""
 

@@ -72,7 +72,7 @@ SELECT r.uid, r.worker, length(r.full_response) AS characters, substr(r.full_res
 
 Which steps had group 9?
 SELECT step, taken_by, reward, staleness
-  FROM batch_groups WHERE uid = 9 AND 9 BETWEEN first_uid AND last_uid
+  FROM batch_groups WHERE uid = 9
 
 Was anything trained on twice? (A draw counts if all of it was consumed, and no restore undid it.)
 WITH runs AS (

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.storage.sql.engine.locks import Lock
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.past import sweep
 
 TASK = "math"
 
@@ -52,6 +55,12 @@ async def take_all(buffer: ReplayBuffer, task_name: str = TASK) -> list[int]:
 
 async def fill(buffer: ReplayBuffer, count: int, first: int = 0) -> None:
     await asyncio.gather(*(buffer.put(group(number), TASK) for number in range(first, first + count)))
+
+
+def sweep_now(tx: Transaction, before: float = 1e12, limit: int = 1000) -> int:
+    """Sweep, after another sweep that runs: `sweep` itself would do nothing."""
+    tx.dialect.lock(tx, Lock.SWEEP)
+    return sweep(tx, before, limit)
 
 
 async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:

@@ -179,7 +179,7 @@ def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(ro
     services = {name: one.get("environment", {}).get("REPLAYBUF_URL", "") for name, one in COMPOSE["services"].items()}
     assert [name for name, url in services.items() if url.startswith("postgresql://owner:")] == ["schema"]
     urls = urls_of(roles)
-    examined = {row["check"]: row for row in json.loads(run("doctor", urls["trainer"], "--json", code=1).stdout)}
+    examined = {row["check"]: row for row in json.loads(run("doctor", urls["trainer"], "--format=json", code=1).stdout)}
     assert "the user trainer may not make the tables" in examined["access"]["text"]
     assert "GRANT CREATE ON SCHEMA public TO trainer" in examined["access"]["mend"]
     run("db", "upgrade", urls["owner"])

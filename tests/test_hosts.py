@@ -9,7 +9,7 @@ import pytest
 
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
 from replaybuf.redact import redact
-from replaybuf.storage.sql.engine.outage import next_identity
+from replaybuf.storage.sql.engine.commit_stamp import next_stamp
 from replaybuf.storage.sql.engine.postgres_servers import Seen
 from replaybuf.storage.sql.engine.servers import PREFER_PRIMARY, AskedServer, Standing, choose
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url, url_at
@@ -82,7 +82,7 @@ def test_a_url_of_one_of_several_hosts_is_one_that_the_driver_reads() -> None:
 def server(
     host: Host, timeline: int | None, *, system: str = "7", started: int = 1, read_only: bool = False
 ) -> AskedServer:
-    standing = Standing(system, timeline, timeline is None, read_only, datetime(2026, 1, started), 1, None)
+    standing = Standing(system, timeline, timeline is None, read_only, datetime(2026, 1, started), 1)
     return AskedServer(host, standing)
 
 
@@ -133,7 +133,7 @@ def test_who_reads_and_says_nothing_reads_the_newest_primary_wherever_it_is_in_t
 
 
 def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:
-    seen, first, second, third = Seen(), next_identity(None), next_identity(None), next_identity(None)
+    seen, first, second, third = Seen(), next_stamp(None), next_stamp(None), next_stamp(None)
     seen.add(first, began=0.0)
     seen.add(second, began=time.monotonic())
     assert seen.marks == {second.row: second.number}

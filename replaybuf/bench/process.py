@@ -50,7 +50,8 @@ class Failed:
 
 def main(connection: Connection, role: Role, number: int, settings: BenchSettings) -> None:
     """Run the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group: the parent decides
+        signal.signal(number, signal.SIG_IGN)
     logging.getLogger("replaybuf").setLevel(logging.ERROR)  # sixty processes would write to one terminal
     try:
         asyncio.run(_Child(connection).run(role, number, settings))

@@ -276,10 +276,10 @@ def _progress(outcome: Outcome, at: float) -> str:
 
 
 def _end(children: Sequence[Child]) -> None:
-    """Terminate the remaining processes, or kill them."""
+    """Wait for the processes that have ended, and kill the others."""
     for child in children:
         if not child.ended:
-            child.process.terminate()
+            child.process.kill()
     for child in children:
         child.process.join(5)
         if child.process.is_alive():

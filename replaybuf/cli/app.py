@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import inspect
 import io
 import os
 import re
@@ -13,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -42,14 +40,12 @@ _INTERRUPTED = 128 + 2
 # `db` has subcommands.
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
-    "metrics": ("replaybuf.cli.stats:metrics", "Print the figures of a database for Prometheus."),
     "ls": ("replaybuf.cli.queries:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show a group with its responses, or the worst and the best ones."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why."),
-    "schema": ("replaybuf.cli.queries:schema", "List the views for SQL, with what their columns mean."),
-    "sql": ("replaybuf.cli.queries:sql", "Run one SQL statement that only reads."),
+    "sql": ("replaybuf.cli.queries:sql", "Run one SQL statement that only reads, or list the views."),
     "save": ("replaybuf.cli.checkpoint:save", "Write a snapshot of a buffer, while the run goes on."),
     "resume": ("replaybuf.cli.checkpoint:resume", "Load a snapshot into a buffer that is empty."),
     "export": ("replaybuf.cli.files:export", "Write groups with their full texts and tokens to a file."),
@@ -57,7 +53,6 @@ COMMANDS = {
     "checkpoint": ("replaybuf.cli.checkpoint:app", "List, make, restore or drop step checkpoints."),
     "rm": ("replaybuf.cli.changes:rm", "Delete groups, by a query."),
     "requeue": ("replaybuf.cli.changes:requeue", "Bring back failed, filtered and expired groups, by a query."),
-    "explain": ("replaybuf.cli.queries:explain", "Show a query as SQL, with its plan and the index that it uses."),
     "serve": ("replaybuf.cli.watch:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
     "db": ("replaybuf.cli.doctor:app", "Show or upgrade the schema of a database."),
@@ -278,42 +273,20 @@ def argument(name: str, help: str) -> Any:
     return typer.Argument(metavar=name, help=help, show_default=False)
 
 
-_FORMATS: dict[str, tuple[Format, Any]] = {
-    "as_table": ("table", Annotated[bool, option("--table", "Print a table: so it is unless told otherwise.")]),
-    "as_json": ("json", Annotated[bool, option("--json", "Print JSON.")]),
-    "as_nl": ("nl", Annotated[bool, option("--nl", "Print one JSON object a line.")]),
-    "as_csv": ("csv", Annotated[bool, option("--csv", "Print CSV with a header.")]),
-}
+def _output(format: str | Output) -> Output:
+    if isinstance(format, str) and format not in [*Format]:
+        raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(Format)}.")
+    return Output(format) if isinstance(format, str) else format
 
 
-def listing(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `output: Output` by the options --table, --json, --nl and --csv."""
-    signature = inspect.signature(command)
-    hints = get_type_hints(command, include_extras=True)
-
-    @functools.wraps(command)
-    def wrapper(ctx: typer.Context, **values: Any) -> None:
-        chosen = [name for name in _FORMATS if values.pop(name)]
-        if len(chosen) > 1:
-            # Options on the command line override those of environment variables.
-            sources = {name: ctx.get_parameter_source(name) for name in chosen}
-            chosen = [name for name, one in sources.items() if one and one.name == "COMMANDLINE"] or chosen[:1]
-        if len(chosen) > 1:
-            raise typer.BadParameter("choose one of --table, --json, --nl and --csv", ctx=ctx)
-        command(output=Output(_FORMATS[chosen[0]][0] if chosen else "table", asked=bool(chosen)), **values)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
-        parameter.replace(annotation=hints[name], kind=keyword)
-        for name, parameter in signature.parameters.items()
-        if name != "output"
-    ]
-    shared = [inspect.Parameter(name, keyword, default=False, annotation=hint) for name, (_, hint) in _FORMATS.items()]
-    context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
-    parameters = [context, *own, *shared]
-    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapper
+#: The default of --format.
+TEXT = Output()
+Out = Annotated[
+    Output,
+    option(
+        "--format", "text, json, or csv: the rows of the table.", metavar="FORMAT", parser=_output, show_default=False
+    ),
+]
 
 
 def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:

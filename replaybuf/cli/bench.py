@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.app import Url, option, read_size
-from replaybuf.cli.output import Output
+from replaybuf.cli.app import TEXT, Out, Url, option, read_size
+from replaybuf.cli.output import print_json
 from replaybuf.redact import escape_line
 
 
@@ -39,7 +39,7 @@ def bench(
         str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
     keep: Annotated[bool, option("--keep", "Leave the groups and the buffer behind.")] = False,
-    as_json: Annotated[bool, option("--json", "Print the results as JSON.")] = False,
+    output: Out = TEXT,
 ) -> None:
     """Put load on a database: processes that put and take groups, as workers and trainers do.
 
@@ -54,7 +54,7 @@ def bench(
       replaybuf bench bench.db
       replaybuf bench postgresql://trainer@db.cluster/bench --workers 64 --trainers 4 --minutes 5
       replaybuf bench URL --workers 64 --rate 2 --group 16x8000 --leases --step-seconds 10
-      replaybuf bench URL --json > bench.json
+      replaybuf bench URL --format json > bench.json
     """
     from replaybuf.bench.load import BenchSettings, parse_group
     from replaybuf.bench.report import passed, results_of, text_of
@@ -84,10 +84,10 @@ def bench(
     )
     outcome = run(settings, _tell)
     results = results_of(outcome)
-    if as_json:
-        Output("json").value(results)
-    else:
+    if output.for_people:
         typer.echo(text_of(results), nl=False)
+    else:
+        print_json(results)
     if outcome.signalled:
         raise typer.Exit(128 + outcome.signalled)
     if not passed(results):

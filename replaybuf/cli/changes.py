@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from replaybuf import units
-from replaybuf.cli.app import YES, OfStatus, OfTask, OneBuffer, Url, Where, ask, listing, on_storage, option
-from replaybuf.cli.groups import columns, nothing_in, query_of
+from replaybuf.cli.app import TEXT, YES, OfStatus, OfTask, OneBuffer, Out, Url, Where, ask, on_storage, option
+from replaybuf.cli.groups import nothing_in, query_of
 from replaybuf.cli.output import Output, print_table
 from replaybuf.errors import InputError
 from replaybuf.query import LogicNode, Node, ScalarNode, SetNode
@@ -17,6 +17,7 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_queries import Removable, removable
 from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.view.columns import columns
 
 T = TypeVar("T")
 Uids = Annotated[list[int] | None, option("--uid", "Only this group. May be repeated.", metavar="UID")]
@@ -103,10 +104,9 @@ def _groups(count: int) -> str:
     return units.number_of(count, "group")
 
 
-@listing
 def rm(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     where: Where = None,
     task: OfTask = None,
     status: OfStatus = None,
@@ -138,10 +138,9 @@ def rm(
 _SET_ASIDE = ("failed", "filtered", "expired")
 
 
-@listing
 def requeue(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     where: Where = None,
     task: OfTask = None,
     status: Annotated[

@@ -15,43 +15,36 @@ from typer.core import TyperGroup
 from replaybuf import units
 from replaybuf.checks import check_step
 from replaybuf.cli.app import (
+    TEXT,
     YES,
     Buffer,
     Command,
     OneBuffer,
+    Out,
     Url,
     argument,
     ask,
     buffer_option,
-    listing,
     on_storage,
     option,
     url_and,
     whole_number,
     with_bar,
 )
-from replaybuf.cli.groups import columns
-from replaybuf.cli.output import Column, Output, iso
+from replaybuf.cli.output import Output
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, find_stored, read_checkpoints, since
-from replaybuf.units import time_of
+from replaybuf.units import iso, time_of
+from replaybuf.view.columns import CHECKPOINTS, Column, columns
 
 if TYPE_CHECKING:
     from replaybuf.progress import OnProgress
     from replaybuf.storage.sql.backend import SQLStorage
 
-#: The columns of the list of checkpoints.
-COLUMNS = [
-    *columns("buffer", "step"),
-    Column("made", lambda r: iso(r["created_at"]), right=False),
-    *columns("groups", "bytes"),
-]
 
-
-@listing
-def ls(url: Url, output: Output, buffer: Buffer = None) -> None:
+def ls(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
     """List the step checkpoints in a database: what buffer.restore(step) can go back to.
 
     "groups" and "size" are what each holds; payloads that several of them hold, or that are still in the buffer, take
@@ -64,7 +57,7 @@ def ls(url: Url, output: Output, buffer: Buffer = None) -> None:
     """
     rows = open_reader(url).read(lambda tx: read_checkpoints(tx, buffer))
     if rows or not output.for_people:
-        output.rows(rows, COLUMNS)
+        output.rows(rows, CHECKPOINTS)
     else:
         output.note("there are no checkpoints")
 
@@ -96,8 +89,7 @@ def checkpoint() -> None:
 
 
 @app.command("make", cls=Command)
-@listing
-def make(url: Url, output: Output, step: _Step = None, buffer: OneBuffer = None) -> None:
+def make(url: Url, output: Out = TEXT, step: _Step = None, buffer: OneBuffer = None) -> None:
     """Make a checkpoint of a buffer at a train step, as buffer.checkpoint() does; others go on meanwhile.
 
     It replaces an older one of the same step, and drops no other.
@@ -115,10 +107,9 @@ def make(url: Url, output: Output, step: _Step = None, buffer: OneBuffer = None)
 
 
 @app.command("restore", cls=Command)
-@listing
 def restore(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     step: _Step = None,
     keep_new: Annotated[bool, option("--keep-new", "Keep the groups that were put since the checkpoint.")] = False,
     buffer: OneBuffer = None,
@@ -147,8 +138,7 @@ def restore(
 
 
 @app.command("drop", cls=Command)
-@listing
-def drop(url: Url, output: Output, step: _Step = None, buffer: OneBuffer = None, yes: _Yes = False) -> None:
+def drop(url: Url, output: Out = TEXT, step: _Step = None, buffer: OneBuffer = None, yes: _Yes = False) -> None:
     """Drop the checkpoint of a step, and the payloads that nothing else needs, after asking.
 
     \b
@@ -189,7 +179,7 @@ def _ask_to_restore(reader: Reader, made: StoredCheckpoint, found: Since, *, kee
 def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
     row = {"url": reader.where, **asdict(made), "created_at": time_of(made.created_at)}
     del row["id"]
-    output.rows([row], COLUMNS)
+    output.rows([row], CHECKPOINTS)
 
 
 # Copies in files
@@ -209,10 +199,9 @@ _Place = Annotated[
 _For = Annotated[str | None, option("--policy", f"For a run of another policy: {_NAMES}", metavar="NAME")]
 
 
-@listing
 def save(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     folder: Folder = None,
     buffer: OneBuffer = None,
     policy: _Of = None,
@@ -250,10 +239,9 @@ def save(
     output.rows([row], _COPIES)
 
 
-@listing
 def resume(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     folder: Folder = None,
     buffer: _Loaded = None,
     policy: _For = None,
@@ -307,5 +295,5 @@ def resume(
 
     _, done = with_bar("loaded", load)
     row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}
-    own = Column("policy", lambda r: r["policy"] or "any", right=False)
+    own = Column("policy", "policy", "word")
     output.rows([row | {"policy": policy or saved}], [*_COPIES, own])

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import units
-from replaybuf.cli.groups import status_style
-from replaybuf.cli.output import Row, console
+from replaybuf.cli.output import STYLES, Row, console
 from replaybuf.redact import escape, escape_line
 
 if TYPE_CHECKING:
@@ -120,29 +119,22 @@ def _heading_of(row: Row) -> None:
     from rich.text import Text
 
     line = Text(f"\nrollout {row['position']}", style="bold").append("  ")
-    console().print(line.append(escape(summary(row)), style=f"not bold {status_style(row)}"), soft_wrap=True)
+    console().print(
+        line.append(escape(summary(row)), style=f"not bold {STYLES.get(row['status'], '')}"), soft_wrap=True
+    )
 
 
 def summary(row: Row) -> str:
     """Return a summary of a rollout in one line: its reward with its parts, staleness, tokens."""
     facts = {
         "id": row["rollout_id"],
-        "reward": reward_text(row),
+        "reward": units.reward(row["reward"], row["rewards"]),
         "staleness": row["staleness"],
         "step": row["oldest_model_step"],
         "tokens": row["response_tokens"],
         "finish": row["finish_reason"],
     }
     return " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
-
-
-def reward_text(row: Row) -> str | None:
-    """Return a reward with the parts of a dict: `0.500 (format 1, score 0)`."""
-    parts = row["rewards"] or {}
-    texts = {name: f"{value:g}" if isinstance(value, int | float) else str(value) for name, value in parts.items()}
-    named = ", ".join(f"{name} {text}" for name, text in texts.items())
-    total = None if row["reward"] is None else f"{row['reward']:.3f}"
-    return f"{total or '-'} ({named})" if named else total
 
 
 _NARROWEST = 38
@@ -212,7 +204,7 @@ def _cell(one: ShownRollout, layout: Layout, legend: dict[str, str]) -> Text:
 
     cell = Text()
     cell.append(escape_line(one.title), style="bold")
-    cell.append(f"\n{escape_line(summary(one.row))}\n", style=status_style(one.row))
+    cell.append(f"\n{escape_line(summary(one.row))}\n", style=STYLES.get(one.row["status"], ""))
     response = one.fields.get("response")
     if response is None:  # for classes with other field names, the metadata has its beginning
         response = one.row["response"]

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf.cli.app import Command, Url, listing, option
-from replaybuf.cli.output import Column, Output
+from replaybuf.cli.app import TEXT, Command, Out, Url, option
+from replaybuf.cli.output import Output
 from replaybuf.progress import progress_bar
 from replaybuf.redact import escape
 from replaybuf.storage.sql.inspection.reader import HEAD, Reader, State, open_reader, state_of
+from replaybuf.view.columns import Column
 
 if TYPE_CHECKING:
     from replaybuf.doctor import CheckContext, Finding
@@ -26,10 +27,9 @@ _STYLES: dict[str, Any] = {"ok": {"fg": "green"}, "warning": {"fg": "yellow"}, "
 _INDENT = 26
 
 
-@listing
 def doctor(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     quick: Annotated[
         bool, option("--quick", "Read a sample of the payloads only, and leave out what takes long.")
     ] = False,
@@ -146,8 +146,7 @@ def db() -> None:
 
 
 @app.command("current", cls=Command)
-@listing
-def current(url: Url, output: Output) -> None:
+def current(url: Url, output: Out = TEXT) -> None:
     """Show the revision of a database's schema, and the one that this replaybuf works with.
 
     \b
@@ -157,17 +156,11 @@ def current(url: Url, output: Output) -> None:
     reader = open_reader(url)
     revision = reader.read_any(lambda tx: tx.revision())
     row = {"url": reader.where, "revision": revision, "wanted": HEAD, "state": _STATES[state_of(revision)]}
-    columns = [
-        Column("revision", lambda r: r["revision"] or "none", right=False),
-        Column("wanted", lambda r: r["wanted"], right=False),
-        Column("state", lambda r: r["state"], right=False),
-    ]
-    output.rows([row], columns)
+    output.rows([row], [Column(name, name, "word") for name in ("revision", "wanted", "state")])
 
 
 @app.command("upgrade", cls=Command)
-@listing
-def upgrade_command(url: Url, output: Output) -> None:
+def upgrade_command(url: Url, output: Out = TEXT) -> None:
     """Bring the schema of a database up to date.
 
     Close all users of the database first. It happens in one transaction, whole or not at all. In an empty database the
@@ -181,10 +174,7 @@ def upgrade_command(url: Url, output: Output) -> None:
 
     reader = open_reader(url)
     before, after = upgrade_database(reader)
-    columns = [
-        Column("before", lambda r: r["before"] or "none", right=False),
-        Column("after", lambda r: r["after"], right=False),
-    ]
-    output.rows([{"url": reader.where, "before": before, "after": after}], columns)
+    row = {"url": reader.where, "before": before, "after": after}
+    output.rows([row], [Column(name, name, "word") for name in ("before", "after")])
     if before == after:
         output.note("it was up to date already")

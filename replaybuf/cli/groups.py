@@ -1,17 +1,14 @@
-"""Selecting and showing groups: --where, --task and --status as a query; columns of tables, colours, texts."""
+"""Selecting groups: --where, --task and --status as a query; sentences about groups and the trainer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any
 
 import typer
 
 from replaybuf import units
-from replaybuf.cli.output import Column
 from replaybuf.errors import QueryError
 from replaybuf.query import LogicNode, Node, parse, span_of
 from replaybuf.redact import escape, may_hold_password, redact
@@ -20,62 +17,6 @@ from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.groups import tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
-
-_STYLES = {
-    "completed": "green",
-    "failed": "red",
-    "aborted": "yellow",
-    "expired": "magenta",
-    "filtered": "cyan",
-    "init": "blue",
-    "archived": "dim",
-}
-
-
-def status_style(row: Mapping[str, Any]) -> str:
-    return _STYLES.get(str(row.get("status")), "")
-
-
-def _column(header: str, name: str, digits: int = 0) -> Column:
-    return Column(header, lambda row: units.number(row[name], digits))
-
-
-def _text(header: str, name: str) -> Column:
-    return Column(header, lambda row: "-" if row[name] is None else row[name], right=False, text=True)
-
-
-def _id(name: str) -> Column:
-    return Column(name, lambda row: "-" if row[name] is None else str(row[name]))
-
-
-#: Columns of common fields; other fields are columns of whole numbers under their own names.
-_COLUMNS = {
-    **{name: _id(name) for name in ("uid", "id", "step", "batch", "last_uid")},
-    **{name: _text(name, name) for name in ("buffer", "file", "worker")},
-    "task_name": _text("task", "task_name"),
-    "status": Column("status", lambda row: row["status"], right=False, style=status_style),
-    "now": Column("now", lambda row: row["now"], right=False),
-    "bytes": Column("size", lambda row: units.size(row["bytes"])),
-    "staleness": Column("stale", lambda row: units.number(row["staleness"], int(isinstance(row["staleness"], float)))),
-    "min_reward": _column("lowest", "min_reward", 3),
-    "max_reward": _column("highest", "max_reward", 3),
-    "max_staleness": _column("max", "max_staleness"),
-    "oldest_model_step": _column("weights", "oldest_model_step"),
-    "times_sampled": _column("sampled", "times_sampled"),
-    "response_tokens": Column("tokens", lambda row: units.short(row["response_tokens"])),
-    **{name: _column(name, name, 3) for name in ("reward", "others", "below")},
-}
-
-
-def columns(*names: str, spare: Collection[str] = (), **headers: str) -> list[Column]:
-    """Return the columns of fields, with `headers` in place of their names; `spare` ones may be left out."""
-    found = [(name, _COLUMNS.get(name) or _column(name, name)) for name in names]
-    return [replace(one, header=headers.get(name, one.header), spare=name in spare) for name, one in found]
-
-
-def age_of(moment: datetime | None, now: datetime) -> float | None:
-    """Return the seconds since a time; None for None."""
-    return None if moment is None else (now - moment).total_seconds()
 
 
 def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
@@ -128,7 +69,8 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
     tasks = reader.read(lambda tx: tasks_of(tx, buffer))
     if task in tasks or not tasks:
         return "no such groups"
-    return f"no such groups; there are the tasks {units.some(tasks, _TASKS_NAMED)}"
+    there_are = "there is the task" if len(tasks) == 1 else "there are the tasks"
+    return f"no such groups; {there_are} {units.some(tasks, _TASKS_NAMED)}"
 
 
 def _parse(where: str, given_as: str) -> Node:

@@ -1,4 +1,4 @@
-"""Printing rows: a table for people, or JSON, newline-delimited JSON and CSV for programs.
+"""Printing: tables and sentences for people, JSON and CSV for programs.
 
 Data goes to stdout, everything else to stderr. Control characters are escaped in tables and on a terminal; programs
 get values as they are.
@@ -9,76 +9,74 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from replaybuf.redact import escape, escape_json, escape_line
 from replaybuf.units import csv_lines, plain
-from replaybuf.units import iso as iso
+from replaybuf.view.columns import Column, used
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Format = Literal["table", "json", "nl", "csv"]
 Row = Mapping[str, Any]
 
 # Without a terminal, tables have any width, with texts of up to this length.
 _LONGEST_TEXT = 80
 _SHORTEST_TEXT = 10
 _WIDE = 100_000
+#: The colours of statuses, and of the states of workers.
+STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "aborted": "yellow",
+    "expired": "magenta",
+    "filtered": "cyan",
+    "init": "blue",
+    "archived": "dim",
+    "alive": "green",
+    "silent": "red",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table: its header, and the text for a row.
+class Format(StrEnum):
+    """The formats of --format."""
 
-    If the table is too wide, `text` columns shrink; then `spare` ones are left out, the last first.
-    """
-
-    header: str
-    show: Callable[[Row], str]
-    right: bool = True
-    text: bool = False
-    spare: bool = False
-    style: Callable[[Row], str] | None = None
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
 
 
 class Output:
-    """Prints in a format. `asked` says whether the user requested it, for commands whose default isn't a table."""
+    """Prints rows, or a value, in a format."""
 
-    def __init__(self, format: Format, *, asked: bool = True) -> None:
+    def __init__(self, format: str = Format.TEXT) -> None:
         self.format = format
-        self.asked = asked
 
     @property
     def for_people(self) -> bool:
-        return self.format == "table"
+        return self.format == Format.TEXT
 
-    def rows(self, rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    def rows(self, rows: Sequence[Any], columns: Sequence[Column] = (), now: datetime | None = None) -> None:
         """Print rows, as a table of `columns` or with all their fields."""
         if self.for_people:
-            print_table(rows, columns)
-        elif self.format == "csv":
+            print_table(rows, columns, now)
+        elif self.format == Format.CSV:
             keep = "\n" if sys.stdout.isatty() else None
             write(line if keep is None else escape(line, keep=keep) for line in csv_lines(rows))
-        elif self.format == "nl":
-            write(encode(row) + "\n" for row in rows)
         else:
             write(f"{',' if i else '['}\n {encode(row)}" for i, row in enumerate(rows))
             write("\n]\n" if rows else "[]\n")
 
-    def value(self, value: Any) -> None:
-        """Print one value as JSON."""
-        write([encode(value, indent=2) + "\n"])
-
     def printed(self, value: Callable[[], Any], rows: Callable[[], Sequence[Row]]) -> bool:
-        """Print a value as JSON, or rows as CSV or NDJSON; return False, printing nothing, if the format is a table."""
-        if self.format == "json":
-            self.value(value())
+        """Print a value as JSON, or rows as CSV; return False, printing nothing, if the format is text."""
+        if self.format == Format.JSON:
+            print_json(value())
         elif not self.for_people:
-            self.rows(rows(), [])
+            self.rows(rows())
         return not self.for_people
 
     def note(self, text: str) -> None:
@@ -93,6 +91,17 @@ def write(texts: Iterable[str]) -> None:
     sys.stdout.writelines(texts)
 
 
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    write([encode(value, indent=2) + "\n"])
+
+
+def encode(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON."""
+    speaks_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    return escape_json(json.dumps(plain(value), ensure_ascii=not speaks_unicode, indent=indent))
+
+
 def console(width: int | None = None) -> Console:
     """Return rich's console for stdout: data isn't parsed as markup, and only terminals get colours."""
     from rich.console import Console
@@ -102,33 +111,58 @@ def console(width: int | None = None) -> Console:
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
+def print_line(text: str, style: str = "", indent: str = "") -> None:
+    """Print a sentence, wrapped at words on a terminal; further lines are indented."""
+    from rich.text import Text
+
+    out = console()
+    if not out.is_terminal:
+        write([f"{indent}{escape_line(text)}\n"])
+        return
+    lines = Text(escape_line(text), style=style).wrap(out, max(_SHORTEST_TEXT, out.width - len(indent)))
+    for line in lines:
+        line.rstrip()
+        out.print(Text(indent).append(line), soft_wrap=True)
+
+
 def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Mapping[str, str] = {}) -> None:
     """Print a title, and below it the facts that aren't empty, with their names; one with the name "" without."""
+    from rich.table import Table
     from rich.text import Text
 
     out = console()
     out.print(Text(escape(title), style="bold"), soft_wrap=True)
     for name, value in facts.items():
-        if value:
-            label = Text(f"  {name:<{width}}" if name else "  ")
-            out.print(label.append(escape(str(value)), style=styles.get(name, "")), soft_wrap=True)
+        if not value:
+            continue
+        text = Text(escape(str(value)), style=styles.get(name, ""))
+        label = Text(f"  {name:<{width}}" if name else "  ")
+        if not out.is_terminal:
+            out.print(label.append(text), soft_wrap=True)
+            continue
+        grid = Table.grid()
+        grid.add_column(no_wrap=True, width=len(label))
+        grid.add_column(overflow="fold")
+        grid.add_row(label, text)
+        out.print(grid)
 
 
-def print_table(rows: Sequence[Row], columns: Sequence[Column], *, footer: bool = False) -> None:
+def print_table(
+    rows: Sequence[Any], columns: Sequence[Column], now: datetime | None = None, *, footer: bool = False
+) -> None:
     """Print a table, or one field on each line if the table is wider than the terminal.
 
     With `footer`, the last row is a total.
     """
     from rich.cells import cell_len
 
-    width = console().width
-    columns = list(columns)
-    left_out: list[str] = []
+    width, left_out = console().width, list[str]()
+    columns = used(columns, rows)
     while True:
-        cells = [[escape(column.show(row)) for column in columns] for row in rows]
+        cells = [[escape(column.text(row, now)) for column in columns] for row in rows]
         headers = [escape(column.header) for column in columns]
         natural = [max(map(cell_len, texts)) for texts in zip(headers, *cells, strict=True)]
-        gap, widths = fit(natural, [column.text for column in columns], width)
+        gap, widths = fit(natural, [column.is_text for column in columns], width)
         if sum(widths) + gap * (len(widths) - 1) <= width:
             _print_table(rows, columns, cells, gap, widths, footer)
             break
@@ -160,8 +194,16 @@ def _print_records(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> No
         out.print(grid)
 
 
+def _style(column: Column, row: Any) -> str:
+    if column.is_bad(row):
+        return "red"
+    if column.kind == "change":
+        return "red" if column.text(row, None).startswith("-") else ""
+    return STYLES.get(column.text(row, None), "") if column.kind == "status" else ""
+
+
 def _print_table(
-    rows: Sequence[Row],
+    rows: Sequence[Any],
     columns: Sequence[Column],
     cells: Sequence[Sequence[str]],
     gap: int,
@@ -172,16 +214,15 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
-    headers = [escape(column.header) for column in columns]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for column, header, width in zip(columns, headers, widths, strict=True):
-        justify: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(Text(header), justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+    for column, width in zip(columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if column.is_right else "left"
+        header = Text(escape(column.header))
+        table.add_column(header, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
     for i, (row, texts) in enumerate(zip(rows, cells, strict=True)):
-        styles = (column.style(row) if column.style else "" for column in columns)
         total = footer and i == len(rows) - 1
         table.add_row(
-            *(Text(text, style=style) for text, style in zip(texts, styles, strict=True)),
+            *(Text(text, style=_style(column, row)) for column, text in zip(columns, texts, strict=True)),
             style="bold" if total else None,
             end_section=footer and i == len(rows) - 2,
         )
@@ -209,12 +250,3 @@ def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[
         widths[i] -= 1
         excess -= 1
     return gap, widths
-
-
-# Values for programs
-
-
-def encode(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON."""
-    speaks_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-    return escape_json(json.dumps(plain(value), ensure_ascii=not speaks_unicode, indent=indent))

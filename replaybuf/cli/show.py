@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf import units
-from replaybuf.cli.app import Buffer, OfTask, Url, Where, argument, listing, option, url_and_uids, whole_number
+from replaybuf.cli.app import TEXT, Buffer, OfTask, Out, Url, Where, argument, option, url_and_uids, whole_number
 from replaybuf.cli.conversation import (
     Layout,
     ShownRollout,
@@ -20,15 +20,15 @@ from replaybuf.cli.conversation import (
     print_beside,
     print_prompt,
     print_rollouts,
-    reward_text,
 )
-from replaybuf.cli.groups import ARCHIVE, columns, gone_of, query_of, status_style
-from replaybuf.cli.output import Column, Output, console, print_facts, print_table, write
+from replaybuf.cli.groups import ARCHIVE, gone_of, query_of
+from replaybuf.cli.output import STYLES, Output, console, print_facts, print_table, write
 from replaybuf.errors import InputError
 from replaybuf.redact import escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.view.columns import ARRAYS, ROLLOUTS
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.group_payloads import StoredArray
@@ -142,7 +142,7 @@ def print_group(found: Described, *, with_prompt: bool) -> None:
     """Print the metadata of a group, one field on each line."""
     group, facts = found.group, facts_of(found.group, found.now)
     facts |= {"buffer": group["buffer"] if found.several else "", "prompt": group["prompt"] if with_prompt else ""}
-    print_facts(f"group {group['uid']}", facts, 14, {"status": status_style(group)})
+    print_facts(f"group {group['uid']}", facts, 14, {"status": STYLES[group["status"]]})
 
 
 class Colours(StrEnum):
@@ -159,22 +159,17 @@ Colour = Annotated[
 ]
 
 
-@listing
 def show(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     uids: Annotated[list[str] | None, argument("[UID]...", "The uids of groups, from replaybuf ls.")] = None,
     full: Annotated[
-        bool, option("--full", "Decode the payload: messages and responses in full, all fields with --json.")
+        bool, option("--full", "Decode the payload: messages and responses in full, all fields in JSON.")
     ] = False,
     columns: Annotated[int | None, option("--columns", "So many responses side by side.", min=1, max=50)] = None,
     colour: Colour = None,
-    worst: Annotated[
-        int | None, option("--worst", "The lowest rewards, one of each group first.", min=1, max=100)
-    ] = None,
-    best: Annotated[
-        int | None, option("--best", "The highest rewards, one of each group first.", min=1, max=100)
-    ] = None,
+    worst: Annotated[int | None, option("--worst", "The answers with the lowest rewards.", min=1, max=100)] = None,
+    best: Annotated[int | None, option("--best", "The answers with the highest rewards.", min=1, max=100)] = None,
     where: Where = None,
     task: OfTask = None,
     buffer: Buffer = None,
@@ -186,10 +181,10 @@ def show(
     too, and show the responses side by side, up to 2,000 characters of each unless --full is given. Of several groups
     the best and the worst response of each are shown, side by side.
     --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all
-    of them: a million take a while. One of each group is shown before a second one of any; of equals, the newest.
+    of them: a million take a while. Of equal rewards one of each group is shown before a second one of any.
 
     Tokens are coloured where their texts are in the rollout (in a field of its own, or because a token is a character);
-    else their ids are. --nl and --csv print the rollouts, --json prints all there is.
+    else their ids are. --format csv prints the rollouts, json all there is.
 
     \b
     Examples:
@@ -199,7 +194,7 @@ def show(
       replaybuf show run.db 17 18 19
       replaybuf show run.db --worst 3 --task math
       replaybuf show run.db --worst 3 --where '{"worker": "gpu-node-7"}'
-      replaybuf show run.db 17 --full --json | jq '.rollouts[].response'
+      replaybuf show run.db 17 --full --format json | jq '.rollouts[].response'
     """
     layout = Layout(columns, colour, full)
     if worst is not None or best is not None:
@@ -229,7 +224,8 @@ def show(
     if not decodes:
         print_group(found, with_prompt=True)
         write("\n")
-        print_table(rollouts, _columns())
+        rows = [row | {"rewards": units.reward(row["reward"], row["rewards"])} for row in found.rollouts]
+        print_table(rows, ROLLOUTS)
     else:
         print_group(found, with_prompt=False)
         print_rollouts(rollouts, decoded, layout if beside or sys.stdout.isatty() else None)
@@ -243,32 +239,9 @@ def _facts_of(array: StoredArray) -> dict[str, Any]:
 
 
 def _print_arrays(arrays: list[StoredArray]) -> None:
-    from replaybuf.storage.sql.inspection.group_payloads import IN_DATABASE, footnotes
+    from replaybuf.storage.sql.inspection.group_payloads import footnotes
 
     write("\n")
     if large := [one for one in arrays if not one.small]:
-        rows = [{**_facts_of(one), "shape": one.dimensions, "file": one.file or IN_DATABASE} for one in large]
-        print_table(rows, _ARRAY_COLUMNS)
+        print_table(large, ARRAYS)
     write(f"{escape_line(note)}\n" for note in footnotes(arrays))
-
-
-_ARRAY_COLUMNS = [
-    Column("#", lambda a: str(a["rollout"])),
-    Column("array", lambda a: a["name"], right=False, text=True),
-    Column("dtype", lambda a: a["dtype"], right=False),
-    Column("shape", lambda a: a["shape"], right=False),
-    Column("size", lambda a: units.size(a["nbytes"])),
-    Column("kept in", lambda a: a["file"], right=False),
-]
-
-
-def _columns() -> list[Column]:
-    return [
-        Column("#", lambda r: str(r["position"])),
-        Column("id", lambda r: "-" if r["rollout_id"] is None else str(r["rollout_id"])),
-        *columns("status", "staleness", "oldest_model_step", oldest_model_step="step"),
-        Column("reward", lambda r: reward_text(r) or "-"),
-        Column("tokens", lambda r: units.number(r["response_tokens"])),
-        Column("finish", lambda r: r["finish_reason"] or "-", right=False),
-        Column("response", lambda r: r["response"] or "", right=False, text=True),
-    ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -10,41 +13,36 @@ import typer
 
 from replaybuf import units
 from replaybuf.cli.app import (
+    TEXT,
     URL_VARIABLE,
     OneBuffer,
+    Out,
     Url,
     argument,
-    listing,
     option,
     read_limit,
     url_of_variable,
     whole_number,
 )
-from replaybuf.cli.groups import age_of, columns
-from replaybuf.cli.output import Column, Output, Row
-from replaybuf.cli.traced import (
-    group_rows,
-    life_value,
-    print_life,
-    print_step,
-    print_worker,
-    step_value,
-    steps_rows,
-    worker_rows,
-    worker_value,
-)
+from replaybuf.cli.groups import ARCHIVE
+from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
 from replaybuf.errors import InputError
 from replaybuf.redact import escape, redact
 from replaybuf.storage.sql.inspection.groups import choose
-from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
+from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
-from replaybuf.storage.sql.inspection.traces import (
-    StepSummary,
-    lowest_answers,
-    summarise_steps,
-    trace_step,
-    trace_worker,
+from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column
+from replaybuf.view.steps import STEPS, Step, Steps, no_draw, read_step, read_steps
+from replaybuf.view.workers import (
+    BUFFERED,
+    WORKER_GROUPS,
+    WORKER_STEPS,
+    ByTask,
+    Worker,
+    by_task_columns,
+    read_shares,
+    read_worker,
     workers_of,
 )
 from replaybuf.worker_name import check_worker
@@ -57,10 +55,9 @@ _What = Annotated[str | None, argument("WHAT", "steps, step, uid or worker, or a
 _Which = Annotated[str | None, argument("WHICH", "The step, the uid or the worker's name.")]
 
 
-@listing
 def trace(
     url: Url,
-    output: Output,
+    output: Out = TEXT,
     what: _What = None,
     which: _Which = None,
     buffer: OneBuffer = None,
@@ -75,11 +72,12 @@ def trace(
 ) -> None:
     """Show what a train step was trained on, who made it, and what became of a group.
 
-    "steps" lists the last train steps, with the mean reward of their groups and its change from the step before. "step
-    413" says what it was trained on: from which weights, how stale, and made by whom, the workers first whose groups
-    are worst compared with those that others made of the same tasks; then the groups themselves. "uid 17" is the life
-    of a group: put, drawn, given back, by whom, replaced by what, in which checkpoints. "worker NAME" is what one
-    worker made.
+    "steps" lists the last train steps, with the mean reward of their groups and its change from the step before. It is
+    red where the step is lower than the steps before, or one of its workers than the others; a worker that is below the
+    others all along, in a task or in all, is named above. "step 413" says what it was trained on: from which weights,
+    how stale, and made by whom, the workers first whose groups are worst compared with those that others made of the
+    same tasks; then the groups themselves. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced
+    by what, in which checkpoints. "worker NAME" is what one worker made.
 
     The last 10,000 draws of a buffer are recorded, unless its config says
     otherwise. Of a step that was trained on again after a restore, both are shown, the last first.
@@ -90,7 +88,7 @@ def trace(
       replaybuf trace run.db step 413 --worst 3
       replaybuf trace run.db uid 17
       replaybuf trace run.db worker gpu-node-7 --limit 100
-      replaybuf trace run.db step 413 --json | jq '.runs[0].workers[0]'
+      replaybuf trace run.db step 413 --format json | jq '.runs[0].workers[0]'
     """
     url, what, which = _words(url, what, which)
     if worst is not None and what != "step":
@@ -142,78 +140,106 @@ def _or(limit: str | None, default: int) -> int | None:
 
 
 def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
-    def read(tx: ReadTransaction) -> tuple[list[StepSummary], Recorded, datetime]:
-        name = choose(tx, buffer)
-        more = None if limit is None else limit + 1  # the last row's change is relative to the step before it
-        return summarise_steps(tx, name, before=before, limit=more), recorded(tx, name), tx.now()
+    more = None if limit is None else limit + 1  # the last row's change is relative to the step before it
 
-    found, known, now = reader.read(read)
-    rows = steps_rows(found, limit)
-    if found or not output.for_people:
-        output.rows(rows, _columns(rows, now))
-    else:
-        output.note(_nothing(known, "for a step" if before is None else f"for a step before {before}"))
+    def read(tx: ReadTransaction) -> tuple[Steps, ByTask | None]:
+        found = read_steps(tx, buffer, before=before, limit=more)
+        return found, read_shares(tx, found.buffer, limit)[1] if found.worse else None
+
+    found, by_task = reader.read(read)
+    numbers = sorted({one.step for one in found.rows}, reverse=True)
+    rows = [one for one in found.rows if one.step in numbers[:limit]]
+    if not found.rows and output.for_people:
+        output.note(no_draw(found.known, "for a step" if before is None else f"for a step before {before}"))
         return
-    if limit is not None and len({one.step for one in found}) > limit:
-        page = [f"--before {rows[-1]['step']}"] if rows else []
+    if output.for_people:
+        for one in found.worse:
+            print_line(str(one), "red")
+        if by_task is not None and len(by_task.tasks) > 1:
+            write(["\nrewards beside those of others\n"])
+            print_table(by_task.rows, by_task_columns(by_task))
+            write(["\n"])
+    output.rows(rows if output.for_people else [asdict(one) for one in rows], STEPS, found.now)
+    if limit is not None and len(numbers) > limit:
+        page = [f"--before {rows[-1].step}"] if rows else []
         output.note(f"more steps: {', or '.join([*page, '--limit all'])}")
-    if known.without_step:
-        output.note(f"{units.number(known.without_step)} of {units.number(known.batches)} draws name no train step")
+    if found.known.without_step:
+        draws = f"{units.number(found.known.without_step)} of {units.number(found.known.batches)} draws"
+        output.note(f"{draws} name no train step")
 
 
-def _columns(rows: list[dict[str, Any]], now: datetime) -> list[Column]:
-    change = Column(
-        "change",
-        lambda r: "" if r["change"] is None else f"{r['change']:+.3f}",
-        style=lambda r: "red" if (r["change"] or 0.0) < 0 else "",
-    )
-    found = [
-        *columns("step"),
-        Column("trained", lambda r: units.age(age_of(r["last_at"], now)), spare=True),
-        *columns("groups", "settled", "reward"),
-        change,
-        *columns("min_reward", "max_reward", spare=("min_reward", "max_reward")),
-        *columns("staleness", "max_staleness"),
-        Column("weights", _weights_text, spare=True),
-        Column("run", _run_text, right=False),
-        Column("taken by", lambda r: ", ".join(r["taken_by"]) or "-", right=False, text=True),
-    ]
-    hidden = {"settled"} if all(row["settled"] == row["groups"] for row in rows) else set()
-    hidden |= set() if any(row["resumed"] or row["undone"] for row in rows) else {"run"}
-    return [column for column in found if column.header not in hidden]
-
-
-def _weights_text(row: Row) -> str:
-    """Return the range of model steps of the groups."""
-    oldest, newest = row["oldest_model_step"], row["newest_model_step"]
-    if oldest is None:
-        return "-"
-    return str(oldest) if oldest == newest else f"{oldest}-{newest}"
-
-
-def _run_text(row: Row) -> str:
-    """Return the run of a step, by the restores before it, and whether a later restore undid the step."""
-    run = f"after restore {row['restores']}" if row["resumed"] else "first"
-    return f"{run}, undone" if row["undone"] else run
-
-
-# A step, a group, a worker
+# One step
 
 
 def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None, worst: int) -> None:
-    def read(tx: ReadTransaction) -> Any:
+    def read(tx: ReadTransaction) -> tuple[list[Step], Recorded, datetime]:
         name = choose(tx, buffer)
-        runs = trace_step(tx, name, step)
-        lowest = [lowest_answers(tx, name, run, worst) if worst else [] for run in runs]
-        return runs, lowest, recorded(tx, name), tx.now()
+        return read_step(tx, name, step, worst), recorded(tx, name), tx.now()
 
-    runs, lowest, known, now = reader.read(read)
+    runs, known, now = reader.read(read)
     if not runs:
-        raise InputError(_nothing(known, f"for step {step}"))
-    groups = [row for run in runs for row in group_rows(run)]
-    if not output.printed(lambda: step_value(runs, lowest if worst else None), lambda: groups):
-        for run, answers in zip(runs, lowest, strict=True):
-            print_step(run, now, limit, answers)
+        raise InputError(no_draw(known, f"for step {step}"))
+    value = {"step": step, "runs": [_flat(asdict(run)) for run in runs]}
+    if output.printed(lambda: value, lambda: [asdict(one) for run in runs for one in run.groups]):
+        return
+    for run in runs:
+        _print_step(run, now, limit)
+
+
+def _flat(step: dict[str, Any]) -> dict[str, Any]:
+    summary: dict[str, Any] = step.pop("summary")
+    return summary | step | {"batches": [_without_members(one) for one in step["batches"]]}
+
+
+def _without_members(draw: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in draw.items() if name != "members"}
+
+
+def _print_step(run: Step, now: datetime, limit: int | None) -> None:
+    """Print a step: the verdict, then the workers, the groups of lowest reward, the tasks and the draws."""
+    one = run.summary
+    again = ", before a restore undid it" if one.undone else f", after restore {one.restores}" if one.resumed else ""
+    facts = {
+        "": run.verdict,
+        "taken": f"{units.iso(one.first_at)} ({units.ago(one.first_at, now)}) "
+        f"by {', '.join(one.taken_by) or 'nobody with a name'}",
+        "consumed": "" if one.consumed is None else f"{units.number(one.settled)} of {units.number(one.groups)}",
+        "reward": run.reward_text,
+        "staleness": f"mean {units.number(one.staleness, 1)}, max {units.number(one.max_staleness)}"
+        if one.staleness is not None
+        else "",
+        "weights": "" if one.oldest_model_step is None else f"of {one.weights}",
+    }
+    draws = units.number_of(one.batches, "draw")
+    title = f"step {one.step}{again}: {units.number(one.groups)} groups in {draws}"
+    print_facts(title, facts, 11, {"": "red" if run.stands_out else ""})
+    _print_some(run.workers, BY_WORKER, limit, "workers", now)
+    if run.worst:
+        write([f"\nthe lowest {units.number_of(len(run.worst), 'answer')}\n"])
+        for answer in run.worst:
+            print_line(answer.title, "bold", indent="  ")
+            text = textwrap.indent(escape(answer.response or "", keep="\n"), "    ")
+            console().print(text, soft_wrap=True)
+    several = len({group.batch for group in run.groups}) > 1
+    members = [column for column in MEMBERS if several or column.name != "batch"]
+    _print_some(run.groups, members, limit, "groups, the lowest reward first", now)
+    if len(run.tasks) > 1:
+        _print_some(run.tasks, BY_TASK, limit, "tasks", now)
+    if len(run.batches) > 1:
+        _print_some(run.batches, BATCHES, limit, "draws", now)
+    if run.gone:
+        write(["\n"])
+        print_line(f"{units.number(run.gone)} of them are gone, and their texts: {ARCHIVE}")
+    write(["\n"])
+
+
+def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | None, what: str, now: datetime) -> None:
+    more = f" ({limit} of {len(rows):,}; --limit all shows all)" if limit is not None and len(rows) > limit else ""
+    write([f"\n{what}{more}\n"])
+    print_table(rows[:limit], columns, now)
+
+
+# The life of a group
 
 
 def _uid(reader: Reader, output: Output, uid: int) -> None:
@@ -224,14 +250,58 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
     life, why = reader.read(read)
     if life is None:
         raise InputError(why)
-    if not output.printed(lambda: life_value(life), lambda: timeline(life)):
-        print_life(life)
+    if output.printed(lambda: _life_value(life), lambda: timeline(life)):
+        return
+    of = f" of {life.origin.task_name}" if life.origin.task_name else ""
+    print_facts(f"group {life.uid}{of}", _life_facts(life), 13)
+    if rows := timeline(life):
+        write(["\n"])
+        print_table(rows, TIMELINE, life.now)
+
+
+def _life_value(life: Life) -> dict[str, Any]:
+    draws = [
+        _without_members(asdict(one))
+        | {"reward_then": one.members[0].reward, "staleness_then": one.members[0].staleness}
+        for one in life.draws
+    ]
+    return {
+        "uid": life.uid,
+        **asdict(life.origin),
+        "now": place_of(life),
+        "group": life.there,
+        "replaces": life.replaces,
+        "replaced_by": life.replaced_by,
+        "checkpoints": life.checkpoints,
+        "draws": draws,
+        "timeline": timeline(life),
+    }
+
+
+def _life_facts(life: Life) -> dict[str, str | None]:
+    put, there = life.origin, life.there
+    return {
+        "buffer": put.buffer if life.several else None,
+        "put by": put.worker,
+        "weights": None if put.oldest_model_step is None else f"of step {put.oldest_model_step}",
+        "reward": None if put.reward is None else f"{put.reward:.3f}",
+        "now": place_of(life),
+        "replaces": uids_text(life.replaces),
+        "replaced by": uids_text(life.replaced_by),
+        "checkpoints": ", ".join(map(str, life.checkpoints)),
+        "error": None if there is None else there["error"],
+        "prompt": None if there is None else there["prompt"],
+        "texts": f"gone with it; {ARCHIVE}" if there is None and any(map(is_settled, life.draws)) else None,
+    }
+
+
+# A worker
 
 
 def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, limit: int | None) -> None:
-    def read(tx: ReadTransaction) -> Any:
+    def read(tx: ReadTransaction) -> tuple[Worker | None, datetime, list[str]]:
         name = choose(tx, buffer)
-        found = trace_worker(tx, name, worker, limit)
+        found = read_worker(tx, name, worker, limit)
         return found, tx.now(), workers_of(tx, name) if found is None else []
 
     found, now, others = reader.read(read)
@@ -239,17 +309,17 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
         raise InputError(f"nothing is known of a worker {escape(worker)!r:.200}; {there}")
-    if not output.printed(lambda: worker_value(worker, found), lambda: worker_rows(found)):
-        print_worker(worker, found, now)
-
-
-def _nothing(known: Recorded, which: str) -> str:
-    """Return a sentence for a step or worker without recorded draws."""
-    if known.last is not None:
-        return f"no draw {which} is recorded; those that are are for steps {known.first} to {known.last}"
-    if known.batches:
-        return (
-            f"of {units.number(known.batches)} recorded draws none names its train step: pass current_train_step= to "
-            "them (train_step= to leased_steps or acknowledge), or refresh the staleness"
-        )
-    return "no draw is recorded: nothing was taken yet, or with history=0"
+    value = asdict(found) | {"draws": [_without_members(asdict(one)) for one in found.draws]}
+    if output.printed(lambda: value, lambda: value["steps"]):
+        return
+    print_line(f"worker {worker}", "bold")
+    tables: Sequence[tuple[str, Sequence[Any], Sequence[Column]]] = (
+        ("trained on", found.steps, WORKER_STEPS),
+        ("groups, the lowest reward first", found.groups[:_GROUPS], WORKER_GROUPS),
+        ("in the buffer", found.buffered, BUFFERED),
+        ("drawn by it", found.draws, BATCHES[:-1]),
+    )
+    for title, rows, shown in tables:
+        if rows:
+            write([f"\n{title}\n"])
+            print_table(rows, shown, now)

@@ -24,7 +24,7 @@ from replaybuf.cli.output import console, write
 from replaybuf.errors import MissingDriverError, ReplayBufError
 from replaybuf.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
-from replaybuf.storage.sql.inspection.waits import DrawQuestion, Explanation, explain
+from replaybuf.view.waits import Waits, read_waits
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -71,28 +71,28 @@ def _terminate(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What `why` says about each buffer, buffers in which somebody waits first, and the figures of `stats`."""
+    """The waits of each buffer, buffers in which somebody waits first, and the figures of `stats`."""
 
-    explained: list[Explanation]
+    waits: list[Waits]
     figures: dict[str, Any]
     now: datetime
 
 
 def _read(reader: Reader, buffer: str | None) -> _View:
     def read(tx: ReadTransaction) -> _View:
-        explained = explain(tx, buffer, DrawQuestion(), asked=False)
-        return _View(sorted(explained, key=lambda one: one.asked), stats.read(tx, buffer, reader.where), tx.now())
+        waits = sorted(read_waits(tx, buffer), key=lambda one: not one.somebody_waits)
+        return _View(waits, stats.read(tx, buffer, reader.where), tx.now())
 
     return reader.read(read, timeout=_READ_TIMEOUT)
 
 
 def _print(view: _View) -> None:
-    several = len(view.explained) > 1
-    for one in view.explained:
-        real = replace(one, waits=[]) if one.asked else one  # without answers to questions that nobody asked
-        nobody = f"Nobody waits{f' in {escape_line(one.buffer)}' if several else ''}\n"
-        write(list(why.sentences(real, several=several)) or [nobody])
-    for one in view.explained:
+    several = len(view.waits) > 1
+    for one in view.waits:
+        real = one if one.somebody_waits else replace(one, waits=[])  # without answers to questions that nobody asked
+        if not why.print_waits(real, several=several):
+            write([f"Nobody waits{f' in {escape_line(one.buffer)}' if several else ''}\n"])
+    for one in view.waits:
         why.print_processes(one, several=several)
     write(["\n"])
     stats.print_stats(view.figures, view.now)
@@ -193,7 +193,7 @@ def serve(
 
     The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
     server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
-    that is printed. Ctrl-C ends it. It needs pip install starlette uvicorn jinja2.
+    that is printed. Ctrl-C ends it. It needs pip install 'replaybuf[web]'.
 
     \b
     Examples:
@@ -207,8 +207,7 @@ def serve(
         from replaybuf.web import server
         from replaybuf.web.app import create_app
     except ModuleNotFoundError as error:
-        packages = "starlette uvicorn jinja2"
-        raise MissingDriverError(f"the page needs the package {error.name}: pip install {packages}") from error
+        raise MissingDriverError("the page needs the extra web: pip install 'replaybuf[web]'") from error
     reader = open_reader(url)
     reader.read(lambda tx: None)
     if token is not None:

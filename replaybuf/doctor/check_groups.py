@@ -75,7 +75,7 @@ def find_payloads(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
 
 # Payloads that nothing refers to, and no sweep would delete.
 LEAKED_PAYLOADS = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
-    AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid)"""
+    AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)"""
 
 
 def find_leaked(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
@@ -90,7 +90,8 @@ def find_leaked(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]
 
 def find_garbage(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
     """Check the number of payloads that wait for the sweep."""
-    [(count, oldest)] = tx.table("SELECT count(*), min(removed_at) FROM rb_past WHERE until IS NULL")[1]
+    waiting = "SELECT count(*), min(removed_at) FROM rb_past WHERE until IS NULL AND removed_at IS NOT NULL"
+    [(count, oldest)] = tx.table(waiting)[1]
     age = 0.0 if oldest is None else tx.seconds() - oldest
     backlog = f"{count:,} payloads wait to be swept" + (f", the oldest for {age:,.0f} s" if count else "")
     if count >= BACKLOG and age >= BACKLOG_SECONDS:

@@ -51,7 +51,7 @@ async def _open(buffer: Any, other: Any) -> None:
 
 @_call
 async def _put(buffer: Any, other: Any) -> None:
-    await buffer.put(_group(), _TASK, model_step=1, current_train_step=1)  # light: one call of a function
+    await buffer.put(_group(), _TASK, model_step=1, current_train_step=1)
     await buffer.put(_group(), _TASK, key="key", tags={"level": 3}, priority=2.0)
     await other.put(_group(), _TASK, key="key", tags={"level": 4})  # replaces
 

@@ -143,6 +143,11 @@ class Worker:
     waits: bool = False
     killed: bool = False
 
+    @property
+    def does(self) -> tuple[bool, bool]:
+        """Whether it has put groups, and whether it has drawn any."""
+        return bool(self.groups), bool(self.taken)
+
     def is_silent(self, now: float) -> bool:
         """Return whether the process was killed, or its last heartbeat is so old that it must be gone."""
         late = now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
@@ -268,6 +273,22 @@ class Circumstances:
     def alive(self) -> list[Worker]:
         """The producers that have neither ended nor fallen silent."""
         return [one for one in self.producers if one.is_alive(self.now)]
+
+    @cached_property
+    def replaced(self) -> list[Worker]:
+        """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
+        alive = [one for one in self.workers if one.is_alive(self.now)]
+        found = []
+        for one in (one for one in self.workers if one.is_silent(self.now)):
+            later = [other for other in alive if other.started_at >= one.seen_at and other.does == one.does]
+            if later:
+                alive.remove(later[0])
+                found.append(one)
+        return found
+
+    def state_of(self, worker: Worker) -> str:
+        """Return `Worker.state`, or "replaced" for a silent one that has a successor."""
+        return "replaced" if worker in self.replaced else worker.state(self.now)
 
     @property
     def consumers(self) -> list[Wait]:

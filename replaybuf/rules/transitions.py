@@ -313,12 +313,13 @@ def rate(totals: Sequence[tuple[float, float]]) -> float | None:
     """Return the growth of a total per second, over the minute before its last reading.
 
     A reading is a time in seconds and the total at that time; readings are oldest first. Totals are interpolated
-    linearly; a decrease, as after a restore, counts as 0. None without two readings at different times.
+    linearly; a decrease, as after a restore, counts as 0. None for readings of less than a minute: most of what a young
+    run did may have been before the first.
     """
-    if not totals or totals[0][0] >= totals[-1][0]:
+    if not totals or totals[-1][0] - totals[0][0] < RATE_SECONDS:
         return None
     now = totals[-1][0]
-    start = max(totals[0][0], now - RATE_SECONDS)
+    start = now - RATE_SECONDS
     grown = 0.0
     for (since, before), (until, after) in pairwise(totals):
         if until > max(since, start):

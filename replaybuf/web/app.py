@@ -22,9 +22,8 @@ from replaybuf import __version__, units
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
 from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.redact import escape, redact_words
-from replaybuf.rules.circumstances import LIVE_SECONDS
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import last_sign_of
+from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE, last_sign_of
 from replaybuf.web.ask import PARAMETERS, Ask, NotThereError
 from replaybuf.web.pages import PAGES, Page
 from replaybuf.web.server import READ_SECONDS, Guard, Readings, check_prefix, health_of, path_of
@@ -83,7 +82,8 @@ class _Site:
                 name: f"{prefix}/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
                 for name, content in self._files.items()
             },
-            **{name: getattr(units, name) for name in ("figure", "short", "size", "ago", "moment", "cell")},
+            **{name: getattr(units, name) for name in ("figure", "short", "size", "ago", "moment")},
+            "steps_before": STEPS_BEFORE,
         }
 
     async def _static(self, request: Request) -> Response:
@@ -180,12 +180,9 @@ def _shown(value: Any) -> Any:
 
 
 def _idle(tx: Any, ask: Ask) -> str:
-    """Return the age of the last heartbeat as a sentence; "" while it is recent.
-
-    Idle processes send a heartbeat only every 30 seconds, so the sentence says how old it is, not that they are gone.
-    """
+    """Return the age of the last heartbeat as a sentence; "" while some process is alive."""
     now = tx.now()
-    last = last_sign_of(tx, ask.text("buffer"), now, LIVE_SECONDS)
+    last = last_sign_of(tx, ask.text("buffer"), now)
     if last is None:
         return ""
     ago = units.ago(last.time, now)

@@ -20,9 +20,6 @@ PARAMETERS = frozenset(
     )
 )
 
-#: The parameters that select the part of a table that is shown.
-_OF_A_TABLE = frozenset(("after", "before", "order", "page", "sort"))
-
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -61,11 +58,11 @@ class Ask:
         return given
 
     def link(self, path: str = "", **changes: object) -> str:
-        """Return a URL with these parameters changed; parameters set to None are left out.
+        """Return a URL with these parameters; those set to None are left out.
 
-        Parameters of a table (order, position) aren't passed on to another page.
+        On this page (without a path) its other parameters are kept, on another one only the buffer.
         """
-        kept = {name: one for name, one in self.parameters.items() if not path or name not in _OF_A_TABLE}
+        kept = {name: one for name, one in self.parameters.items() if not path or name == "buffer"}
         parameters = {**kept, **changes}
         query = urlencode({name: one for name, one in parameters.items() if one not in (None, "")}, errors="replace")
         path = self.prefix + path if path else ""
@@ -76,45 +73,8 @@ class NotThereError(InputError):
     """There is nothing of this number: it was taken, deleted or forgotten, or never was."""
 
 
-#: Rows of a table on a page, and values of a facet.
-SIZE, VALUES = 100, 10
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One page of a table: its rows, the total number of rows, its offset, and the next page's offset, if any."""
-
-    rows: Sequence[Any]
-    total: int
-    first: int
-    next: int | None
-
-
-def listed(
-    rows: Sequence[Any], ask: Ask, columns: Sequence[str], *, order: str = "order", after: str = "after"
-) -> Listed:
-    """Return a page of rows, ordered by a column (descending with a "-" before its name), or in the given order.
-
-    `order` and `after` name the parameters with the column and the offset. Rows without a value come last. Raises
-    InputError.
-    """
-    name, first = ask.text(order), ask.number(after, 0) or 0
-    if name is not None:
-        column = name.removeprefix("-")
-        if column not in columns:
-            raise InputError(
-                f"{order} must be one of {', '.join(columns)}, or that with a - before it, not {name!r:.100}"
-            )
-        known = [row for row in rows if value_of(row, column) is not None]
-        known.sort(key=lambda row: value_of(row, column), reverse=name != column)
-        rows = [*known, *(row for row in rows if value_of(row, column) is None)]
-    end = first + SIZE
-    return Listed(rows[first:end], len(rows), first, end if end < len(rows) else None)
-
-
-def value_of(row: Any, name: str) -> Any:
-    """Return a value of a row: of a mapping, or of an object with attributes."""
-    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+#: Values of a facet.
+VALUES = 10
 
 
 @dataclass(frozen=True, slots=True)

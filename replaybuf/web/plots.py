@@ -112,8 +112,6 @@ WIDTH, HEIGHT = 600, 160
 #: A line with more points is thinned out to the minimum and maximum of each interval.
 POINTS = 400
 BARS = 24
-#: Characters of a name below a bar.
-_LABEL = 16
 
 #: The values of a line, by x.
 Points = Sequence[tuple[float, float]]
@@ -122,7 +120,8 @@ Classes = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot: title, shapes, numbers on the axes, legend (classes and names), and a description in one sentence.
+    """A plot: title, shapes, numbers on the axes, legend (classes and names), a description in one sentence, and the
+    title of the x axis.
 
     `data` is for the page's script: for each x its position from 0 to 1, its label, the label of each value, the
     values of the URL's parameters `from` and `to` there, and the page that a click opens.
@@ -135,6 +134,7 @@ class Plot:
     legend: tuple[tuple[str, str], ...]
     sentence: str
     data: str = ""
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,15 @@ class Across:
     """The x axis of a plot: times or train steps.
 
     `zoom` returns the value of the URL's parameters `from` and `to` at an x; None if the plot can't be zoomed. `to`
-    returns the URL of the page about an x.
+    returns the URL of the page about an x. The axis is from `low` to `high`, or else from the first value to the last.
     """
 
     scale: Scale = TIMES
     name: str = ""
     zoom: Callable[[float], int] | None = int
     to: Callable[[float], str] | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def lines(
@@ -178,7 +180,9 @@ def lines(
     return frame.plot(title, shapes, dots, styles, thinned)
 
 
-def areas(title: str, series: Mapping[str, Points], classes: Classes | None = None) -> Plot | None:
+def areas(
+    title: str, series: Mapping[str, Points], classes: Classes | None = None, *, across: Across = Across()
+) -> Plot | None:
     """Return a plot of stacked areas, of series with the same times; None when there are fewer than two times."""
     kept = {name: points for name, points in series.items() if any(value for _, value in points)}
     if not kept or min(map(len, kept.values())) < 2:
@@ -192,7 +196,7 @@ def areas(title: str, series: Mapping[str, Points], classes: Classes | None = No
         roof = [below + value for below, (_, value) in zip(floor, points, strict=True)]
         stacked[name] = (list(zip(times, floor, strict=True)), list(zip(times, roof, strict=True)))
         floor = roof
-    frame = _Frame.of({title: [*zip(times, floor, strict=True)]}, Across(), fitted=False)
+    frame = _Frame.of({title: [*zip(times, floor, strict=True)]}, across, fitted=False)
     styles = _styles(thinned, classes)
     shapes = [
         f'<polygon class="area {styles[name]}" points="{frame.path(roof)} {frame.path(below[::-1])}">'
@@ -202,42 +206,69 @@ def areas(title: str, series: Mapping[str, Points], classes: Classes | None = No
     return frame.plot(title, shapes, [], styles, thinned)
 
 
-def histogram(title: str, counts: Sequence[tuple[str, int]], of: str) -> Plot | None:
-    """Return a histogram, its bars from left to right; None when nothing was counted."""
-    total = sum(n for _, n in counts)
-    if not total:
-        return None
-    common = max(counts, key=lambda one: one[1])
-    sentence = f"{title} of {total:,} {of}: from {counts[0][0]} to {counts[-1][0]}, most often {common[0]}"
-    texts = [f"{n:,} ({n / total:.0%})" for _, n in counts]
-    axis = value_axis([n for _, n in counts], fitted=False)
-    width = WIDTH / len(counts)
-    shapes = []
-    for place, (_, value) in enumerate(counts):
-        tall = HEIGHT * axis.place(value)
-        shapes.append(
-            f'<rect class="bar s0" x="{place * width + width * 0.06:.1f}" y="{HEIGHT - tall:.1f}" '
-            f'width="{width * 0.88:.1f}" height="{tall:.1f}"/>'
-        )
-    labels = [visible(label) for label, _ in counts]
-    centres = [(place + 0.5) / len(counts) for place in range(len(counts))]
-    every = -(-len(counts) // 6)
-    ends = [(centres[place], labels[place][:_LABEL]) for place in range(0, len(counts), every)]
-    data = _data(centres, labels, {"groups": ("s0", texts)}, None)
-    return Plot(title, _svg(axis, shapes, [], sentence), _left(axis), _bottom(ends), (), sentence, data)
+#: A bar of a histogram: the values that it is from and to, its text, and how many it counts.
+Bar = tuple[float, float, str, int]
 
 
-def whole_bins(counts: Mapping[int, int]) -> list[tuple[str, int]]:
-    """Return a bar for each whole number from the least to the greatest; beyond `BARS`, bins of several."""
+def bars_of(values: Sequence[float]) -> list[Bar]:
+    """Return bars of equal width from the lowest value to the highest. Infinities and NaN are left out."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    if not finite:
+        return []
+    low, high = finite[0], finite[-1]
+    if low == high:
+        return [(low - 0.5, low + 0.5, f"{low:g}", len(finite))]
+    width = (high - low) / (BARS - 1)
+    found: dict[int, list[float]] = {}
+    for value in finite:  # the lowest and the highest value are in the middles of their bars
+        found.setdefault(round((value - low) / width), []).append(value)
+    return [
+        (low + (n - 0.5) * width, low + (n + 0.5) * width, _between(inside[0], inside[-1]), len(inside))
+        for n, inside in found.items()
+    ]
+
+
+def _between(low: float, high: float) -> str:
+    return f"{low:g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def bars_of_whole(counts: Mapping[int, int]) -> list[Bar]:
+    """Return a bar for each whole number; beyond `BARS`, for several."""
     if not counts:
         return []
     low, high = min(counts), max(counts)
     step = -(-(high - low + 1) // BARS)
     found = []
     for start in range(low, high + 1, step):
-        n = sum(count for value, count in counts.items() if start <= value < start + step)
-        found.append((str(start) if step == 1 else f"{start} to {start + step - 1}", n))
+        if n := sum(count for value, count in counts.items() if start <= value < start + step):
+            found.append((start - 0.5, start + step - 0.5, _between(start, start + step - 1), n))
     return found
+
+
+def histogram(title: str, bars: Sequence[Bar], of: str, axis: str) -> Plot | None:
+    """Return a histogram, its bars placed by value; None when nothing was counted."""
+    total = sum(n for *_, n in bars)
+    if not total:
+        return None
+    *_, common, _ = max(bars, key=lambda one: one[3])
+    sentence = f"{title} of {total:,} {of}: from {bars[0][2]} to {bars[-1][2]}, most often {common}"
+    y = value_axis([n for *_, n in bars], fitted=False)
+    low, high = bars[0][0], bars[-1][1]
+    step = _round_step((high - low) / _MOST_TICKS)
+    ticks = [one * step for one in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    x = Axis(low, high, tuple((value, written(value, step)) for value in ticks))
+    shapes, centres = [], []
+    for left, right, _, n in bars:
+        begin, end, tall = x.place(left), x.place(right), HEIGHT * y.place(n)
+        centres.append((begin + end) / 2)
+        shapes.append(
+            f'<rect class="bar s0" x="{WIDTH * (begin + 0.06 * (end - begin)):.1f}" y="{HEIGHT - tall:.1f}" '
+            f'width="{WIDTH * 0.88 * (end - begin):.1f}" height="{tall:.1f}"/>'
+        )
+    texts = [f"{n:,} ({n / total:.0%})" for *_, n in bars]
+    data = _data(centres, [text for *_, text, _ in bars], {"groups": ("s0", texts)}, None)
+    bottom = _bottom([(x.place(value), text) for value, text in x.ticks])
+    return Plot(title, _svg(y, shapes, [], sentence), _left(y), bottom, (), sentence, data, axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +283,9 @@ class _Frame:
     def of(series: Mapping[str, Points], across: Across, *, fitted: bool) -> _Frame:
         points = [point for line in series.values() for point in line]
         xs = [x for x, _ in points]
-        return _Frame(across.scale.axis(min(xs), max(xs)), value_axis([y for _, y in points], fitted=fitted), across)
+        low = min(xs) if across.low is None else across.low
+        high = max(xs) if across.high is None else across.high
+        return _Frame(across.scale.axis(low, high), value_axis([y for _, y in points], fitted=fitted), across)
 
     def path(self, points: Points) -> str:
         return " ".join(f"{self.x.place(x) * WIDTH:.1f},{HEIGHT - self.y.place(y) * HEIGHT:.1f}" for x, y in points)
@@ -276,7 +309,8 @@ class _Frame:
         legend = tuple((styles[name], f"{name} {value}") for name, value in now.items())
         bottom = _bottom([(self.x.place(x), text) for x, text in self.x.ticks])
         svg = _svg(self.y, shapes, dots, sentence)
-        return Plot(title, svg, _left(self.y), bottom, legend, sentence, self._data(styles, series, step))
+        axis = "time (UTC)" if self.across.scale is TIMES else f"train {self.across.name}"
+        return Plot(title, svg, _left(self.y), bottom, legend, sentence, self._data(styles, series, step), axis)
 
     def _data(self, styles: Classes, series: Mapping[str, Points], step: float) -> str:
         every = sorted({x for points in series.values() for x, _ in points})

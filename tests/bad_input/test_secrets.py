@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,12 +111,12 @@ def with_password(url: str) -> str:
 
 @pytest.mark.long
 def test_the_workers_of_the_demo_run_without_the_url_among_their_arguments(
-    postgres_database: str, tmp_path: Path
+    postgres_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {**os.environ, "REPLAYBUF_URL": with_password(postgres_database), "PYTHONPATH": str(_ROOT)}
-    command = [sys.executable, "-m", "replaybuf", "demo", "--steps", "3", "--workers", "2"]
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+    monkeypatch.chdir(tmp_path)
     with arguments_of_children() as arguments:
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = run("demo", "--url", with_password(postgres_database), "--steps", 3, "--workers", 2)
     assert any("worker" in one for one in arguments)
     assert [one for one in [*arguments, done.stdout, done.stderr] if SECRET in one] == []
     assert not any(SECRET.encode() in data for data in files_below(tmp_path))

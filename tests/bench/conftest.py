@@ -24,7 +24,7 @@ def _forked_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def bench(url: str, *options: object, code: int | None = 0) -> Any:
     """The results of a small load: 20 groups of each of two workers, unless options say otherwise."""
     small = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--groups", 20, "--minutes", 2)
-    return json.loads(run("bench", url, *small, *options, "--json", code=code).stdout)
+    return json.loads(run("bench", url, *small, *options, "--format=json", code=code).stdout)
 
 
 def left_behind(url: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
@@ -165,9 +166,10 @@ async def test_a_put_that_is_probably_a_mistake_warns_once(
 async def test_none_among_the_values_of_tokens_is_refused_by_its_place(name: str) -> None:
     """Of completed groups; what became of a failed one may be anything."""
     async with build("memory://") as buffer:
-        broken = [completed(), completed(**{name: [1, 1, None]})]
-        with pytest.raises(RolloutError, match=rf"rollouts\[1\]: {name}\[2\] is None; give each of its 3 tokens"):
-            await buffer.put(broken, TASK)
+        for values in ([1, 1, None], np.array([1, 1, None])):
+            broken = [completed(), completed(**{name: values})]
+            with pytest.raises(RolloutError, match=rf"rollouts\[1\]: {name}\[2\] is None; give each of its 3 tokens"):
+                await buffer.put(broken, TASK)
         await buffer.put([completed(logprobs=[None])], TASK, status=Status.FAILED)
 
 

@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.storage.sql.statements.past import sweep
+from replaybuf.storage.sql.tasks.delivery import Drawing, Taken
 from tests.cancellation.ways import by_cancel, ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, fill, group, sweep_now, take_all
 
 
 async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_for_nothing(url: str) -> None:
@@ -25,6 +25,33 @@ async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_
         undo = await take(buffer, 4)
         await undo()
         assert +Counter(await buffer.storage.tallies()) == before
+
+
+async def test_groups_that_were_offered_but_not_received_are_back_before_the_next_call(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's loop is busy when they are offered, and then cancels their take."""
+    await fill(buffer, 3)
+    undo, counted = Drawing.undo, threading.Event()
+
+    async def undo_late(drawing: Drawing, taken: Taken | None) -> None:
+        for _ in range(200):
+            if not counted.is_set():
+                await asyncio.sleep(0.001)
+        await undo(drawing, taken)
+
+    monkeypatch.setattr(Drawing, "undo", undo_late)
+    task = asyncio.create_task(buffer.get(3, TASK))
+    await asyncio.sleep(0)
+    thread, deadline = buffer.storage.thread, time.monotonic() + 10
+    while not any(one.outcome for ref in list(thread._calls.values()) if (one := ref())):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # noqa: ASYNC251
+    task.cancel()
+    assert await ended(task) is None
+    found = await buffer.count_where({})
+    counted.set()
+    assert found == 3
 
 
 @pytest.mark.parametrize("times", [1, 0])
@@ -89,7 +116,7 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
     task = asyncio.create_task(buffer.get(3, TASK))
     await taken_from(buffer)
     state = buffer.storage
-    sweeping = state.engine.write(lambda tx: sweep(tx, time.time() + 60, 100))
+    sweeping = state.engine.write(lambda tx: sweep_now(tx, time.time() + 60))
     assert await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop)) == 3
     task.cancel()
     release.set()
@@ -103,7 +130,7 @@ async def test_payloads_stay_until_their_time_of_grace_is_over(buffer: ReplayBuf
     state = buffer.storage
 
     async def swept(before: float) -> int:
-        sweeping = state.engine.write(lambda tx: sweep(tx, before, 100))
+        sweeping = state.engine.write(lambda tx: sweep_now(tx, before))
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop))
 
     assert await swept(time.time() - 60) == 0

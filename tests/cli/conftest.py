@@ -101,7 +101,7 @@ def run(*args: object, code: int | None = 0, env: dict[str, str] | None = None) 
 
 
 def run_json(*args: object) -> Any:
-    return json.loads(run(*args, "--json").stdout)
+    return json.loads(run(*args, "--format=json").stdout)
 
 
 def start(*args: object, **settings: Any) -> subprocess.Popen[str]:

@@ -21,7 +21,7 @@ LATER = "UPDATE rb_group SET leased_until = leased_until + 3600 WHERE lease IS N
 def examine(url: object, *options: object, code: int = 0) -> dict[str, list[dict[str, Any]]]:
     """What the doctor finds, by check."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in json.loads(run("doctor", url, *options, "--json", code=code).stdout):
+    for row in json.loads(run("doctor", url, *options, "--format=json", code=code).stdout):
         found.setdefault(row["check"], []).append(row)
     return found
 

@@ -54,9 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asyncio.run(fill(f"sqlite:///{path}/run.db"))
     connection = sqlite3.connect(path / "run.db")
     connection.execute("UPDATE rb_group SET created_at = ? - (26 - uid) * 360", (time.time(),))
-    members = "(SELECT json_group_array(json_set(m.value, '$[6]', :put)) FROM json_each(members) m)"
-    times = {"taken": time.time() - 5000, "put": time.time() - 9000}
-    connection.execute(f"UPDATE rb_batch SET taken_at = :taken, members = {members}", times)
+    connection.execute("UPDATE rb_batch SET taken_at = ?", (time.time() - 5000,))
+    connection.execute("UPDATE rb_past SET created_at = ?", (time.time() - 9000,))
     connection.execute("UPDATE rb_worker SET seen_at = seen_at - 3900, ended_at = ended_at - 3900")
     connection.execute("DELETE FROM rb_history")
     connection.commit()

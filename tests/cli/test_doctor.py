@@ -75,7 +75,7 @@ def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
     break_it(url, list(DAMAGE["a payload is damaged"][2]))
     note = run("doctor", url, "--repair").stderr
     assert "set 1 group of the task math aside" in note
-    rows = json.loads(run("ls", url, "--status", "failed", "--json").stdout)
+    rows = json.loads(run("ls", url, "--status", "failed", "--format=json").stdout)
     assert ["payload is damaged" in row["error"] for row in rows] == [True]
     assert wrong(examine(url)) == {"checksums": "warning"}
 
@@ -83,7 +83,7 @@ def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
 def test_groups_of_no_task_are_kept_apart(url: str) -> None:
     break_it(url, list(DAMAGE["a group has no lane"][2]))
     run("doctor", url, "--repair")
-    [row] = json.loads(run("ls", url, "--task", LOST, "--json").stdout)
+    [row] = json.loads(run("ls", url, "--task", LOST, "--format=json").stdout)
     assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
 
 
@@ -93,7 +93,10 @@ def test_leaked_payloads_are_deleted(url: str) -> None:
     assert len(everything(url)["rb_payload"]) == len(everything(url)["rb_group"])
 
 
-TO_BE_SWEPT = text("SELECT 1 FROM rb_past WHERE until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint)")
+TO_BE_SWEPT = text(
+    "SELECT 1 FROM rb_past WHERE removed_at IS NOT NULL "
+    "AND (until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint))"
+)
 
 
 async def open_until_swept(url: str) -> None:

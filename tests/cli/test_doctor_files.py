@@ -86,7 +86,7 @@ DAMAGED_TEXTS = {
 @pytest.mark.parametrize("column", DAMAGED_TEXTS)
 def test_texts_that_cannot_be_read_are_found_and_mended(file: Path, column: str) -> None:
     """What can be made anew from the payload is made anew; then all commands work again, and no group is gone."""
-    before = run("ls", file, "--limit", "all", "--json").stdout
+    before = run("ls", file, "--limit", "all", "--format=json").stdout
     table, value = DAMAGED_TEXTS[column]
     column = column.split()[0]
     with closing(sqlite3.connect(file)) as connection, connection:
@@ -94,7 +94,7 @@ def test_texts_that_cannot_be_read_are_found_and_mended(file: Path, column: str)
     found = examine(file, code=1)["texts"]
     assert (found[0]["level"], column in found[0]["text"], found[0]["repairable"]) == ("problem", True, True)
     assert wrong(examine(file, "--repair")) == {}
-    after = run("ls", file, "--limit", "all", "--json").stdout
+    after = run("ls", file, "--limit", "all", "--format=json").stdout
     if column in ("outline", "prompt", "marks"):
         assert after == before
     assert len(after.splitlines()) == len(before.splitlines())
@@ -127,7 +127,7 @@ def test_texts_of_a_group_whose_payload_is_damaged_too(file: Path) -> None:
         connection.execute("UPDATE rb_group SET marks = '{' WHERE uid = (SELECT min(uid) FROM rb_group)")
         connection.execute("UPDATE rb_payload SET data = x'00' WHERE uid = (SELECT min(uid) FROM rb_group)")
     assert "problem" not in wrong(examine(file, "--repair")).values()
-    assert "payload is damaged" in run("ls", file, "--status", "failed", "--json").stdout
+    assert "payload is damaged" in run("ls", file, "--status", "failed", "--format=json").stdout
 
 
 def test_what_cannot_be_repaired_is_not_called_fine(tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ import pytest
 
 from replaybuf.doctor import check_places
 from replaybuf.places.store import FILES, MARKER, file_name
-from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import file_batch
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
 from tests.cli.test_db import execute
 from tests.places.test_figures import EACH, apart, heavy
-from tests.stores import TASK, build
+from tests.stores import TASK, build, sweep_now
 
 COUNT = 3
 
@@ -250,7 +249,7 @@ async def flow(url: str, folder: Path, done: threading.Event) -> None:
                 number += 1
                 await buffer.put(heavy(number), TASK)
             assert len(await buffer.get(4, TASK)) == 4
-            await buffer.storage._write(lambda tx: sweep(tx, time.time() + 1, 1000))
+            await buffer.storage._write(lambda tx: sweep_now(tx, time.time() + 1))
 
 
 def test_a_place_that_this_user_may_not_write_to_is_one_warning(

@@ -26,7 +26,7 @@ SECRET = "s3cr3t"
 def test_stats_shows_no_password(filled: str) -> None:
     if "sqlite" not in filled:
         url = filled.replace("postgres:@", f"postgres:{SECRET}@")
-        assert SECRET not in run("stats", url, "--json").stdout
+        assert SECRET not in run("stats", url, "--format=json").stdout
 
 
 def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
         return process.wait(60), process.stderr.read()
 
 
-@pytest.mark.parametrize("format", ["--json", "--timeout=60"])
+@pytest.mark.parametrize("format", ["--format=json", "--timeout=60"])
 def test_a_closed_pipe_ends_quietly(file: Path, format: str) -> None:
     process = start("sql", file, MANY, format)
     assert process.stdout is not None
@@ -93,7 +93,7 @@ def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
     (tmp_path / "x.db").touch()
     command = [sys.executable, "-m", "replaybuf", "sql", str(tmp_path / "x.db"), "SELECT 'é' AS a"]
-    for format, shown in (("--timeout=9", "\\xe9"), ("--json", "\\u00e9"), ("--csv", "\\xe9")):
+    for format, shown in (("--timeout=9", "\\xe9"), ("--format=json", "\\u00e9"), ("--format=csv", "\\xe9")):
         done = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         assert shown in done.stdout

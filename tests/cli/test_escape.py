@@ -46,7 +46,7 @@ def test_json_keeps_its_meaning(text: str) -> None:
 @pytest.mark.parametrize(
     "command", [("stats",), ("ls",), ("show", "1"), ("show", "1", "--full"), ("why", "--size", "9")]
 )
-@pytest.mark.parametrize("format", ["", "--json", "--nl"])
+@pytest.mark.parametrize("format", ["", "--format=json"])
 def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str, ...], format: str) -> None:
     args = [command[0], hostile, *command[1:], *([format] if format else [])]
     stdout = run(*args).stdout
@@ -69,11 +69,11 @@ def test_there_are_no_colours_in_a_pipe(filled: str) -> None:
     assert "\x1b" not in run("ls", filled).output
 
 
-def on_a_terminal(*args: str) -> str:
-    """What the program prints on a terminal of 80 columns."""
+def on_a_terminal(*args: str, columns: int = 80) -> str:
+    """What the program prints on a terminal."""
     pid, terminal = pty.fork()
     if pid == 0:  # pragma: no cover
-        os.environ.update(TERM="xterm-256color", COLUMNS="80", PYTHONPATH=str(Path(__file__).parents[2]))
+        os.environ.update(TERM="xterm-256color", COLUMNS=str(columns), PYTHONPATH=str(Path(__file__).parents[2]))
         os.execv(sys.executable, [sys.executable, "-m", "replaybuf", *args])
     shown = b""
     try:
@@ -86,7 +86,7 @@ def on_a_terminal(*args: str) -> str:
     return shown.decode()
 
 
-@pytest.mark.parametrize("format", ["--json", "--nl", "--csv"])
+@pytest.mark.parametrize("format", ["--format=json", "--format=csv"])
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
 def test_a_terminal_gets_no_escapes_in_any_format(hostile: str, format: str) -> None:
     shown = on_a_terminal("ls", hostile, format)
@@ -97,6 +97,16 @@ def test_a_terminal_gets_no_escapes_in_any_format(hostile: str, format: str) -> 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 def test_a_terminal_gets_colours(filled: str) -> None:
     assert "\x1b[32mcompleted" in on_a_terminal("ls", filled)
+
+
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("columns", [40, 100])
+def test_sentences_are_wrapped_at_words(filled: str, columns: int) -> None:
+    words = run("why", filled, "math", "--size", 64).stdout.splitlines()[0].split()
+    lines = on_a_terminal("why", filled, "math", "--size", "64", columns=columns).splitlines()
+    shown = "\n".join(lines).partition("\n\n")[0]
+    assert shown.split() == words
+    assert max(map(len, shown.splitlines())) <= columns
 
 
 @given(

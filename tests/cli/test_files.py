@@ -49,9 +49,9 @@ def test_rows_go_through_pipes(file: Path, tmp_path: Path) -> None:
     exported = subprocess.run([*program, "export", file, "-", *options], capture_output=True, check=True)
     rows = [json.loads(line) for line in exported.stdout.splitlines()]
     assert [row["uid"] for row in rows] == sorted((row["uid"] for row in rows), reverse=True)
-    into = [*program, "import", tmp_path / "new.db", "-", "--nl"]
+    into = [*program, "import", tmp_path / "new.db", "-", "--format=json"]
     imported = subprocess.run(into, input=exported.stdout, capture_output=True, check=True)
-    assert sum(json.loads(line)["new"] for line in imported.stdout.splitlines()) == len(rows) > 0
+    assert sum(row["new"] for row in json.loads(imported.stdout)) == len(rows) > 0
 
 
 @pytest.mark.fast
@@ -80,8 +80,11 @@ def test_an_export_changes_nothing(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "-"])
 def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_path: Path, name: str) -> None:
+    """And makes no file."""
     out = name if name == "-" else tmp_path / name
-    assert "no such groups; there are the tasks code, math\n" in run("export", filled, out, "--task", "mth").stderr
+    said = run("export", filled, out, "--task", "mth", code=1)
+    assert "nothing was exported: no such groups; there are the tasks code, math\n" in said.stderr
+    assert (said.stdout, (tmp_path / name).exists()) == ("", False)
 
 
 def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_swapped_arguments_are_noticed(other: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("options", [["--dry-run"], ["--json"]])
+@pytest.mark.parametrize("options", [["--dry-run"], ["--format=json"]])
 def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     done = run("import", tmp_path / "new.db", tmp_path / "a.jsonl", "--as-task", "math", *options)

@@ -105,16 +105,15 @@ def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -
 
 
 # They go on until they are stopped, or print one report.
-LIVE = [("demo",), ("serve",), ("watch",), ("bench",)]
+LIVE = [("demo",), ("serve",), ("watch",)]
 
 
 @pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])
 def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert {"--table", "--json", "--nl", "--csv"} <= options
+    assert "--format" in {option for parameter in command.params for option in parameter.opts}
 
 
-@pytest.mark.parametrize(("command", "rest"), [("ls", ["--nl"]), ("show", [15]), ("why", ["code"])])
+@pytest.mark.parametrize(("command", "rest"), [("ls", ["--format=csv"]), ("show", [15]), ("why", ["code"])])
 def test_the_url_may_come_from_the_variable(filled: str, command: str, rest: list[object]) -> None:
     found = [
         run(command, *args, env=env).stdout for args, env in ((rest, {"REPLAYBUF_URL": filled}), ([filled, *rest], {}))
@@ -123,15 +122,17 @@ def test_the_url_may_come_from_the_variable(filled: str, command: str, rest: lis
 
 
 def test_options_may_come_from_variables(filled: str) -> None:
-    env = {"LIMIT": "2", "TASK": "code", "NL": "1", "ORDER_BY": "-uid"}
+    env = {"LIMIT": "2", "TASK": "code", "FORMAT": "csv", "ORDER_BY": "-uid"}
     assert (
         run("ls", filled, env={f"REPLAYBUF_CLI_{name}": value for name, value in env.items()}).stdout
-        == run("ls", filled, "--limit", 2, "--task", "code", "--nl", "--order-by", "-uid").stdout
+        == run("ls", filled, "--limit", 2, "--task", "code", "--format=csv", "--order-by", "-uid").stdout
     )
 
 
 def test_a_typed_format_goes_before_that_of_a_variable(filled: str) -> None:
-    assert run("ls", filled, "--csv", env={"REPLAYBUF_CLI_JSON": "1"}).stdout == run("ls", filled, "--csv").stdout
+    shown = run("ls", filled, "--format=csv", env={"REPLAYBUF_CLI_FORMAT": "json"}).stdout
+    assert shown == run("ls", filled, "--format=csv").stdout
+    assert "'nl' is none of text, json, csv" in run("ls", filled, "--format=nl", code=2).stderr
 
 
 @pytest.mark.parametrize("path", ["stats", "why", "trace", "db current", "checkpoint ls", "export"])
@@ -173,7 +174,14 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(["stats"], ["ls"], ["ls", "--task", "math", "--json"], ["show", 15], ["sql", "SELECT 1"], ["why", "math"]),
+        *(
+            ["stats"],
+            ["ls"],
+            ["ls", "--task", "math", "--format=json"],
+            ["show", 15],
+            ["sql", "SELECT 1"],
+            ["why", "math"],
+        ),
         *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoint ls"], ["db current"]),
     ],
     ids=lambda command: " ".join(map(str, command)),
@@ -208,7 +216,7 @@ _SHELLS = {
     [
         *((shell, "ls --ord", "--order-by") for shell in _SHELLS),
         ("bash", "sh", "show"),
-        ("zsh", "stats --t", "--table"),
+        ("zsh", "stats --f", "--format"),
     ],
 )
 def test_commands_and_options_are_completed(shell: str, typed: str, completed: str) -> None:

@@ -54,8 +54,8 @@ def test_the_table_says_when_there_is_more(filled: str) -> None:
 
 
 def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
-    assert run("ls", filled, "--task", "nope", "--json").stdout == "[]\n"
-    assert run("ls", filled, "--task", "nope", "--nl").stdout == ""
+    assert run("ls", filled, "--task", "nope", "--format=json").stdout == "[]\n"
+    assert run("ls", filled, "--task", "nope", "--format=csv").stdout == ""
     nothing = run("ls", filled, "--task", "nope")
     assert (nothing.stdout, nothing.stderr) == ("", "no such groups; there are the tasks code, math\n")
 
@@ -93,10 +93,9 @@ def test_both_databases_give_the_same_types(filled: str) -> None:
     }
 
 
-def test_lines_and_csv_hold_the_same_rows(filled: str) -> None:
+def test_json_and_csv_hold_the_same_rows(filled: str) -> None:
     rows = run_json("ls", filled)
-    assert [json.loads(line) for line in run("ls", filled, "--nl").stdout.splitlines()] == rows
-    read = list(csv.DictReader(io.StringIO(run("ls", filled, "--csv").stdout)))
+    read = list(csv.DictReader(io.StringIO(run("ls", filled, "--format=csv").stdout)))
     assert [int(row["uid"]) for row in read] == [row["uid"] for row in rows]
     assert [json.loads(row["tags"]) for row in read] == [row["tags"] for row in rows]
 
@@ -128,7 +127,7 @@ def test_one_buffer_of_several(busy: str) -> None:
     assert run("ls", busy).stdout.split()[1] == "buffer"
     assert run("ls", busy, "--buffer", "eval").stdout.split()[1] == "task"
     assert run("ls", busy, "--limit", 1, "--buffer", "default").stderr == "1 of 5 groups; --limit all shows all\n"
-    assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == "no such groups; there are the tasks math\n"
+    assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == "no such groups; there is the task math\n"
 
 
 def test_on_a_narrow_terminal_texts_give_way(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:

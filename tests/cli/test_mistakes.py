@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import run
 
-DRAW = "explain - '{}' --task math --policy fifo"
+DRAW = "ls - --explain --task math --policy fifo"
 #: Calls, with `-` for the URL; their exit codes; and what is said.
 MISTAKES = [
     ("", 2, ""),
@@ -19,7 +19,7 @@ MISTAKES = [
     ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
     ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
     *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
-    ("ls - --json --csv", 2, "choose one of"),
+    ("ls - --format=nl", 2, "none of text, json, csv"),
     *((f"ls - --where '{where}'", 2, "--where") for where in ("{", "[]", "3", "uid = 3")),
     ("""ls - --where '{"nope": 1}'""", 1, "Error: nope"),
     ("""ls - --where '{"staleness": {"$foo": 1}}'""", 1, "$foo"),
@@ -36,9 +36,9 @@ MISTAKES = [
     ("why - --status done", 1, "unknown status 'done'"),
     ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
     ("why - --where 'reward > 1'", 2, "a query is JSON"),
-    ("explain - '{}' --task no --policy fifo", 1, "tasks: code, math"),
-    ("explain - '{}' --policy fifo", 2, "--task"),
-    ("explain - '{}' --task math --policy no", 1, "unknown policy"),
+    ("ls - --explain --task no --policy fifo", 1, "tasks: code, math"),
+    ("ls - --explain --policy fifo", 2, "--task"),
+    ("ls - --explain --task math --policy no", 1, "unknown policy"),
     (f"{DRAW} --status no", 1, "unknown status"),
     (f"{DRAW} --order-by uid", 2, "order of its policy"),
     *(
@@ -46,11 +46,6 @@ MISTAKES = [
         for of in ("step", "step many", "uid", "worker", "steps 413", "nothing")
     ),
     (f"trace - step {10**30}", 2, "Invalid value for"),
-    (
-        "sql -",
-        2,
-        "STATEMENT: it is missing. It comes after the URL, which may be in the environment variable REPLAYBUF_",
-    ),
     ("sql - ' '", 2, ""),
     ("sql - 'SELECT nope FROM groups'", 1, "nope"),
     *((f"sql - ' delete FROM {table}'", 1, "; `replaybuf rm` deletes groups") for table in ("groups", "rb_group")),

@@ -125,7 +125,7 @@ def test_the_folder_may_follow_the_variable(file: Path, tmp_path: Path) -> None:
 
 
 def test_there_is_no_bar_where_there_is_no_terminal(file: Path, tmp_path: Path) -> None:
-    process = start("save", file, tmp_path / "backup", "--json")
+    process = start("save", file, tmp_path / "backup", "--format=json")
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert '"groups": 13' in output

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import csv
+import io
 import re
 import sqlite3
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ def test_json_holds_the_group_and_its_rollouts(filled: str) -> None:
     assert [row["rollout_id"] for row in group["rollouts"]] in ([60, 61, 62, 63], ["60", "61", "62", "63"])
 
 
-def test_lines_are_the_rollouts(filled: str) -> None:
-    lines = run("show", filled, 15, "--nl").stdout.splitlines()
-    assert [json.loads(line) for line in lines] == run_json("show", filled, 15)["rollouts"]
+def test_rows_are_the_rollouts(filled: str) -> None:
+    rows = csv.DictReader(io.StringIO(run("show", filled, 15, "--format=csv").stdout))
+    assert [int(row["position"]) for row in rows] == [0, 1, 2, 3]
 
 
 def test_people_see_the_prompt_and_every_rollout(filled: str) -> None:

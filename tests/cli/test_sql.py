@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,7 +107,7 @@ def test_columns_of_the_same_name_are_all_there(filled: str) -> None:
 
 
 def test_no_rows_are_an_empty_list(filled: str) -> None:
-    assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0", "--json").stdout == "[]\n"
+    assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0", "--format=json").stdout == "[]\n"
     assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0").stderr == "no rows (columns: uid)\n"
 
 
@@ -194,7 +193,7 @@ def test_postgresqls_types_are_printed(filled: str) -> None:
 
 
 def test_any_database_can_be_asked(empty: str) -> None:
-    assert json.loads(run("sql", empty, "SELECT 1 AS a", "--nl").stdout) == {"a": 1}
+    assert run_json("sql", empty, "SELECT 1 AS a") == [{"a": 1}]
 
 
 def test_where_the_terminal_is_too_narrow_a_field_has_a_line(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:

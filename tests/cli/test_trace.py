@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import csv
+import io
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -16,12 +17,13 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.prompts import PromptLedger
 from replaybuf.storage.sql.inspection.reader import SqliteReadTransaction, Table
-from replaybuf.storage.sql.inspection.traces import summarise_steps, trace_step
+from replaybuf.view.steps import read_step, read_steps
 from replaybuf.worker_name import working_as
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
 from tests.postgres import new_url
+from tests.web.conftest import client_of
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -50,6 +52,32 @@ def test_from_a_step_whose_reward_fell_to_the_worker_within_three_commands(train
     assert f"put by       {BAD}" in life
 
 
+def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(url: str) -> None:
+    """It makes one of the four groups of that task in each step; its other groups are as good as those of others."""
+    asyncio.run(_bad_at_code(url))
+    first, *below = run("trace", url).stdout.splitlines()
+    assert first.startswith("gen-3 is below the others all along in code: 20 groups of mean reward 0.")
+    [row] = [line.split() for line in below if line.startswith("gen-3 ")]
+    assert float(row[1]) < -0.3 < -0.1 < float(row[2])
+    assert [step["lower"] for step in run_json("trace", url)] == [""] * 20
+    page = client_of(url)
+    assert "gen-3 is below the others all along in code" in page.get("/steps").text
+    assert page.get("/workers").text.count('class="number bad"') == 1
+
+
+async def _bad_at_code(url: str) -> None:
+    chance = Random(4)
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        for step in range(1, 21):
+            for number in range(8):
+                task, worker = ("math", "code")[number // 4], f"gen-{number % 4}"
+                mean = 0.1 if (task, worker) == ("code", "gen-3") else 0.6
+                reward = min(1.0, max(0.0, chance.gauss(mean, 0.15)))
+                with working_as(worker):
+                    await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], task)
+            await buffer.take_batch({"math": 4, "code": 4}, current_train_step=step)
+
+
 def test_steps_are_listed_newest_first(trained: str) -> None:
     rows = run_json("trace", trained, "steps")
     assert [row["step"] for row in rows] == list(range(LAST, FIRST - 1, -1))
@@ -76,8 +104,9 @@ def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
     assert rewards == sorted(rewards)
     assert step["reward"] == pytest.approx(sum(rewards) / GROUPS)
     assert step["workers"][0] | {"reward": 0.0, "stands_out": True} == step["workers"][0]
-    rows = [json.loads(line) for line in run("trace", trained, "step", FELL, "--nl").stdout.splitlines()]
-    assert rows == step["groups"]
+    assert {group["prompt"] for group in step["groups"]} == {"How many primes are there below 100?"}
+    rows = csv.DictReader(io.StringIO(run("trace", trained, "step", FELL, "--format=csv").stdout))
+    assert [int(row["uid"]) for row in rows] == [group["uid"] for group in step["groups"]]
 
 
 def test_a_step_has_its_worst_answers(trained: str) -> None:
@@ -118,13 +147,18 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
 
 
 def test_a_number_alone_is_a_step(trained: str) -> None:
-    assert run("trace", trained, FELL, "--json").stdout == run("trace", trained, "step", FELL, "--json").stdout
+    assert (
+        run("trace", trained, FELL, "--format=json").stdout
+        == run("trace", trained, "step", FELL, "--format=json").stdout
+    )
 
 
 def test_the_url_may_come_from_the_variable_with_any_arguments(trained: str) -> None:
     env = {"REPLAYBUF_URL": trained}
     for args in ([], ["steps"], ["step", FELL], [FELL], ["uid", 5], ["worker", BAD]):
-        assert run("trace", *args, "--json", env=env).stdout == run("trace", trained, *args, "--json").stdout
+        assert (
+            run("trace", *args, "--format=json", env=env).stdout == run("trace", trained, *args, "--format=json").stdout
+        )
 
 
 def test_a_group_has_a_life(url: str) -> None:
@@ -345,8 +379,8 @@ def test_steps_are_read_by_their_index(tmp_path: Path) -> None:
 
     with sqlite3.connect(tmp_path / "run.db") as connection:
         tx = Explaining(connection)
-        assert len(summarise_steps(tx, "default", limit=5)) == 5
-        assert len(trace_step(tx, "default", 10)) == 1
+        assert len(read_steps(tx, "default", limit=5).rows) == 5
+        assert len(read_step(tx, "default", 10, 1)) == 1
         reading = [plan for plan in plans if "rb_batch" in plan]
         assert reading
         assert all("rb_batch_by_step" in plan for plan in reading)
@@ -359,12 +393,18 @@ async def fill_batches(url: str, batches: int, groups: int) -> None:
         cursor = connection.execute("SELECT * FROM rb_batch")
         names = [name for name, *_ in cursor.description]
         first: dict[str, Any] = dict(zip(names, cursor.fetchone(), strict=True))
-        lane = json.loads(first["members"])[0][1]
         rows = []
         for n in range(batches):
             uids = [2 + n + batches * i for i in range(groups)]
-            members = [[uid, lane, "gpu-node-7:12345", 0.5, 1, n, 1.7e9] for uid in uids]
             own = {"id": n + 2, "step": n // 10 + 1, "groups": groups, "first_uid": uids[0], "last_uid": uids[-1]}
-            rows.append(tuple({**first, **own, "members": json.dumps(members)}.values()))
+            rows.append(tuple({**first, **own}.values()))
         connection.executemany(f"INSERT INTO rb_batch VALUES ({', '.join('?' * len(names))})", rows)
+        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(rb_past)")]
+        drawn = {"uid": f"2 + n + {batches} * i", "draw": "n + 2", "removed_at": "NULL"}
+        copied = ", ".join(drawn.get(name, f"p.{name}") for name in columns)
+        connection.execute(
+            f"""WITH RECURSIVE batches(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM batches WHERE n < {batches} - 1),
+            groups(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM groups WHERE i < {groups} - 1)
+            INSERT INTO rb_past SELECT {copied} FROM batches, groups, (SELECT * FROM rb_past LIMIT 1) p"""
+        )
         connection.execute("UPDATE rb_counter SET value = ? WHERE name = 'uid'", (2 + batches * groups,))

@@ -30,10 +30,10 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
         await buffer.put([RolloutState(message=[], reward={"score": 1.0}, status=Status.COMPLETED)], "math")
 
     async with ReplayBufferConfig(url=empty, name="b", worker="trainer-0").build() as buffer:
-        waiting = asyncio.create_task(buffer.get(5, "math", timeout=20))
-        for _ in range(100):
+        waiting = asyncio.create_task(buffer.get(5, "math", timeout=60))
+        while not waiting.done():
             shown = (await asyncio.to_thread(run, "watch", empty, "--once")).stdout
-            if "trainer-0 waits" in shown:
+            if "trainer-0 of b waits" in shown:
                 break
             await asyncio.sleep(0.1)
         waiting.cancel()

@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf import NotReadyError, PromptLedger, ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer import wait_reports
-from replaybuf.rules.causes import Reason
+from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
@@ -169,7 +169,7 @@ def answer(url: str, buffer: str) -> str:
 def test_where_nobody_waits_it_is_about_a_draw_now(filled: str) -> None:
     lines = run("why", filled).stdout.splitlines()
     assert lines[0] == "If somebody drew now: Ready: 3 completed groups of code can be drawn now."
-    assert lines[1] == "If somebody drew now: Ready: 8 completed groups of math can be drawn now."
+    assert lines[1] == "  Ready: 8 completed groups of math can be drawn now."
     assert run("why", filled, "code").stdout.count("If somebody") == 1
 
 
@@ -303,7 +303,7 @@ def test_who_leases_groups_is_below(busy: str) -> None:
 
 
 def test_rows_for_programs(filled: str) -> None:
-    header, *rows = run("why", filled, "--csv").stdout.splitlines()
+    header, *rows = run("why", filled, "--format=csv").stdout.splitlines()
     assert header.startswith("reason,sentence,task_name,buffer,worker,kind,wants")
     assert [row.split(",")[0] for row in rows] == ["ready", "ready"]
     found = run_json("why", filled, "math", "--size", 64)[0]

@@ -11,8 +11,10 @@ import msgpack
 import numpy as np
 import pytest
 
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
 
 REFUSED = [
@@ -23,8 +25,9 @@ REFUSED = [
     (collections.defaultdict(lambda: 1), "or use a plain dict"),
     (collections.UserDict(), "UserDict can't be stored: add converters"),
     (ListOf([1]), "plain list"),
-    (memoryview(np.zeros(2, ">i4")), "use bytes or an array"),
-    (msgpack.ExtType(1, b""), "plain tuple"),
+    (memoryview(b"a"), "a memoryview can't be stored: convert it to bytes"),
+    (bytearray(b"a"), "a bytearray can't be stored: convert it to bytes"),
+    (msgpack.ExtType(1, b""), "can't be stored: leave it out"),
     (msgpack.Timestamp(1), "can't be stored"),
     (len, "can't be stored: leave it out of the rollout"),
     (np.array([{}, object()]), "a value of type object can't be stored"),
@@ -45,6 +48,15 @@ def test_what_would_not_come_back_is_refused_with_advice(value: Any, message: st
         DICTS.encode([{"field": {"a": [1, (value,)]}}])
 
 
+@pytest.mark.parametrize("inside", [Typed(message="a", color=None), Pair(1, 2)], ids=["model", "named tuple"])
+def test_what_would_come_back_as_bytes_is_refused_inside_instances(inside: Any) -> None:
+    codec = Codec(RolloutType(dict, types=[Typed, Pair]))
+    codec.encode([{"field": [inside]}])
+    changed = Pair(bytearray(b"a"), 2) if isinstance(inside, Pair) else Typed.model_construct(color=[bytearray(b"a")])
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]\[0\]\..*: a bytearray can't be stored"):
+        codec.encode([{"field": [changed]}])
+
+
 def test_numpy_string_dtypes_without_a_width_are_refused() -> None:
     if not hasattr(np.dtypes, "StringDType"):
         pytest.skip("numpy 1")
@@ -58,7 +70,7 @@ def test_numpy_string_dtypes_without_a_width_are_refused() -> None:
         ({"a": [1, 2, 3, object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[3\]: a value of type object"),
         ({"a": ({"b": object()},)}, r"rollouts\[1\]\.extra_fields\['a'\]\[0\]\['b'\]: "),
         ({object: 1}, r"rollouts\[1\]\.extra_fields\[key <class 'object'>\]: "),
-        ({"a": [bytearray(b"fine"), object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type object"),
+        ({"a": [b"fine", object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type object"),
         ({"a": [1, len]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type builtin_function"),
         ({"a": np.array([[1, len]])}, r"rollouts\[1\]\.extra_fields\['a'\]\[0, 1\]: a value of type builtin_function"),
         (
@@ -102,7 +114,7 @@ def test_whatever_depth_is_encoded_is_decoded(make: Any) -> None:
 
 
 def test_a_list_that_holds_itself_is_an_encode_error() -> None:
-    loop: list[Any] = [bytearray(b"x")]
+    loop: list[Any] = [(1,)]
     loop.append({"a": loop})
     with pytest.raises(RolloutError, match="holds itself"):
         DICTS.encode([{"field": loop}])

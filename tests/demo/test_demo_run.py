@@ -92,7 +92,7 @@ def test_a_run_keeps_its_arrays_apart(tmp_path, shared_url, mode):
     assert_trained_once(tmp_path, 1, output)
     assert f"; arrays: {tmp_path / 'arrays'}" in output
     [look] = [line for line in shell_lines(output) if line.split()[1] == "sql"]
-    command = [sys.executable, "-m", *shlex.split(look), "--json"]
+    command = [sys.executable, "-m", *shlex.split(look), "--format=json"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=True)
     [place] = json.loads(done.stdout)
     assert place["bytes"] > BATCH_GROUPS * PAYLOAD_THRESHOLD

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -110,10 +109,6 @@ def _look(connection: Connection) -> dict[str, Any]:
 def _lasting(row: dict[str, Any]) -> dict[str, Any]:
     lasting = {name: value for name, value in row.items() if name not in _OF_THE_MOMENT}
     lasting |= {name: lasting[name] is not None for name in _NAMES & lasting.keys()}
-    if isinstance(members := lasting.get("members"), str):
-        members = json.loads(members)
-    if members:  # of a batch: without the names, and the times of the puts
-        lasting["members"] = [[*one[:2], one[2] is not None, *one[3:6]] for one in members]
     return lasting
 
 

@@ -37,9 +37,11 @@ class FailPoints(Hook):
         """Count and kill within this block."""
         self._armed = True
         self.reach("begin")
-        yield
-        self.reach("end")
-        self._armed = False
+        try:
+            yield
+            self.reach("end")
+        finally:
+            self._armed = False
 
     def reach(self, name: str) -> None:
         """This process is at a point."""

@@ -16,12 +16,11 @@ from typing import Any
 from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.past import sweep
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
 from tests.faults.schemas import SCHEMAS
-from tests.stores import TASK, build, group
+from tests.stores import TASK, build, group, sweep_now
 
 COUNT = 10
 STEP = 9
@@ -170,7 +169,7 @@ async def delete(buffer: ReplayBuffer, _: Any) -> None:
 
 
 async def sweep_all(buffer: ReplayBuffer, _: Any) -> None:
-    assert await in_thread(buffer, lambda tx: sweep(tx, time.time() + 60, 100)) == 4
+    assert await in_thread(buffer, lambda tx: sweep_now(tx, time.time() + 60)) == 4
 
 
 async def end_all_leases(buffer: ReplayBuffer, _: Any) -> None:

@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -24,6 +25,11 @@ _started: list[BaseProcess] = []
 def barrier(count: int) -> Barrier:
     """What so many processes wait at for each other."""
     return _context.Barrier(count)
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """Two ends of a channel, one of which is handed to a process."""
+    return _context.Pipe()
 
 
 def start(function: Callable[..., Any], ledger: Path, *arguments: object) -> BaseProcess:

@@ -12,8 +12,6 @@ import asyncpg
 from sqlalchemy import URL, make_url
 
 COMMIT = b"COMMIT;\x00"
-#: Begins the name of a connection, which is sent with the mark of a transaction.
-MARK = b"connection "
 
 
 class Link:
@@ -22,7 +20,6 @@ class Link:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._writers = (client, server)
         self.pid = 0  # of the server's process
-        self.begun = False  # a transaction that is not a single statement
         self.answers_lost = False  # the next answer of the server ends the connection instead of reaching the client
         self.frozen = False  # nothing arrives any more, and nobody is told
 
@@ -130,9 +127,7 @@ class Proxy:
             while data := await client.read(1 << 20):
                 for text, other in self.instead.items():
                     data = data.replace(text, other)
-                link.begun |= b"BEGIN" in data
                 passes = self.fault is None or await self.fault(link, data)
-                link.begun &= not (COMMIT in data or b"ROLLBACK" in data)
                 if passes and not link.frozen:
                     server.write(data)
                     await server.drain()
@@ -174,9 +169,8 @@ async def proxied(server_url: str, tls: ssl.SSLContext | None = None) -> AsyncIt
         await proxy.stop()
 
 
-def is_commit(link: Link, data: bytes) -> bool:
-    """Whether a message commits what was written: it is a COMMIT, or calls a function that is a transaction."""
-    return COMMIT in data or (MARK in data and not link.begun)
+def is_commit(_link: Link, data: bytes) -> bool:
+    return COMMIT in data
 
 
 def once(fault: Callable[[Link], Awaitable[bool]], *, at: Callable[[Link, bytes], bool] = is_commit) -> Fault:

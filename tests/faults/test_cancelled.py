@@ -94,7 +94,7 @@ async def after(url: str, operation: Operation, number: int = 0, moment: str = "
             return await seen(buffer), cancelled, waits
     state = await look(url)
     # What waits for the sweep is there for a moment.
-    state["rb_past"] = [row for row in state["rb_past"] if "'until': None" not in row]
+    state["rb_past"] = [row for row in state["rb_past"] if "'until': None" not in row or "'draw': 0" not in row]
     return state, cancelled, waits
 
 

@@ -89,7 +89,8 @@ async def whole(url: str, operation: Operation, *, done: bool) -> Any:
 def swept(state: dict[str, Any]) -> dict[str, Any]:
     """Return what is there but for what the sweep removes sooner or later."""
     made = {ast.literal_eval(row.split(",")[0] + "}")["id"] for row in state["rb_checkpoint"]}
-    kept = [row for row in state["rb_past"] if any(f"'until': {one}}}" in row for one in made)]
+    past, ends = state["rb_past"], [f"'until': {one}}}" for one in made]
+    kept = [row for row in past if "'draw': 0" not in row or any(end in row for end in ends)]
     return state | {"rb_past": kept}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.cancellation.ways import end_background_work, no_connection_out
 from tests.faults.figures import Figures
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
@@ -253,42 +256,69 @@ async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
     assert sorted([item.uid async for item in buffer.find({})]) == list(range(1, 24))
 
 
-@pytest.mark.parametrize("arrives", [True, False])
-async def test_a_commit_whose_answer_never_comes_is_found_out(
-    postgres_database: str, proxy: Proxy, arrives: bool
+@pytest.mark.parametrize("operation", ["put", "take"])
+@pytest.mark.parametrize("arrives", [True, False], ids=["the server sleeps", "the server isn't told"])
+async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
+    postgres_database: str, proxy: Proxy, arrives: bool, operation: str
 ) -> None:
-    """The connection is frozen; the server's side of it, which still holds its locks, is ended."""
-    async with build(f"{proxy.url}?command_timeout=1") as buffer:
+    """COMMIT is unread when the client loses its connection, or never arrives. The server's side holds its locks."""
+    left: list[Link] = []
+
+    async def leave(link: Link, data: bytes) -> bool:
+        if left or not is_commit(link, data):
+            return True
+        left.append(link)
+        if arrives:
+            os.kill(link.pid, signal.SIGSTOP)
+            link._writers[1].write(data)
+            await asyncio.sleep(0.05)
+        link.frozen = not arrives
+        link._writers[0].transport.abort()
+        return False
+
+    async def is_waiting() -> bool:
+        return await number_in(postgres_database, "wait_event_type = 'Lock' AND query LIKE '%INTO rb_counter%'") > 0
+
+    async with build(proxy.url) as buffer:
         await fill(buffer, 2)
         await end_background_work(buffer)
-
-        frozen: set[Link] = set()
-
-        async def freeze(link: Link, data: bytes) -> bool:
-            if is_commit(link, data) and not frozen:
-                frozen.add(link)
-                link.frozen = True
-                if arrives:
-                    link._writers[1].write(data)
-            return link not in frozen
-
         await all_told(buffer)
-        proxy.fault = freeze
-        taken = numbers_of(await buffer.get(1, TASK))
-        await all_told(buffer)
-        frozen.clear()
-        await buffer.put(group(2), TASK)
-        assert sorted(taken + await take_all(buffer)) == [0, 1, 2]
+        proxy.fault = leave
+        call: Any = buffer.put(group(2), TASK) if operation == "put" else buffer.get(1, TASK)
+        with installed(sent := Sent("SELECT rb_group.uid" if operation == "take" else "INTO rb_group")):
+            running = asyncio.create_task(call)
+            await until(is_waiting)
+            count = sent.count
+            if arrives:
+                os.kill(left[0].pid, signal.SIGCONT)
+            else:
+                await proxy.end_process(left[0])
+            result = await running
+        assert (sent.count == count) == arrives  # nothing follows a stamp that is refused
+        if operation == "put":
+            assert [item.uid async for item in buffer.find({})][-1] == result
+            assert await take_all(buffer) == [0, 1, 2]
+        else:
+            assert numbers_of(result) + await take_all(buffer) == [0, 1]
         await no_connection_out(buffer)
-    assert await idle_in_transaction(postgres_database) == 0
+    assert await number_in(postgres_database, "state LIKE 'idle in trans%'") == 0
 
 
-async def idle_in_transaction(url: str) -> int:
+class Sent(Hook):
+    """How many statements with a text were sent."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.count = text, 0
+
+    def statement(self, sql: str, values: object, many: bool) -> None:
+        self.count += self.text in sql
+
+
+async def number_in(url: str, condition: str) -> int:
+    """The number of the database's sessions for which a condition holds."""
     connection = await asyncpg.connect(url)
     try:
-        query = (
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in trans%'"
-        )
+        query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
         return int(await connection.fetchval(query))
     finally:
         await connection.close()
@@ -328,31 +358,23 @@ async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer
     assert await take_all(buffer) == [0, 1, 2, 3, 4]
 
 
-async def test_outcomes_that_nobody_asks_for_any_more_are_forgotten(postgres_database: str) -> None:
-    """And the answers of functions with them, also those of which another version has forgotten the outcome."""
+async def test_stamps_that_nobody_asks_for_any_more_are_forgotten(postgres_database: str) -> None:
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
-        await buffer.put(group(1), TASK)  # calls one
         execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
-        answers = "('connection of last month', '7'), ('connection of last year', '5')"
-        execute(postgres_database, f"INSERT INTO rb_info VALUES {answers}")
         buffer.storage.sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
             connection = await asyncpg.connect(postgres_database)
             try:
-                outcomes, answers = [await names_in(connection, table) for table in ("rb_counter", "rb_info")]
+                rows = await connection.fetch("SELECT name FROM rb_counter WHERE name LIKE 'connection %'")
             finally:
                 await connection.close()
-            assert any(not name.startswith("connection of") for name in outcomes & answers)  # of those that are in use
-            return not any(name.startswith("connection of") for name in outcomes | answers)
+            names = {row["name"] for row in rows}
+            assert names - {"connection of last month"}  # of those that are in use
+            return "connection of last month" not in names
 
         await until(forgotten)
-
-
-async def names_in(connection: asyncpg.Connection[Any], table: str) -> set[str]:
-    rows = await connection.fetch(f"SELECT name FROM {table} WHERE name LIKE 'connection %'")
-    return {row["name"] for row in rows}
 
 
 # Backends of PostgreSQL that are ended while large groups are sent: every put ends, and each group is there once

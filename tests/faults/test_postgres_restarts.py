@@ -25,7 +25,7 @@ from tests.faults.test_postgres_connections import (
     before_the_answer,
     end_background_work,
 )
-from tests.postgres import Server, drop_functions, execute, new_database, own_server
+from tests.postgres import Server, execute, new_database, own_server
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 
@@ -115,7 +115,6 @@ async def test_an_id_that_a_crash_gave_to_another_transaction_proves_nothing(
     async with proxied(url) as proxy, build(proxy.url) as buffer:
         execute(url, "CREATE TABLE others (x int)")
         await end_background_work(buffer)
-        drop_functions(url)  # a put that calls one has no transaction before the server has it
         for attempt in range(15):
             first = 10 * attempt
             await fill(buffer, 1, first)

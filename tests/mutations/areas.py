@@ -39,7 +39,7 @@ NEAR = {
     ),
     "failover": (
         "tests/test_hosts.py",
-        "tests/storage/test_server_functions.py",
+        "tests/faults/test_postgres_connections.py",
         "tests/storage/test_engines.py",
         "tests/cluster",
     ),

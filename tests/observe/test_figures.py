@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import Any
 
@@ -55,7 +54,7 @@ def test_what_groups_hold_is_read_in_one_scan(filled: str) -> None:
 def test_groups_are_not_scanned_beyond_a_number(filled: str) -> None:
     tasks = read_figures(filled, scanned=12)["buffers"]["default"]["tasks"]
     assert all("staleness" not in numbers_ and numbers_["put"] for numbers_ in tasks.values())
-    assert "replaybuf_staleness" not in run("metrics", filled, "--scanned", 12).stdout
+    assert "replaybuf_staleness" not in run("stats", filled, "--format=prometheus", "--scanned", 12).stdout
 
 
 def test_overdue_leases_are_counted(busy: str) -> None:
@@ -98,21 +97,13 @@ def test_a_database_without_groups_has_figures(empty: str) -> None:
 
 
 def test_the_command_prints_the_exposition(busy: str) -> None:
-    found = numbers(parse(run("metrics", busy).stdout))
+    found = numbers(parse(run("stats", busy, "--format=prometheus").stdout))
     assert found["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
-    assert run_json("metrics", busy)["buffers"]["eval"]["tasks"]["math"]["put"] == 1
-    rows = [json.loads(line) for line in run("metrics", busy, "--nl", "--buffer", "eval").stdout.splitlines()]
-    [row] = [row for row in rows if row["name"] == "replaybuf_groups_put_total"]
-    assert (row["buffer"], row["task"], row["status"], row["value"]) == ("eval", "math", None, 1)
-    header, _, line = run(
-        "metrics", busy, "--table", "--buffer", "eval", "--only", "replaybuf_groups_put"
-    ).stdout.splitlines()
-    assert header.split() == ["name", "buffer", "task", "value"]
-    assert line.split() == ["replaybuf_groups_put_total", "eval", "math", "1"]
+    assert "none of text, json, csv, prometheus" in run("stats", busy, "--format=nl", code=2).stderr
 
 
 def test_hostile_names_stay_in_their_labels(hostile: str) -> None:
-    found = numbers(parse(run("metrics", hostile).stdout))
+    found = numbers(parse(run("stats", hostile, "--format=prometheus").stdout))
     [(_, labels)] = [key for key in found if key[0] == "replaybuf_groups_put_total"]
     assert "\x1b" in dict(labels)["task"]
 

@@ -21,7 +21,7 @@ from replaybuf.storage.sql.copies import whole
 from replaybuf.storage.sql.tasks import file_batch
 from tests.contract.harness import plain
 from tests.reasons import because
-from tests.stores import TASK, build, group
+from tests.stores import TASK, build, group, sweep_now
 
 COUNT = 6
 #: Bytes of arrays from which a payload is kept apart here.
@@ -222,9 +222,7 @@ async def test_files_stay_while_they_are_copied(
 
 async def empty_garbage(buffer: ReplayBuffer) -> None:
     """Delete the payloads of groups that have left, as a sweep does in time."""
-    from replaybuf.storage.sql.statements.past import sweep
-
-    await buffer.storage._write(lambda tx: sweep(tx, 1e12, 1000))
+    await buffer.storage._write(sweep_now)
 
 
 async def test_only_two_words_are_known(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
-"""A power cut: what was synced is there, under names that were synced, and nothing else is certain."""
+"""A power cut, where `tests/power` doesn't go: payloads beside PostgreSQL, and exports.
+
+What was synced is there, under names that were synced, and nothing else is certain.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import sqlite3
 import stat
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from replaybuf.places.store import MARKER
 from tests.places.arrays import apart, put, rename, take_all
 
 _Key = tuple[int, int]
@@ -65,52 +62,26 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_the_payloads_of_all_commits_survive(
-    url: str, folder: Path, tmp_path: Path, disk: Disk, count: int
+    postgres_database: str, folder: Path, tmp_path: Path, disk: Disk, count: int
 ) -> None:
-    """With the marker and all names, from the first put on; durability full, and PostgreSQL."""
-    async with apart(url, folder, durability="full") as buffer:
+    """With the marker and all names, from the first put on."""
+    async with apart(postgres_database, folder) as buffer:
         for number in range(count):
             await put(buffer, number)
         disk.survive(folder, tmp_path / "survivor")
     rename(folder, tmp_path / "before")
     rename(tmp_path / "survivor", folder)
-    async with apart(url, folder) as buffer:
+    async with apart(postgres_database, folder) as buffer:
         assert sorted(await take_all(buffer)) == [*range(count)]
 
 
-async def test_a_place_is_never_that_of_a_database_that_is_not_there(
-    tmp_path: Path, folder: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With durability normal SQLite syncs no commit; the first is synced before the marker names its database."""
-    path, cut = tmp_path / "run.db", tmp_path / "cut.db"
-    link = os.link
-
-    def linked(*arguments: Any) -> None:
-        shutil.copy(path, cut)
-        log = disk.content(Path(f"{path}-wal"))
-        Path(f"{cut}-wal").write_bytes(log or b"")
-        assert _key(path) in disk.names[_key(tmp_path)].values()
-        link(*arguments)
-
-    monkeypatch.setattr(os, "link", linked)
-    async with apart(f"sqlite:///{path}", folder) as buffer:
-        await put(buffer, 1)
-    with closing(sqlite3.connect(cut)) as database:
-        [(identity,)] = database.execute("SELECT value FROM rb_info WHERE name = 'identity'")
-    assert json.loads((folder / MARKER).read_text())["database"] == identity
-
-
-@pytest.mark.parametrize("what", ["snapshot", "export"])
-async def test_what_was_saved_survives(tmp_path: Path, folder: Path, disk: Disk, what: str) -> None:
+async def test_what_was_exported_survives(tmp_path: Path, folder: Path, disk: Disk) -> None:
     """In the folder that was made for it."""
-    target = tmp_path / "saved"
+    path = tmp_path / "saved/groups.jsonl"
+    path.parent.mkdir()
     async with apart(f"sqlite:///{tmp_path}/run.db", folder) as buffer:
         await put(buffer, 1)
-        if what == "snapshot":
-            path = await buffer.save(target)
-        else:
-            target.mkdir()
-            await buffer.export(path := target / "groups.jsonl")
-    assert disk.names[_key(tmp_path)]["saved"] == _key(target)
-    assert disk.names[_key(target)][path.name] == _key(path)
+        await buffer.export(path)
+    assert disk.names[_key(tmp_path)]["saved"] == _key(path.parent)
+    assert disk.names[_key(path.parent)][path.name] == _key(path)
     assert disk.content(path) == path.read_bytes()

@@ -24,7 +24,7 @@ from tests.faults.processes import end, start
 from tests.places import roles
 from tests.places.arrays import apart, ask, numbers_in, put, take_all
 from tests.postgres import execute, new_database
-from tests.stores import TASK, build
+from tests.stores import TASK, build, until
 
 STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
 
@@ -45,6 +45,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def noted(url: str) -> list[str]:
     """Where the database says that its places are."""
     return [one for (one,) in await ask(url, "SELECT url FROM rb_place ORDER BY id")]
+
+
+async def _is_known(url: str) -> bool:
+    """Whether this process has given a sign of life: it uses the folder where it is noted."""
+    return bool(await ask(url, "SELECT 1 FROM rb_worker"))
 
 
 async def test_the_name_that_was_noted_first_stays(url: str, folder: Path, tmp_path: Path) -> None:
@@ -72,6 +77,7 @@ async def test_a_host_that_mounts_the_place_elsewhere_reads_and_writes_there(
         await put(buffer, 1, 2)
         items = [item async for item in buffer.find({}, deferred=["extra_fields"])]
         sent.write_bytes(pickle.dumps([item.item[0].extra_fields["experts"] for item in items]))
+        await until(lambda: _is_known(url))
         process = start(roles.other_host, ledger, url, str(folder), str(own), str(sent))
         assert await asyncio.to_thread(end, process, ledger) == 0
         if entries(ledger, "not-permitted"):

@@ -10,11 +10,11 @@ import pytest
 from replaybuf import FullError, NotReadyError
 from replaybuf.buffer import wait_reports
 from replaybuf.produce import wait_published
-from replaybuf.rules.causes import Reason
 from replaybuf.rules.limits import Limits
-from replaybuf.storage.sql.inspection import waits as inspection
+from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.inspection.circumstances import read_limits
-from replaybuf.storage.sql.inspection.waits import DrawQuestion, explain, last_given_up
+from replaybuf.view import waits as inspection
+from replaybuf.view.waits import DrawQuestion, last_given_up, read_waits
 from replaybuf.worker_name import working_as
 from tests.presence.views import list_events, seen, waits_of
 from tests.scripts import run as run_script
@@ -139,13 +139,12 @@ async def test_a_process_that_dies_of_its_wait_has_said_so_and_by_which_limits(s
     """Nothing is left to a beat or to the closing of the buffer: the error has killed it."""
     await asyncio.to_thread(run_script, _DIES_OF_ITS_WAIT, shared_url, expect=3)
     assert await waits_of(shared_url) == []
-    [found] = await seen(shared_url, explain, "default", DrawQuestion("math"), asked=False)
+    [found] = await seen(shared_url, read_waits, "default", DrawQuestion("math"))
     assert found.gave_up is not None
     assert found.gave_up.worker == "trainer-1"
     assert "(0 of 2): 3 completed groups are there, but min_size is 8: 5 more have to be put" in found.gave_up.detail
     [draw] = found.waits
-    assert draw.limits == Limits(min_size=8)
-    assert draw.diagnosis.reason == Reason.HELD_BACK
+    assert (draw.limits, draw.reason) == ({"min_size": 8}, Reason.HELD_BACK)
 
 
 async def test_a_process_that_was_killed_in_its_wait_is_told(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.causes import Reason
 from replaybuf.rules.circumstances import Before, Circumstances, Held, Restored, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
+from replaybuf.rules.needs import Reason
 from replaybuf.rules.train_state import TrainState
 from replaybuf.rules.transitions import LaneName, Tally
 
@@ -247,6 +247,14 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     "only the waiter puts": (
         *(wait(), FEW, {"workers": [worker("trainer-1")], "last_put": put_at(7)}, R.SLOW),
         "trainer-1 is alive, the last group was put at 20:43:03 UTC, and 56 more are needed. Nobody else puts any",
+    ),
+    "only the waiter puts, and put many before it waited": (
+        *(wait(since=NOW - 5), FEW, {**STEADY, "workers": [worker("trainer-1")], "last_put": put_at(6)}, R.SLOW),
+        "and 56 more are needed. Nobody else puts any: put more before the draw",
+    ),
+    "the waiter puts while it waits": (
+        *(wait(), FEW, {**STEADY, "workers": [worker("trainer-1")]}, R.SLOW),
+        "3,600 groups an hour arrive, so the missing 56 take about 56s",
     ),
     "init": (
         *(wait(4), T(init=6, init_put=6), {"workers": [LIVE]}, R.OTHER_STATUS),

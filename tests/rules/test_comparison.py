@@ -23,8 +23,8 @@ def some(task_name: str, worker: str | None, *rewards: float | None) -> list[One
     return [One(task_name, worker, reward) for reward in rewards]
 
 
-def by_worker(groups: list[One], before: list[One]) -> list[Part]:
-    return comparison.by_worker([tabulate(groups)], [tabulate(before)])
+def by_worker(groups: list[One]) -> list[Part]:
+    return comparison.by_worker([tabulate(groups)])
 
 
 def by_task(groups: list[One], before: list[One]) -> list[Part]:
@@ -35,41 +35,40 @@ GOOD = some("math", "a", 1, 0.5, 1, 0.5) + some("math", "b", 1, 1, 0.5, 0.5)
 
 
 def test_a_worker_is_compared_with_the_others_of_the_step() -> None:
-    worst, *_ = by_worker(GOOD + some("math", "bad", 0, 0, 0.25, 0), [])
+    worst, *_ = by_worker(GOOD + some("math", "bad", 0, 0, 0.25, 0))
     assert (worst.name, worst.groups, worst.stands_out) == ("bad", 4, True)
     assert (worst.reward, worst.others, worst.below) == pytest.approx((0.0625, 0.75, 0.6875))
 
 
 def test_a_worker_that_makes_a_hard_task_is_compared_with_others_of_that_task() -> None:
     groups = GOOD + some("code", "a", 0, 0.25) + some("code", "c", 0.25, 0, 0.25, 0)
-    [of_c] = [part for part in by_worker(groups, []) if part.name == "c"]
+    [of_c] = [part for part in by_worker(groups) if part.name == "c"]
     assert of_c.others == pytest.approx(0.125)
     assert not of_c.stands_out
 
 
 def test_one_unlucky_group_comes_behind_many_bad_ones() -> None:
     groups = GOOD * 2 + some("math", "unlucky", 0) + some("math", "bad", 0, 0, 0.25, 0.25, 0.25, 0)
-    first, second, *_ = by_worker(groups, [])
+    first, second, *_ = by_worker(groups)
     assert (first.name, second.name, second.stands_out) == ("bad", "unlucky", False)
 
 
-def test_the_only_worker_of_a_task_is_compared_with_the_steps_before() -> None:
-    [part] = by_worker(some("math", "a", 0, 0, 0, 0.25), GOOD)
-    assert part.others == 0.75
-    assert part.stands_out
+def test_a_worker_that_alone_makes_a_task_is_compared_with_nobody() -> None:
+    [part] = by_worker(some("math", "a", 0, 0, 0, 0.25))
+    assert (part.others, part.below, part.stands_out) == (None, None, False)
 
 
 def test_two_groups_are_no_evidence() -> None:
-    assert not any(part.stands_out for part in by_worker(some("math", "a", 0) + some("math", "b", 1), []))
+    assert not any(part.stands_out for part in by_worker(some("math", "a", 0) + some("math", "b", 1)))
 
 
 def test_two_groups_without_spread_say_nothing_about_their_worker() -> None:
-    parts = by_worker(some("math", "a", 0.5, 0.5) + some("math", "b", *[1.0] * 6), [])
+    parts = by_worker(some("math", "a", 0.5, 0.5) + some("math", "b", *[1.0] * 6))
     assert not any(part.stands_out for part in parts)
 
 
 def test_a_worker_that_is_better_than_the_others_does_not_stand_out() -> None:
-    parts = by_worker(some("math", "a", *[1.0] * 8) + some("math", "b", *[0.1] * 8) + some("math", "c", *[0.9] * 8), [])
+    parts = by_worker(some("math", "a", *[1.0] * 8) + some("math", "b", *[0.1] * 8) + some("math", "c", *[0.9] * 8))
     assert [part.name for part in parts if part.stands_out] == ["b"]
     assert parts[-1].name == "a"
 
@@ -100,7 +99,7 @@ def marks(run: list[list[One]]) -> tuple[list[str | None], list[int]]:
     fell = []
     for number, table in enumerate(rest):
         before = rest[max(0, number - 10) : number]
-        parts = comparison.by_worker([table], before, comparisons=many)
+        parts = comparison.by_worker([table], comparisons=many)
         parts += comparison.by_task(table, before, comparisons=many)
         fell += [number] if any(part.stands_out for part in parts) else []
     return worse, fell
@@ -126,24 +125,24 @@ def test_a_bad_worker_and_a_small_dip_stand_out_of_many_comparisons() -> None:
     [dip] = comparison.by_task(tabulate(groups(0.64)), before, comparisons=60 * 7)
     assert dip.stands_out
     bad = some("math", "bad", 0, 0.25, 0, 0)
-    worst, *_ = comparison.by_worker([tabulate(groups(0.7) + bad)], before, comparisons=60 * 7)
+    worst, *_ = comparison.by_worker([tabulate(groups(0.7) + bad)], comparisons=60 * 7)
     assert (worst.name, worst.stands_out) == ("bad", True)
 
 
 def test_a_difference_that_is_tiny_beside_the_rewards_is_none() -> None:
-    part, _ = by_worker(some("math", "a", *[0.999] * 8) + some("math", "b", *[1.0] * 8), [])
+    part, _ = by_worker(some("math", "a", *[0.999] * 8) + some("math", "b", *[1.0] * 8))
     assert (part.name, part.stands_out) == ("a", False)
 
 
 @pytest.mark.parametrize("reward", [0.0, 1e308, -1e308])
 def test_odd_rewards_are_no_trouble(reward: float) -> None:
     groups = some("math", "a", reward, reward) + some("math", "b", reward, reward, 0)
-    assert len(by_worker(groups, groups)) == 2
-    assert verdict(by_worker(groups, []), by_task(groups, groups), reward, reward)
+    assert len(by_worker(groups)) == 2
+    assert verdict(by_worker(groups), by_task(groups, groups), reward, reward)
 
 
 def test_groups_without_a_reward_are_counted_but_not_compared() -> None:
-    [part] = by_worker(some("math", None, None, float("nan")), GOOD)
+    [part] = by_worker(some("math", None, None, float("nan")))
     assert (part.name, part.groups, part.reward, part.below, part.stands_out) == (None, 2, None, None, False)
     assert mean([]) is None
 
@@ -166,4 +165,4 @@ def test_a_task_is_compared_with_the_steps_before() -> None:
 )
 def test_a_sentence_says_what_stands_out(groups: list[One], before: list[One], said: str) -> None:
     rewards = [mean(one.reward for one in several) for several in (groups, before)]
-    assert said in verdict(by_worker(groups, before), by_task(groups, before), *rewards)
+    assert said in verdict(by_worker(groups), by_task(groups, before), *rewards)

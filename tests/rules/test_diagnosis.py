@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf.rules.causes import Reason
 from replaybuf.rules.circumstances import Before, Circumstances, Counted, Taking, Wait, Worker, limits_of
 from replaybuf.rules.diagnosis import diagnose
 from replaybuf.rules.limits import Limits
+from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import LaneName, Tally
 from tests.rules.diagnosed import (
     BLOCK,
@@ -258,3 +258,11 @@ def test_what_comes_an_hour_is_unknown_where_it_was_not_noted(
 ) -> None:
     about = Circumstances(NOW, tallies(completed_put=4), before=before, last_put={("math", C): NOW - last_put})
     assert about.hourly("math", C) == hourly
+
+
+def test_who_was_killed_is_replaced_by_a_later_one_that_does_the_same() -> None:
+    """Each successor replaces one."""
+    killed = [worker(name, seen=500, groups=0, taken=9) for name in ("t-1", "t-2")]
+    later = Worker("t-3", NOW - 400, NOW - 5, taken=9)
+    about = Circumstances(NOW, FEW, workers=[LIVE, later, *killed, worker("gen-2", seen=500)])
+    assert [about.state_of(one) for one in about.workers] == ["alive", "alive", "replaced", "silent", "silent"]

@@ -306,7 +306,7 @@ def summed(*steps: Transition) -> dict[tuple[Status, Tally], int]:
         ([(0, 0), (100, 1000), (130, 1010), (160, 1020)], pytest.approx(20 / 60)),
         ([(0, 0), (120, 120)], 1),
         ([(0, 0), (20, 900), (200, 900)], 0),  # the run is over
-        ([(100, 10), (110, 30)], 2),  # within the first minute, that since the oldest reading
+        ([(100, 10), (110, 10)], None),  # of a young run, which put 10 before it was read first
         ([(100, 10)], None),
         ([(0, 500), (60, 20)], 0),  # a restore
     ],

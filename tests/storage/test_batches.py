@@ -15,6 +15,7 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
+from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.worker_name import working_as
 from tests.cancellation.ways import take
 from tests.contract.harness import group
@@ -37,6 +38,13 @@ async def rows(buffer: ReplayBuffer, table: Table = batch) -> list[dict[str, Any
         return [dict(row) for row in tx.execute(select(table).order_by(table.columns.values()[0])).mappings()]
 
     return await buffer.storage._read(read)
+
+
+async def members(buffer: ReplayBuffer, number: int) -> list[tuple[Any, ...]]:
+    """Uid, task, worker, reward, staleness and oldest model step of the groups of a batch."""
+    names = "uid, task_name, worker, reward, staleness, oldest_model_step"
+    query = f"SELECT {names} FROM batch_groups WHERE batch = :batch ORDER BY uid"
+    return [*await buffer.storage._read(lambda tx: [tuple(row) for row in tx.tuples(query, batch=number)])]
 
 
 async def put(buffer: ReplayBuffer, number: int, worker: str, task: str = TASK, **options: Any) -> int:
@@ -69,9 +77,10 @@ async def test_a_take_is_kept_with_its_consumer_its_step_and_its_groups(buffer: 
     ]
     assert (one["staleness"], one["max_staleness"], one["oldest_step"], one["newest_step"]) == (3.5, 4, 2, 3)
     assert (one["first_uid"], one["last_uid"]) == (first, first + 1)
-    lanes = {row["id"]: row["task_name"] for row in await rows(buffer, tables.lane)}
-    kept = [(uid, lanes[lane], *more) for uid, lane, *more, _ in one["members"]]
-    assert kept == [(first, TASK, "gpu-1", 0.25, 3, 3), (first + 1, "code", "gpu-2", 0.75, 4, 2)]
+    assert await members(buffer, one["id"]) == [
+        (first, TASK, "gpu-1", 0.25, 3, 3),
+        (first + 1, "code", "gpu-2", 0.75, 4, 2),
+    ]
     assert (two["worker"], two["step"], two["first_uid"]) == ("evaluation", 8, third)
 
 
@@ -103,7 +112,10 @@ async def test_a_lease_is_settled_by_what_it_acknowledges(buffer: ReplayBuffer) 
 async def steps_of(buffer: ReplayBuffer) -> list[tuple[int | None, int, int, list[int]]]:
     """The step, the groups and the settled groups of each batch, and the uids of its groups."""
     found = await rows(buffer)
-    return [(row["step"], row["groups"], row["settled"], [one[0] for one in row["members"]]) for row in found]
+    return [
+        (row["step"], row["groups"], row["settled"], [uid for uid, *_ in await members(buffer, row["id"])])
+        for row in found
+    ]
 
 
 async def test_a_batch_is_of_the_step_that_its_acknowledgement_names(buffer: ReplayBuffer) -> None:
@@ -183,7 +195,7 @@ async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:
         lease = await buffer.lease_batch({TASK: 4}, heartbeat=False)
     [one] = await rows(buffer)
     assert one["worker"] == HOSTILE
-    assert [member[2:4] for member in one["members"]] == [[HOSTILE, None]] * 3 + [[HOSTILE, 0.5]]
+    assert [one[2] for one in await members(buffer, one["id"])] == [HOSTILE] * 4
     assert (one["reward"], one["min_reward"], one["max_reward"]) == (0.5, 0.5, 0.5)
     assert {row["holder"] for row in await rows(buffer, tables.group)} == {HOSTILE}
     await lease.acknowledge()
@@ -199,6 +211,21 @@ async def test_the_last_ones_are_kept(shared_url: str) -> None:
         await buffer.storage.open()
         await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
         assert [row["buffer"] for row in await rows(buffer)] == ["default"] * 2 + ["other"]
+
+
+async def test_what_is_beyond_is_looked_for_after_each_percent(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks reads as many rows as are kept."""
+    looked: list[int] = []
+    beyond = sweeper.last_beyond
+    monkeypatch.setattr(sweeper, "last_beyond", lambda tx, keep: looked.append(keep) or beyond(tx, keep))
+    async with build(shared_url, history=200) as buffer:
+        for _ in range(4):
+            await put(buffer, 0, "gpu")
+            await buffer.get(1, TASK)
+            await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
+    assert looked == [200, 200]
 
 
 async def test_none_are_kept_if_nobody_wants_them(shared_url: str) -> None:

@@ -15,12 +15,10 @@ from replaybuf.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import past, payload
 from replaybuf.storage.sql.statements.matching import delete_groups
-from replaybuf.storage.sql.statements.past import pass_on, sweep
+from replaybuf.storage.sql.statements.past import pass_on
 from tests.cancellation.ways import take
 from tests.contract.checkpointing import state_of
-from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
-
-ALWAYS = 1e12
+from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_all, until
 
 
 async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
@@ -28,9 +26,11 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     opened = buffer.storage
 
     def work(tx: Transaction) -> tuple[int, ...]:
-        while pass_on(tx, 4) or sweep(tx, ALWAYS, 100):
+        while sweep_now(tx, limit=100) or pass_on(tx, 4):
             pass
-        return tuple(tx.execute(select(func.count()).select_from(table)).scalar_one() for table in (payload, past))
+        kept = select(func.count()).select_from(past).where(past.c.removed_at.is_not(None))
+        counts = select(func.count()).select_from(payload), kept
+        return tuple(tx.execute(count).scalar_one() for count in counts)
 
     return await opened.thread.run(lambda: opened.engine.write(work, fenced=False))
 

@@ -8,11 +8,8 @@ import time
 
 import pytest
 
-from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.writer import upgrade_database
-from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.faults.proxy import proxied
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, group
 
 LACKING = {
     "LISTEN": {b'LISTEN "': b'LISTAN "'},
@@ -41,16 +38,3 @@ async def test_who_waits_notices_what_others_put(
     told = [record.getMessage() for record in caplog.records]
     assert 1 <= len(told) <= 2  # once for each store
     assert all(f" has no {lacking} (" in one for one in told)
-
-
-@pytest.mark.parametrize("lacking", [b"to_regproc", b"pg_language", b"has_function_privilege", b"pg_advisory_lock("])
-async def test_puts_and_upgrades_do_without_functions_where_they_can_not_be_asked_for(
-    lent_database: str, lacking: bytes
-) -> None:
-    async with proxied(lent_database) as proxy:
-        proxy.instead = {lacking: lacking[:3] + b"x" + lacking[4:]}
-        async with build(proxy.url) as buffer:
-            await fill(buffer, 2)
-            await buffer.put(group(2), TASK)
-            assert await take_all(buffer) == [0, 1, 2]
-        assert (await asyncio.to_thread(upgrade_database, open_reader(proxy.url)))[1] == HEAD

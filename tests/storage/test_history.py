@@ -16,53 +16,66 @@ from replaybuf import ReplayBuffer
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import past, payload
-from replaybuf.storage.sql.statements.past import pass_on, sweep
+from replaybuf.storage.sql.statements.past import pass_on
 from tests.cancellation.ways import take
 from tests.contract.leasing import LONG
-from tests.stores import TASK, build, group
+from tests.stores import TASK, build, group, sweep_now
 
 #: A group: its priority, how often it was drawn, its status.
 Known = tuple[float, int, str]
-_ALWAYS = 1e12
 _ENDS = (Tally.TAKEN, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
 
 
 async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
-    """Sweep all there is to sweep; the groups that have payloads, and those that have a past."""
+    """Sweep all there is to sweep; the groups that have payloads, and those of which checkpoints have versions."""
     store = buffer.storage
 
     def work(tx: Transaction) -> tuple[set[int], set[int]]:
-        while pass_on(tx, 4) or sweep(tx, _ALWAYS, 5):
+        while sweep_now(tx, limit=5) or pass_on(tx, 4):
             pass
-        return set(tx.execute(select(payload.c.uid)).scalars()), set(tx.execute(select(past.c.uid)).scalars())
+        kept = select(past.c.uid).where(past.c.removed_at.is_not(None))
+        return set(tx.execute(select(payload.c.uid)).scalars()), set(tx.execute(kept).scalars())
 
     return await store.thread.run(lambda: store.engine.write(work, fenced=False))
 
 
 @dataclass
 class Drawn:
-    """A draw that may be undone: its groups as they were, and the checkpoints that were there."""
+    """A draw that may be undone: its groups as they were, the checkpoints that were there, and its number."""
 
     groups: dict[int, Known]
     before: set[int]
+    number: int
     undo: Callable[[], Any]
 
 
 @dataclass
 class Copies:
-    """What a buffer holds; each checkpoint is a copy of it. `limit` and `archives` are the buffer's."""
+    """What a buffer holds; each checkpoint is a copy of it. `limit`, `archives` and `history` are the buffer's.
+
+    `records` are the groups of each draw, by its number.
+    """
 
     limit: int = 1
     archives: bool = False
+    history: int = 1000
     groups: dict[int, Known] = field(default_factory=dict)
     checkpoints: dict[int, dict[int, Known]] = field(default_factory=dict)
     drawn: list[Drawn] = field(default_factory=list)
+    records: dict[int, list[int]] = field(default_factory=dict)
+    draws: int = 0
 
     def first(self, count: int) -> list[int]:
         return sorted(uid for uid, known in self.groups.items() if known[2] == "completed")[:count]
 
+    def record(self, uids: list[int]) -> None:
+        self.draws += 1
+        if uids:
+            self.records[self.draws] = uids
+
     def draw(self, count: int) -> dict[int, Known]:
         before = {uid: self.groups[uid] for uid in self.first(count)}
+        self.record([*before])
         for uid, (priority, times, status) in before.items():
             if times + 1 < self.limit:
                 self.groups[uid] = (priority, times + 1, status)
@@ -73,6 +86,7 @@ class Copies:
         return before
 
     def undo(self, drawn: Drawn) -> None:
+        self.records.pop(drawn.number, None)
         for state in (self.groups, *(made for step, made in self.checkpoints.items() if step not in drawn.before)):
             for uid, (priority, times, status) in drawn.groups.items():
                 if times + 1 < self.limit:
@@ -92,11 +106,12 @@ class Run:
 
     async def go_on(self, operations: int) -> None:
         calls = (self.put, self.put, self.take, self.draw, self.undo, self.change, self.lease, self.replace)
-        calls += (self.checkpoint, self.checkpoint, self.restore, self.drop, self.sweep)
+        calls += (self.checkpoint, self.checkpoint, self.restore, self.drop, self.sweep, self.prune)
         for _ in range(operations):
             call = self.random.choice(calls)
             await call()
             assert await self.found() == self.model.groups, call.__name__
+            assert await self.records() == [*self.model.records.values()], call.__name__
             made = [(one.step, one.groups, one.bytes) for one in await self.buffer.checkpoints()]
             assert made == [(step, len(kept), self.size(kept)) for step, kept in self.model.checkpoints.items()]
         self.model.drawn.clear()
@@ -111,6 +126,14 @@ class Run:
     async def found(self) -> dict[int, Known]:
         items = [item async for item in self.buffer.find({})]
         return {item.uid: (item.priority, item.times_sampled, str(item.status)) for item in items}
+
+    async def records(self) -> list[list[int]]:
+        """The groups of the recorded draws, in order."""
+        read = self.buffer.storage.transactions.read
+        drawn: dict[int, list[int]] = {}
+        for batch, uid in await self.buffer.storage.thread.run(lambda: read(_drawn)):
+            drawn.setdefault(batch, []).append(uid)
+        return [*drawn.values()]
 
     async def check_counts(self) -> None:
         tallies: Counter[Tally] = Counter()
@@ -144,7 +167,7 @@ class Run:
             undo = await take(self.buffer, count)
             groups = self.model.draw(count)
             self.received(groups)
-            self.model.drawn.append(Drawn(groups, set(self.model.checkpoints), undo))
+            self.model.drawn.append(Drawn(groups, set(self.model.checkpoints), self.model.draws, undo))
 
     async def undo(self) -> None:
         if self.model.drawn:
@@ -161,6 +184,7 @@ class Run:
     async def lease(self) -> None:
         """And give it back, perhaps after a checkpoint."""
         if uids := self.model.first(2):
+            self.model.record(uids)
             lease = await self.buffer.lease_batch({TASK: len(uids)}, seconds=LONG, heartbeat=False)
             if self.random.random() < 0.5:
                 await self.checkpoint()
@@ -197,12 +221,27 @@ class Run:
         assert payloads == there
         assert kept <= set().union(*self.model.checkpoints.values())
 
+    async def prune(self) -> None:
+        """A draw may be undone after it."""
+        await self.buffer.storage.thread.run(self.buffer.storage.sweeper.prune_history)
+        for number in [*self.model.records][: -self.model.history]:
+            del self.model.records[number]
+
+
+def _drawn(tx: Transaction) -> list[tuple[int, int]]:
+    return [(batch, uid) for batch, uid in tx.tuples("SELECT batch, uid FROM batch_groups ORDER BY batch, uid")]
+
 
 def _bytes_of(tx: Transaction) -> dict[int, int]:
     return dict(tx.tuples("SELECT uid, bytes FROM groups"))
 
 
-OPTIONS: dict[str, dict[str, Any]] = {"taken": {}, "again": {"max_times_sampled": 2}, "archived": {"archive": 1000}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "taken": {},
+    "again": {"max_times_sampled": 2},
+    "archived": {"archive": 1000},
+    "pruned": {"history": 2},
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -211,5 +250,5 @@ async def test_it_is_as_if_each_checkpoint_were_a_copy(shared_url: str, name: st
     """Whatever is put, drawn, undone, changed, replaced, restored, dropped and swept in between."""
     options = OPTIONS[name]
     async with build(shared_url, keep_checkpoints=None, **options) as buffer:
-        model = Copies(options.get("max_times_sampled", 1), "archive" in options)
+        model = Copies(options.get("max_times_sampled", 1), "archive" in options, options.get("history", 1000))
         await Run(buffer, model, seed).go_on(50)

@@ -27,12 +27,13 @@ QUERIES = (
     "SELECT * FROM batches ORDER BY step DESC LIMIT 20",
     "SELECT * FROM batch_groups WHERE step = 413",
     "SELECT * FROM batch_groups WHERE batch = 17",
+    "SELECT * FROM batch_groups WHERE uid = 17",
     "SELECT g.worker, g.reward FROM batch_groups b JOIN groups g ON g.uid = b.uid WHERE b.step = 413",
     "SELECT r.response FROM batch_groups b JOIN rollouts r ON r.uid = b.uid WHERE b.step = 413 AND r.reward = 0",
     "SELECT * FROM leases",
     "SELECT * FROM leases WHERE worker = 'gpu-1'",
 )
-_WHOLE = re.compile(r"Seq Scan on (rb_group|rb_payload|rb_batch)\b|^SCAN [gpb]$")
+_WHOLE = re.compile(r"Seq Scan on (rb_group|rb_payload|rb_batch|rb_past)\b|^SCAN [gpb]$")
 _SORTED = "USE TEMP B-TREE FOR ORDER BY"
 
 
@@ -54,12 +55,14 @@ def fill(connection: Connection) -> None:
     connection.execute(text(f"UPDATE rb_group SET {leased} WHERE uid BETWEEN 100 AND 110"))
     nothing = {"buffer": "default", "taken_at": 1.0, "epoch": 0, "status": "completed", "groups": TAKEN, "settled": 0}
     connection.execute(insert(batch), [nothing | _batch(n) for n in range(BATCHES)])
+    names = ", ".join(column.name for column in group.columns)
+    drawn = f"SELECT {names}, (uid - 1) / {TAKEN} + 1, 1 FROM rb_group"
+    connection.execute(text(f"INSERT INTO rb_past ({names}, draw, staleness) {drawn}"))
 
 
 def _batch(step: int) -> dict[str, object]:
     first = step * TAKEN + 1
-    members = [[uid, 2, "gpu-1", 0.0, 1, 1, 1.0] for uid in range(first, first + TAKEN)]
-    return {"step": step, "first_uid": first, "last_uid": first + TAKEN - 1, "members": members}
+    return {"id": step + 1, "step": step, "first_uid": first, "last_uid": first + TAKEN - 1}
 
 
 def whole_tables(connection: Connection) -> dict[str, Sequence[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.inspection.traces import summarise_steps
+from replaybuf.view.steps import read_steps
 
 TASK = "math"
 
@@ -54,7 +54,7 @@ def totals(config: ReplayBufferConfig) -> Counter[Tally]:
 def settled(config: ReplayBufferConfig) -> dict[int, int]:
     """The number of groups that were trained on at each train step, as `replaybuf trace` tells."""
     reader = open_reader(config.url)
-    return {one.step: one.settled for one in reader.read(lambda tx: summarise_steps(tx, "default"))}
+    return {one.step: one.settled for one in reader.read(lambda tx: read_steps(tx, "default").rows)}
 
 
 def numbers(items: list[Any]) -> list[int]:

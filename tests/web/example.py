@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, insert
+from sqlalchemy import delete, insert, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.storage.sql.schema import records
+from replaybuf.storage.sql.schema import records, tables
 
 GROUPS, FAILED_EVERY = 130, 40
 #: What a page must show, and never do.
@@ -68,16 +68,27 @@ async def _insert_records(url: str) -> None:
         await connection.execute(delete(records.history))  # a minute may have ended meanwhile
         for table, rows in _records(now).items():
             await connection.execute(insert(getattr(records, table)), rows)
+        await connection.execute(text(_groups_drawn(now)))
     await engine.dispose()
 
 
+def _groups_drawn(now: float) -> str:
+    """Return the statement that inserts the groups of all batches."""
+    workers = " ".join(f"WHEN {number} THEN '{name}'" for number, name in enumerate(WORKERS))
+    drawn = {"worker": f"CASE uid % 3 {workers} END", "reward": "0.25 * (uid % 3)"}
+    drawn |= {"oldest_step": "40", "created_at": f"{now - 500}"}
+    names = [column.name for column in tables.group.columns]
+    copied = ", ".join(drawn.get(name, f"g.{name}") for name in names)
+    return f"""INSERT INTO rb_past ({", ".join(names)}, draw, staleness)
+    SELECT {copied}, b.id, uid % 4 FROM rb_group g, rb_batch b WHERE uid <= 8"""
+
+
 def _records(now: float) -> dict[str, list[dict[str, Any]]]:
-    members = [[uid, 1, WORKERS[uid % 3], 0.25 * (uid % 3), uid % 4, 40, now - 500] for uid in range(1, 9)]
     facts = {"epoch": 0, "status": "completed", "groups": 8, "settled": 8, "first_uid": 1, "last_uid": 8}
     figures = {"reward": 0.25, "min_reward": 0.0, "max_reward": 0.5, "staleness": 1.5, "max_staleness": 3}
     batches = [
         {"buffer": "default", "taken_at": now - 60 * (80 - n), "step": 400 + n, "worker": "trainer:1", "lease": None,
-         "oldest_step": 40, "newest_step": 41, "members": members, **facts, **figures}
+         "oldest_step": 40, "newest_step": 41, **facts, **figures}
         for n in range(60)
     ]  # fmt: skip
     workers = [

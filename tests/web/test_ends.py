@@ -137,11 +137,14 @@ def test_what_cant_be_served_is_said_before_a_port_is_bound(tmp_path: Path) -> N
     assert "there is no database" in run("serve", tmp_path / "nix.db", code=1).stderr
 
 
-def test_the_extra_is_asked_for_where_it_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("replaybuf.web", "uvicorn"))]:
+@pytest.mark.parametrize("missing", ["uvicorn", "anyio"])
+def test_the_extra_is_asked_for_where_it_is_missing(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("replaybuf.web", "starlette", missing))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert "pip install starlette uvicorn jinja2" in run("serve", file, code=1).stderr
+    monkeypatch.setitem(sys.modules, missing, None)
+    said = run("serve", file, code=1).stderr
+    assert "pip install 'replaybuf[web]'" in said
+    assert missing not in said
 
 
 def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:

@@ -6,10 +6,10 @@ import json
 import re
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf.units import bins
 from replaybuf.web.plots import (
     BARS,
     HEIGHT,
@@ -19,10 +19,11 @@ from replaybuf.web.plots import (
     WIDTH,
     Across,
     areas,
+    bars_of,
+    bars_of_whole,
     histogram,
     lines,
     value_axis,
-    whole_bins,
 )
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -114,22 +115,37 @@ def test_areas_stand_on_each_other() -> None:
 
 
 def test_nothing_is_plotted_of_nothing() -> None:
-    assert lines("none", {}) is lines("one", {"a": [(0, 1)]}) is areas("none", {}) is histogram("none", [], "") is None
+    assert (
+        lines("none", {}) is lines("one", {"a": [(0, 1)]}) is areas("none", {}) is histogram("none", [], "", "") is None
+    )
 
 
 @given(st.lists(numbers, min_size=1, max_size=200))
-def test_bins_have_every_value_once(values: list[float]) -> None:
-    counts = bins(values, BARS)
-    assert sum(n for _, n in counts) == len(values)
-    assert len(counts) <= BARS
+def test_bars_have_every_value_once_and_in_their_place(values: list[float]) -> None:
+    bars = bars_of(values)
+    assert sum(n for *_, n in bars) == len(values)
+    assert len(bars) <= BARS
+    assert all(left <= right for left, right, *_ in bars)
+    assert sorted(bars) == bars
 
 
 @given(st.dictionaries(st.integers(-(10**9), 10**9), st.integers(1, 100), min_size=1, max_size=40))
-def test_whole_bins_have_every_count_once(counts: dict[int, int]) -> None:
-    found = whole_bins(counts)
-    assert sum(n for _, n in found) == sum(counts.values())
+def test_bars_of_whole_numbers_have_every_count_once(counts: dict[int, int]) -> None:
+    found = bars_of_whole(counts)
+    assert sum(n for *_, n in found) == sum(counts.values())
     assert len(found) <= BARS
 
 
-def test_numbers_that_arent_finite_are_left_out_of_bins() -> None:
-    assert bins([1.0, float("nan"), float("inf"), 1.0], BARS) == [("1", 2)]
+def test_a_bar_is_placed_by_its_value() -> None:
+    """Between 0 and 0.25 there is a third of the way from there to 1; what isn't finite is left out."""
+    plot = histogram("Rewards", bars_of([0.0, 0.25, 0.25, 1.0, float("nan"), float("inf")]), "groups", "reward")
+    assert plot is not None
+    assert (plot.axis, "of 4 groups: from 0 to 1, most often 0.25" in plot.sentence) == ("reward", True)
+    first, second, last = (float(bar.attrib["x"]) for bar in ElementTree.fromstring(plot.svg).iter("rect"))
+    assert (second - first) / (last - first) == pytest.approx(0.25, abs=0.03)
+
+
+def test_plots_of_one_run_share_their_axis() -> None:
+    plot = lines("mean", {"mean": [(2, 0.5), (3, 0.25)]}, across=Across(STEPS, "step", low=1, high=5))
+    assert plot is not None
+    assert (json.loads(plot.data)["at"], plot.axis) == ([0.25, 0.5], "train step")

@@ -13,8 +13,9 @@ import pytest
 
 from replaybuf.errors import InputError
 from replaybuf.query import parse
-from replaybuf.web import ask as tables
-from replaybuf.web.ask import Ask, facet_of, listed, toggled
+from replaybuf.web import tables
+from replaybuf.web.ask import Ask, facet_of, toggled
+from replaybuf.web.tables import listed
 from tests.web.conftest import Client
 from tests.web.example import SCRIPT
 

@@ -21,14 +21,12 @@ from replaybuf.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
-from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import check_fence, joined
-from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -207,8 +205,6 @@ class Store:
                 refuse_network_filesystem(engine.path)
             if not await self._is_there():
                 await self._create()
-            if not self._read_only:
-                await bring_up(engine, FUNCTIONS)
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
             await self.files.prepare(transactions.scope, writes=not self._read_only)

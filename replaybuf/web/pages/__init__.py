@@ -14,7 +14,7 @@ from replaybuf.web.pages.overview import (
     draw_events,
     draw_overview,
     read_checkpoints,
-    read_events,
+    read_events_page,
     read_overview,
 )
 from replaybuf.web.pages.steps import (
@@ -24,9 +24,9 @@ from replaybuf.web.pages.steps import (
     draw_worker,
     draw_workers,
     read_batch,
-    read_step,
-    read_steps,
-    read_worker,
+    read_step_page,
+    read_steps_page,
+    read_worker_page,
     read_workers,
 )
 
@@ -51,11 +51,11 @@ PAGES = {
     "overview": Page("/", "Overview", read_overview, draw_overview),
     "groups": Page("/groups", "Groups", read_groups, draw_groups),
     "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
-    "steps": Page("/steps", "Steps", read_steps, draw_steps),
-    "step": Page("/steps/{step}", "Step", read_step, draw_step, in_menu=False),
+    "steps": Page("/steps", "Steps", read_steps_page, draw_steps),
+    "step": Page("/steps/{step}", "Step", read_step_page, draw_step, in_menu=False),
     "batch": Page("/batches/{batch}", "Draw", read_batch, draw_batch, in_menu=False),
     "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints, draw_checkpoints),
     "workers": Page("/workers", "Workers", read_workers, draw_workers),
-    "worker": Page("/worker", "Worker", read_worker, draw_worker, in_menu=False),
-    "events": Page("/events", "Events", read_events, draw_events),
+    "worker": Page("/worker", "Worker", read_worker_page, draw_worker, in_menu=False),
+    "events": Page("/events", "Events", read_events_page, draw_events),
 }

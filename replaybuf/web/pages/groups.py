@@ -36,7 +36,9 @@ from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, ti
 from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.tokens import SHADES, strip
+from replaybuf.view.columns import ARRAYS, columns
 from replaybuf.web.ask import Ask, NotThereError, facet_of
+from replaybuf.web.tables import Listed, table_of
 
 _SIZE, _MOST = 50, 500
 STATUSES = tuple(map(str, Status))
@@ -102,7 +104,21 @@ def draw_groups(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         for name, values in [*data["values"].items()][:_FACETS]
     ]
     newest = "" if data["looked_at"] < COUNTED else f"of the newest {COUNTED:,}"
-    return {"facets": facets, "counted": newest or f"of {units.number_of(data['looked_at'], 'group')}"}
+    rows = [row | {"prompt": row["error"] or row["prompt"]} for row in data["rows"]]
+    here = Listed(rows, len(rows), 0, None)
+    return {
+        "facets": facets,
+        "counted": newest or f"of {units.number_of(data['looked_at'], 'group')}",
+        "table": table_of("Groups", rows, _GROUPS, ask, data["now"], usual="-uid", sorts=FIELDS, here=here),
+    }
+
+
+_GROUPS = [
+    *columns(
+        "uid", "task_name", "status", "reward", "staleness", "rollouts", "response_tokens", "created_at", "worker"
+    ),
+    *columns("leased_until", "tags", "prompt"),
+]
 
 
 def _query(where: str) -> Node | Marked:
@@ -215,6 +231,10 @@ def read_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     limits = _Limits.of(len(rows), everything=everything)
     order = _sorted(rows, sort)[: limits.rollouts]
     rollouts = [_rollout(rows[place], decoded[place] if decoded else {}, by, limits) for place in order]
+    rewards = sorted({one["reward"] for one in rows if one["reward"] is not None})
+    ranks = {rewards[0]: "worst", rewards[-1]: "best"} if len(rewards) > 1 else {}
+    for one in rollouts:
+        one["rank"] = ranks.get(one["reward"], "")
     prompts = [one.pop("messages") for one in rollouts]
     shared = bool(prompts) and all(one == prompts[0] for one in prompts)
     if not shared:
@@ -285,8 +305,13 @@ def _rollout(row: Mapping[str, Any], rollout: Mapping[str, Any], by: str | None,
         if name not in _TOLD and units.is_there(value)
     }
     others = {name for field in ("message", "response") for name in SYNONYMS[field]}
+    about = [f"{units.number(row['response_tokens'])} tokens", row["finish_reason"]]
+    about += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]
+    about += [f"stale {units.number(row['staleness'])}"]
+    about += [None if row["rollout_id"] is None else f"id {row['rollout_id']}"]
     return {
         **row,
+        "about": ", ".join(filter(None, about)),
         "messages": _messages(_field(rollout, "message"), limits),
         "text": limits.text(row["response"] or "" if response is None else response),
         "tool_calls": limits.text(rollout["tool_calls"]) if units.is_there(rollout.get("tool_calls")) else None,
@@ -342,42 +367,43 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:
 
 
 def draw_group(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the possible token colourings, the colours' legend, and the best and worst rewards."""
+    """Return the possible token colourings, the colours' legend, the facts of the group, and its life."""
     strips = [one["tokens"] for one in data["rollouts"] if one["tokens"]]
     shades = [name for name in SHADES if any(name in one.shades for one in strips)]
-    rewards = [one["reward"] for one in data["rollouts"] if one["reward"] is not None]
     facts = {} if data["group"] is None else facts_of(data["group"], data["now"], units.moment)
     arrays = [one for one in data["arrays"] if not one.small]
+    shown = arrays if data["everything"] else arrays[:CUT_ARRAYS]
+    here = Listed(shown, len(shown), 0, None)
     return {
-        "arrays": arrays if data["everything"] else arrays[:CUT_ARRAYS],
+        "arrays": table_of("Arrays", shown, ARRAYS, ask, data["now"], sorts=False, here=here),
         "array_count": len(arrays),
         "array_notes": footnotes(data["arrays"]),
         "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
-        "happenings": _happenings(data["life"]),
+        "happenings": _happenings(data["life"], ask),
         "shades": shades,
         "by": next((one.by for one in strips if one.by), ""),
         "legend": dict(pair for one in strips for pair in one.legend),
-        "spread": (min(rewards), max(rewards)) if rewards and min(rewards) < max(rewards) else None,
         "sorts": _SORTS,
         "sort": ask.choice("sort", _SORTS),
     }
 
 
-def _happenings(life: Life) -> list[tuple[datetime | None, str, str]]:
+def _happenings(life: Life, ask: Ask) -> list[tuple[datetime | None, str, str]]:
     """Return the events of a group's life in order: time, text, and the URL of the page with details."""
     found = []
     for row in timeline(life):
         by = f" by {row['worker']}" if row["worker"] else ""
         step = "" if row["step"] is None else f" at step {row['step']}"
         detail = f": {row['detail']}" if row["detail"] else ""
-        found.append((row["at"], f"{row['what']}{by}{step}{detail}", _page_of(row)))
+        page = _page_of(row)
+        found.append((row["at"], f"{row['what']}{by}{step}{detail}", ask.link(page) if page else ""))
     if life.there is None:
         found.append((None, "it has left the buffer", ""))
     return found
 
 
 def _page_of(row: Mapping[str, Any]) -> str:
-    """Return the URL of the page with details of an event in a group's life."""
+    """Return the path of the page with details of an event in a group's life."""
     if row["batch"] is not None:
         return f"/batches/{row['batch']}" if row["step"] is None else f"/steps/{row['step']}"
     return "" if row["what"] in ("put", "consumed", "came back") else "/events"

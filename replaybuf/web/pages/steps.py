@@ -2,78 +2,59 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
 from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE, Member, newest, recorded
-from replaybuf.storage.sql.inspection.traces import (
-    StepSummary,
+from replaybuf.storage.sql.inspection.run_records import Member, newest, recorded
+from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, Column, columns, value_of
+from replaybuf.view.drawn import StepRow, span_text
+from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
+from replaybuf.view.workers import (
+    BUFFERED,
+    SHARES,
+    WORKER_GROUPS,
+    WORKER_STEPS,
     WorkerStep,
-    changes,
-    judge_steps,
-    lowest_answers,
-    neighbours,
-    steps_by_worker,
-    summarise_steps,
-    trace_step,
-    trace_worker,
+    by_task_columns,
+    read_shares,
+    read_worker,
 )
-from replaybuf.web.ask import LARGEST, Ask, NotThereError, listed
+from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.pages.overview import one_buffer, read_waits
-from replaybuf.web.plots import STEPS, Across, Plot, lines
+from replaybuf.web.plots import STEPS as STEP_SCALE
+from replaybuf.web.plots import Across, Plot, lines
+from replaybuf.web.tables import table_of
 
-_SIZE = 50
-#: Maximum number of train steps that are plotted.
+_UNNAMED = 50
+#: Maximum number of train steps that are read.
 _MOST_STEPS = 1000
-#: Maximum number of groups that are read to find the steps that stand out.
-_MOST_JUDGED = 20_000
 _MOST_GROUPS = 100_000
 _LOWEST = 3
 _ACROSS = ("step", "time")
 
 
-def read_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the train steps of a buffer, newest first, those to be plotted, and the last draws without a step.
-
-    `judged` has the workers that are lower than the others all along, and the steps that are lower than those before.
-    """
+def read_steps_page(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the train steps of a buffer, newest first, what stands out in them, and the last draws without a step."""
     buffer, buffers = one_buffer(tx, ask)
     first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
     before = ask.number("before", None if last is None else min(last + 1, LARGEST), least=-LARGEST)
-    found = summarise_steps(tx, buffer, before=before, limit=_MOST_STEPS)
-    plotted = [one for one in found if first is None or one.step >= first]
-    numbers = sorted({one.step for one in plotted}, reverse=True)
-    more = len(numbers) > _SIZE
-    steps = [one for one in plotted if not more or one.step > numbers[_SIZE]]
-    without = recorded(tx, buffer).without_step
-    # All steps on the page are judged, and earlier ones up to the limit on groups.
-    few = bisect_right([*accumulate(one.groups for one in plotted)], _MOST_JUDGED)
-    unnamed = newest(tx, "batches", buffer, _SIZE, "step IS NULL") if without and before is None else []
-    return {
-        "chosen": buffer,
-        "buffers": buffers,
-        "steps": steps,
-        "plotted": plotted,
-        "steps_before": STEPS_BEFORE,
-        "judged": asdict(judge_steps(tx, buffer, plotted[: max(len(steps), few)])),
-        "unnamed": unnamed,
-        "unnamed_count": without,
-        "next": numbers[_SIZE - 1] if more else None,
-    }
+    found = read_steps(tx, buffer, first=first, before=before, limit=_MOST_STEPS)
+    without = found.known.without_step
+    unnamed = newest(tx, "batches", buffer, _UNNAMED, "step IS NULL") if without and before is None else []
+    return {"chosen": buffer, "buffers": buffers, "view": found, "unnamed": unnamed, "unnamed_count": without}
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return plots of the rewards and the staleness of the steps, and the verdicts, by step and restores."""
-    steps = [one for one in data["plotted"] if not one.undone]
+    """Return the table of the steps, and plots of their rewards and staleness."""
+    rows = data["view"].rows
+    steps = [one for one in rows if not one.undone]
     across, x_of = _across(ask, steps)
-    fell = {(step, restores): text for step, restores, text in data["judged"]["fell"]}
-    marks = {x_of(one): text for one in steps if (text := fell.get((one.step, one.restores)))}
+    marks = {x_of(one): one.lower for one in steps if one.lower}
 
     def named(**fields: str) -> dict[str, list[tuple[float, float]]]:
         return {
@@ -83,25 +64,30 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 
     plots = [
         lines("Mean reward", named(mean="reward"), across=across, fitted=True, marks=marks),
-        lines("Rewards", named(mean="reward", min="min_reward", max="max_reward"), across=across),
+        lines("Reward", named(mean="reward", min="min_reward", max="max_reward"), across=across),
         lines("Staleness", named(mean="staleness", max="max_staleness"), across=across),
     ]
-    ordered = listed(data["plotted"], ask, _STEPS) if ask.text("order") else None
-    keys = [(one.step, one.restores) for one in data["plotted"]]
+    unnamed = [
+        {**row, "weights": span_text(row["oldest_model_step"], row["newest_model_step"])} for row in data["unnamed"]
+    ]
+    earlier = min((one.step for one in rows), default=None) if len(rows) >= _MOST_STEPS else None
     return {
-        "changes": dict(zip(keys, changes(data["plotted"]), strict=True)),
         "plots": [one for one in plots if one],
-        "verdicts": fell,
         "across": ask.choice("across", _ACROSS),
-        "ordered": ordered,
-        "shown": data["steps"] if ordered is None else ordered.rows,
+        "table": table_of("Steps", rows, STEPS, ask, data["now"], usual="-step"),
+        "earlier": earlier,
+        "fell": [one for one in rows if one.lower],
+        "unnamed_table": table_of("Draws that name no step", unnamed, _DRAWS, ask, data["now"], sorts=False),
     }
 
 
-def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[StepSummary], float]]:
+_DRAWS = columns("id", "taken_at", "worker", "tasks", "status", "reward", "staleness", "weights", worker="by")
+
+
+def _across(ask: Ask, steps: Sequence[StepRow]) -> tuple[Across, Callable[[StepRow], float]]:
     """Return the x axis of the plots of steps, and the function from a step to its x."""
     if ask.choice("across", _ACROSS) == "step":
-        return Across(STEPS, "step", to=_place_of(ask)), lambda one: float(one.step)
+        return Across(STEP_SCALE, "step", to=_place_of(ask)), lambda one: float(one.step)
     drawn = sorted((one.last_at.timestamp(), one.step) for one in steps)
 
     def step_at(time: float) -> int:
@@ -113,44 +99,47 @@ def _across(ask: Ask, steps: Sequence[StepSummary]) -> tuple[Across, Callable[[S
 
 def _place_of(ask: Ask) -> Callable[[float], str]:
     """Return a function from a train step to the URL of its page."""
-    buffer = ask.text("buffer")
-    of_pages = Ask({}, prefix=ask.prefix)
-    return lambda step: of_pages.link(f"/steps/{int(step)}", buffer=buffer)
+    return lambda step: ask.link(f"/steps/{int(step)}")
 
 
-def read_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def read_step_page(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the groups and draws of a train step, for each run that trained it. Raises NotThereError."""
     buffer, _ = one_buffer(tx, ask)
     step = ask.number("step", 0, least=-LARGEST)
     assert step is not None
-    runs = trace_step(tx, buffer, step)
+    runs = read_step(tx, buffer, step, _LOWEST)
     if not runs:
-        known = recorded(tx, buffer)
-        there = "; no draw names its step" if known.last is None else f"; there are steps {known.first} to {known.last}"
-        raise NotThereError(f"no draw for step {step} of {buffer!r:.100} is on record{there}")
-    lowest = [lowest_answers(tx, buffer, run, _LOWEST) for run in runs]
+        raise NotThereError(no_draw(recorded(tx, buffer), f"for step {step} of {buffer!r:.100}"))
     previous, following = neighbours(tx, buffer, step)
-    return {
-        "chosen": buffer,
-        "step": step,
-        "previous": previous,
-        "next": following,
-        "runs": runs,
-        "lowest": lowest,
-    }
-
-
-#: The sortable columns of a step's or a draw's groups.
-_MEMBERS = ("reward", "staleness", "uid", "task_name", "worker", "oldest_model_step", "created_at")
-_STEPS = (
-    *("step", "last_at", "batches", "groups", "settled", "reward", "min_reward", "max_reward", "staleness"),
-    *("max_staleness", "oldest_model_step"),
-)
+    return {"chosen": buffer, "step": step, "previous": previous, "next": following, "runs": runs}
 
 
 def draw_step(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return a page of the groups of each run in the requested order; by default the lowest rewards first."""
-    return {"pages": [listed([one for _, one in run.groups], ask, _MEMBERS) for run in data["runs"]]}
+    """Return the tables of each run: its groups by worker and task, and a page of the groups, the lowest first."""
+    now = data["now"]
+    return {
+        "tables": [
+            (
+                _by_worker(run.workers, ask, now),
+                table_of("Tasks", run.tasks, BY_TASK, _plain(ask), now, sorts=False),
+                table_of("Groups", run.groups, MEMBERS, ask, now, usual="reward"),
+            )
+            for run in data["runs"]
+        ]
+    }
+
+
+def _by_worker(parts: Sequence[Any], ask: Ask, now: Any) -> Any:
+    return table_of("By worker", parts, BY_WORKER, _plain(ask), now, sorts=False, links={"name": _worker_link(ask)})
+
+
+def _plain(ask: Ask) -> Ask:
+    """Return a question without the order and the page of another table."""
+    return Ask({name: one for name, one in ask.parameters.items() if name == "buffer"}, ask.path, ask.prefix)
+
+
+def _worker_link(ask: Ask) -> Callable[[Any], str | None]:
+    return lambda row: ask.link("/worker", worker=name) if (name := value_of(row, "name")) else None
 
 
 def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -166,16 +155,26 @@ def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return a page of the groups of a draw in the requested order."""
-    return {"page": listed(data["groups"], ask, _MEMBERS)}
+    batch, shown = data["batch"], [one for one in MEMBERS if one.name not in ("batch", "now", "prompt")]
+    return {
+        "weights": span_text(batch["oldest_model_step"], batch["newest_model_step"]),
+        "makers": _by_worker(data["workers"], ask, data["now"]),
+        "table": table_of("Groups", data["groups"], shown, ask, data["now"], usual="-uid"),
+    }
 
 
 _MOST_ROWS = 10_000
-#: The sortable columns of workers: their shares of the steps, and their last hour.
-_MADE = ("name", "groups", "reward", "lead", "worse", "staleness")
-_WORKERS = (
-    *("worker", "host", "pid", "last_seen", "started_at", "groups_last_hour", "rollouts_last_hour"),
-    *("tokens_last_hour", "failures_last_hour", "taken_last_hour"),
-)
+#: The workers' last hour.
+_WORKERS = [
+    *columns("worker", "buffer", "host", "pid", "last_seen"),
+    Column("ended_at", "ended", "ago", usual=None),
+    Column("groups_last_hour", "groups put"),
+    Column("rollouts_last_hour", "rollouts"),
+    Column("tokens_last_hour", "tokens", "tokens"),
+    Column("failures_last_hour", "failures", bad="failures_last_hour"),
+    Column("taken_last_hour", "drawn"),
+    *columns("started_at"),
+]
 _STEPS_OF_WORKERS = 50
 _MOST_LINES, _LOWEST_SHOWN = 8, 50
 
@@ -184,27 +183,34 @@ def read_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the workers, latest heartbeat first, their shares of the last steps, and the current waits."""
     buffer = ask.text("buffer")
     chosen, _ = one_buffer(tx, ask)
-    made = [
-        {**asdict(one.part), "steps": one.steps, "lead": -(one.part.below or 0.0), "worse": int(one.worse)}
-        for one in steps_by_worker(tx, chosen, _STEPS_OF_WORKERS)
-    ]
+    made, by_task = read_shares(tx, chosen, _STEPS_OF_WORKERS)
     return {
         "chosen": chosen,
         "workers": newest(tx, "workers", buffer, _MOST_ROWS),
-        "made": sorted(made, key=lambda one: (one["lead"], one["name"] or "")),
-        "steps": len({step.summary.step for one in made for step in one["steps"]}),
+        "made": made,
+        "by_task": by_task,
+        "steps": len({step.step for one in made for step in one.steps}),
         **read_waits(tx, buffer),
     }
 
 
 def draw_workers(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return plots of the workers side by side: mean reward and staleness over the last steps."""
-    shown = data["made"][:_MOST_LINES]
+    """Return plots of the workers side by side, the tables of what they made, and of their last hour."""
+    shown, now, by_task = data["made"][:_MOST_LINES], data["now"], data["by_task"]
+    listed = [one for one in _WORKERS if data["several"] or one.name != "buffer"]
+    to = _worker_link(ask)
     return {
-        "plots": plot_workers({one["name"] or "unknown": one["steps"] for one in shown}, _place_of(ask)),
+        "plots": plot_workers({one.name or "unknown": one.steps for one in shown}, _place_of(ask)),
         "lines": len(shown),
-        "compared": listed(data["made"], ask, _MADE, order="sort", after="page"),
-        "page": listed(data["workers"], ask, _WORKERS),
+        "compared": table_of(
+            "What they made", data["made"], SHARES, ask, now, order="sort", after="page", links={"name": to}
+        ),
+        "tasks_table": table_of(
+            "By task", by_task.rows, by_task_columns(by_task), ask, now, sorts=False, links={"name": to}
+        )
+        if len(by_task.tasks) > 1
+        else None,
+        "table": table_of("In the last hour", data["workers"], listed, ask, now, usual="-last_seen"),
     }
 
 
@@ -214,20 +220,21 @@ def plot_workers(made: Mapping[str, Sequence[WorkerStep]], to: Callable[[float],
     def of(field: str) -> dict[str, list[tuple[float, float]]]:
         return {
             name: sorted(
-                (float(one.summary.step), value)
+                (float(one.step), value)
                 for one in steps
-                if not one.summary.undone and (value := getattr(one.part, field)) is not None
+                if not one.undone and (value := getattr(one, field)) is not None
             )
             for name, steps in made.items()
         }
 
     worse = {
-        float(one.summary.step): f"{name} stands out: mean reward {one.part.reward:.3f}, others {one.part.others:.3f}"
+        float(one.step): f"{name} stands out: mean reward {one.reward:.3f}, others {one.others:.3f}"
         for name, steps in [*made.items()][:1]
         for one in steps
-        if one.part.stands_out
+        if one.stands_out
     }
-    across = Across(STEPS, "step", None, to)
+    steps = [one.step for several in made.values() for one in several]
+    across = Across(STEP_SCALE, "step", None, to, min(steps, default=0), max(steps, default=0))
     plots = [
         lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
         lines("Staleness by worker", of("staleness"), across=across),
@@ -235,25 +242,32 @@ def plot_workers(made: Mapping[str, Sequence[WorkerStep]], to: Callable[[float],
     return [one for one in plots if one]
 
 
-def read_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def read_worker_page(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return the groups that a worker put, by step, and its draws. Raises NotThereError."""
     buffer, _ = one_buffer(tx, ask)
     name = ask.text("worker") or ""
-    found = trace_worker(tx, buffer, name, _STEPS_OF_WORKERS)
+    found = read_worker(tx, buffer, name, _STEPS_OF_WORKERS)
     rows = newest(tx, "workers", buffer, 1, "worker = :name", name=name)
     if found is None and not rows:
         raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
-    return {
-        "chosen": buffer,
-        "worker": name,
-        "row": rows[0] if rows else None,
-        "steps": found.steps if found else [],
-        "buffered": found.buffered if found else [],
-        "draws": found.draws if found else [],
-        "lowest": [one for _, one in found.lowest[:_LOWEST_SHOWN]] if found else [],
-    }
+    return {"chosen": buffer, "worker": name, "row": rows[0] if rows else None, "view": found}
 
 
 def draw_worker(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the plots of a worker's rewards and staleness over steps."""
-    return {"plots": plot_workers({data["worker"]: data["steps"]}, _place_of(ask)) if data["steps"] else []}
+    """Return the plots of a worker's rewards and staleness over steps, and its tables."""
+    view, now = data["view"], data["now"]
+    if view is None:
+        return {"plots": [], "tables": []}
+    query = json.dumps({"worker": data["worker"]})
+
+    def groups(row: Any) -> str:
+        return ask.link("/groups", task=row["task_name"], status=row["status"], where=query)
+
+    steps = [WORKER_STEPS[0], *columns("last_at"), *WORKER_STEPS[1:]]
+    tables = [
+        table_of("Train steps that had groups of it", view.steps, steps, ask, now, sorts=False),
+        table_of("Its groups, lowest reward first", view.groups[:_LOWEST_SHOWN], WORKER_GROUPS, ask, now, sorts=False),
+        table_of("In the buffer", view.buffered, BUFFERED, ask, now, sorts=False, links={"groups": groups}),
+        table_of("Its last draws", view.draws, BATCHES[:-1], ask, now, sorts=False),
+    ]
+    return {"plots": plot_workers({data["worker"]: view.steps}, _place_of(ask)), "tables": tables}

@@ -36,7 +36,8 @@ document.addEventListener("DOMContentLoaded", () => {
     if (going) refresh();
   }
   function isInUse(part) {
-    return part.contains(document.activeElement) || part.querySelector(".cursor") !== null || (!getSelection().isCollapsed && part.contains(getSelection().anchorNode));
+    const selects = !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
+    return part.contains(document.activeElement) || part.querySelector(".cursor") !== null || selects;
   }
   async function refresh() {
     if (!going || asking || document.hidden || dialog.open) return;
@@ -80,7 +81,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   const keys = {
     "?": () => dialog.showModal(),
-    "/": () => { const field = button("where"); if (field) field.focus(); else document.querySelector("[data-page=groups]").click(); },
+    "/": () => (button("where") ? button("where").focus() : document.querySelector("[data-page=groups]").click()),
     j: () => row(1),
     k: () => row(-1),
     n: () => document.querySelector("[rel=next]")?.click(),

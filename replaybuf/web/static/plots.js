@@ -1,5 +1,5 @@
-// Values of a plot under the pointer or the arrow keys, and a part of it: what is dragged over goes into the address, and the
-// server draws it. All texts come with the plot.
+// Values of a plot under the pointer or the arrow keys, and a part of it: what is dragged over goes into the address,
+// and the server draws it. All texts come with the plot.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -65,7 +65,8 @@ document.addEventListener("DOMContentLoaded", () => {
     show(plot, i);
     if (!drag?.plot.zoom || Math.abs(event.clientX - drag.x) < LEAST_DRAG) return;
     const [low, high] = [plot.at[drag.first], plot.at[i]].sort((a, b) => a - b);
-    shape(plot.canvas, "chosen", "rect", { x: `${100 * low}%`, width: `${100 * (high - low)}%`, y: "0", height: "100%" });
+    const across = { x: `${100 * low}%`, width: `${100 * (high - low)}%` };
+    shape(plot.canvas, "chosen", "rect", { ...across, y: "0", height: "100%" });
   });
   addEventListener("pointerup", (event) => {
     if (!drag) return;

@@ -81,7 +81,6 @@ class Database(ABC):
         fenced: bool = True,
         patience: float | None = None,
         depends_on: DependsOn = DependsOn.NOTHING,
-        in_one_call: Function[T | None] | None = None,
     ) -> T:
         """Run `function(tx)` in a fenced write transaction and commit; `alone` excludes all other writers.
 
@@ -90,9 +89,6 @@ class Database(ABC):
 
         With SEEN_COMMITS, FencedError is raised once the database lacks commits that this store has seen, until a
         write with CHECKPOINT (a restore) has been committed.
-
-        On a server, `in_one_call(tx)` is tried first: it makes one `Transaction.call`, whose answer is the result, or
-        None if that changed nothing.
 
         The function may run more than once: after a deadlock, a serialization failure, or a lost connection. Raises
         UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be
@@ -140,7 +136,7 @@ class Steps:
         self,
         tx: Transaction,
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
-        roll_back: Callable[[], Awaitable[None]],
+        roll_back: Callable[[], Awaitable[object]],
     ) -> None:
         self._tx, self._run, self._roll_back = tx, run, roll_back
         #: Whether the transaction was rolled back.

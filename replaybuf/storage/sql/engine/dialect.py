@@ -186,8 +186,11 @@ class Dialect(ABC):
         """Return the condition, as text that follows a column, that it is one of the ids in the list parameter."""
 
     @abstractmethod
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
-        """Move groups into `rb_past`; return the lane and the bytes of each. `newest` as by `statements.past`."""
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
+        """Move groups into `rb_past`, by a draw (0: none); return the lane and the bytes of each.
+
+        `newest` as by `statements.past`.
+        """
 
     @abstractmethod
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:

@@ -2,8 +2,8 @@
 
 SQLite has a single writer and needs none of them.
 
-0. A number of the connection's own, by which its transaction is found after a lost connection (`engine.outage`).
-1. WRITERS: every write transaction takes it in its first statement, shared. Checkpoints, refreshes, restores, resumes
+1. WRITERS: every write transaction takes it in its first statement, shared; then the row of its connection in
+   `rb_counter` (`engine.commit_stamp`). Checkpoints, refreshes, restores, resumes
    and the start of a race take it exclusively: each write is before a checkpoint or after it, and no put or take uses a
    step, an epoch or sampling keys that are being changed.
 2. SCHEMA: creating the tables, so that two processes may open a new database.
@@ -42,10 +42,9 @@ class NamedLock(IntEnum):
     TASK = 1
 
 
-def first(own: int | None, *, alone: bool) -> str:
-    """Return a write transaction's first statement: it locks WRITERS (exclusively if `alone`), and `own` if given."""
-    writers = f"pg_advisory_xact_lock{'' if alone else '_shared'}({Lock.WRITERS:d})"
-    return f"SELECT {writers};" if own is None else f"SELECT pg_advisory_xact_lock({own:d}), {writers};"
+def first(*, alone: bool) -> str:
+    """Return a write transaction's first statement: it locks WRITERS, exclusively if `alone`."""
+    return f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}({Lock.WRITERS:d});"
 
 
 TAKE = "SELECT pg_advisory_xact_lock($1)"

@@ -1,4 +1,4 @@
-"""Retry policy after a lost connection: duration, pauses and final error; and the commit stamps of transactions."""
+"""Retry policy after a lost connection: duration, pauses and final error."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import contextlib
 import logging
 import random
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
-
-from sqlalchemy import Select, bindparam
-from sqlalchemy.dialects.postgresql import insert
+from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import (
     AccessError,
@@ -24,12 +20,8 @@ from replaybuf.errors import (
     UnreachableError,
     reason_of,
 )
+from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.servers import UNKNOWN, Standing
-from replaybuf.storage.sql.schema.tables import counter
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.transaction import Transaction
-
 
 T = TypeVar("T")
 
@@ -165,10 +157,9 @@ class Attempt(Generic[T]):
     began: float = field(default_factory=time.monotonic)
     connected: bool = False
     server: Standing = UNKNOWN
-    identity: Identity | None = None
+    stamp: Stamp | None = None
+    is_raised: bool = False  # the stamp; if not, a transaction with this stamp was committed before
     committing: bool = False
-    called: bool = False  # committed by the call of a server function
-    last: Sequence[str] = ()
     result: Any = None
 
 
@@ -235,83 +226,3 @@ def until_committed(write: Callable[[], Awaitable[object]]) -> Callable[[], Awai
             raise
 
     return attempt
-
-
-#: The name prefix of connections' rows in `rb_counter`.
-PREFIX = "connection "
-#: The beginning of every query of `marking`.
-MARKING = "WITH mark AS"
-
-
-class Identity(NamedTuple):
-    """A transaction's commit stamp: its connection's row, its number there, and the advisory lock it holds."""
-
-    row: str
-    number: int
-    lock: int
-
-    @property
-    def mark(self) -> tuple[str, int]:
-        """The values of `MARK`."""
-        return self.row, self.number
-
-
-def next_identity(last: Identity | None) -> Identity:
-    """Return the identity of the next transaction of a connection, after its last one."""
-    # Numbers are microseconds since 1970, which also give a row's age; they increase even if the clock is set back.
-    now = int(time.time() * 1_000_000)
-    if last is None:
-        drawn = uuid.uuid4()
-        return Identity(f"{PREFIX}{drawn.hex}", now, drawn.int >> 65)
-    return last._replace(number=max(last.number + 1, now))
-
-
-#: The parameters of `marking`.
-MARK = ("mark_row", "mark_number")
-
-
-def marking(query: Select[Any]) -> Select[Any]:
-    """Return the query as a statement that also writes the transaction's commit stamp."""
-    mark = insert(counter).values({"name": bindparam(MARK[0]), "value": bindparam(MARK[1])})
-    mark = mark.on_conflict_do_update(index_elements=[counter.c.name], set_={"value": mark.excluded.value})
-    return query.add_cte(mark.cte("mark"))
-
-
-def mark_statement(mark: tuple[str, int]) -> str:
-    """Return the statement that writes a commit stamp, with its values inlined."""
-    row, number = mark
-    values = f"('{row}', {number:d}) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-    return f"INSERT INTO rb_counter (name, value) VALUES {values}"  # noqa: S608
-
-
-# `pg_locks` shows an advisory lock of 64 bits as two numbers.
-_END = """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_locks
-    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = $1 AND objid = $2
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
-
-
-def end_if_running(tx: Transaction, identity: Identity) -> bool:
-    """Terminate a transaction whose server process hasn't noticed the lost client; return whether it was running."""
-    high, low = divmod(identity.lock, 1 << 32)
-    [(ended,)] = tx.run(_END, high, low)
-    return bool(ended)
-
-
-def was_committed(tx: Transaction, identity: Identity, *, replicated: bool) -> bool:
-    """Return whether an ended transaction was committed; `replicated`: also on a synchronous standby.
-
-    A commit whose wait for the standby was interrupted is visible at once. The update here follows it in the WAL, and
-    waits for both.
-    """
-    ask = "SELECT value FROM rb_counter WHERE name = $1"
-    if replicated:
-        ask = "UPDATE rb_counter SET value = value WHERE name = $1 RETURNING value"
-    return [number for (number,) in tx.run(ask, identity.row)] == [identity.number]
-
-
-def answer(tx: Transaction, identity: Identity) -> list[int]:
-    """Return the answer that a committed function call stored with its commit stamp (`engine.server_function`)."""
-    [(numbers,)] = tx.run("SELECT value FROM rb_info WHERE name = $1", identity.row)
-    return [int(number) for number in numbers.split()]

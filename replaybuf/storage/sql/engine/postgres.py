@@ -18,11 +18,11 @@ from sqlalchemy.engine import URL
 from replaybuf.errors import FencedError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine import outage as identities
+from replaybuf.storage.sql.engine.commit_stamp import confirm, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, DependsOn, Function, Steps
 from replaybuf.storage.sql.engine.errors import OtherServerError, says_unknown, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.engine.outage import Attempt, Identity, Outage
+from replaybuf.storage.sql.engine.outage import Attempt, Outage
 from replaybuf.storage.sql.engine.postgres_connect import is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, is_closed, run, send
@@ -161,7 +161,7 @@ class PostgresDatabase(Database):
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
         self._waits = CommitWaits(self.where, self._outage, self.pool.servers.one_more)
-        self._recovery = Recovery(self._outage, self._waits, self._connected, lambda: self.opened, self._note)
+        self._recovery = Recovery(self._outage, self._waits, self._connected, lambda: self.opened)
 
     async def read(
         self,
@@ -195,64 +195,39 @@ class PostgresDatabase(Database):
         fenced: bool = True,
         patience: float | None = None,
         depends_on: DependsOn = DependsOn.NOTHING,
-        in_one_call: Function[T | None] | None = None,
     ) -> T:
         work = self._behind_fence(function) if fenced else function
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
-        begin = self._begin(_WRITES) + bound
 
         async def once(attempt: Attempt[T]) -> T:
-            def transact(session: PostgresSession) -> bool:
-                tx = Transaction(session, scope, None if attempt.identity is None else attempt.identity.mark)
+            def transact(session: PostgresSession) -> Sequence[str] | None:
+                tx = Transaction(session, scope)
                 attempt.result = work(tx)
-                has_written = session.has_written or bool(tx.last)
-                if has_written and tx.mark is not None:
-                    tx.finish(identities.mark_statement(tx.mark))
-                attempt.last = tx.last
-                return has_written
+                # A take that found no groups needn't wait for the disk.
+                return tx.last if session.has_written or tx.last else None
 
             async with self._connected(attempt) as connection:
                 self._check_followed(depends_on)
-                attempt.identity = self._identity(connection)
-                if in_one_call is not None and attempt.identity is not None:
-                    attempt.result = await self._call(connection, in_one_call, scope, attempt)
-                    if attempt.called:
-                        self._committed(attempt, depends_on)
-                        return attempt.result  # type: ignore[no-any-return]
-                own = None if attempt.identity is None else attempt.identity.lock
-                async with self._begun(connection, begin, locks.first(own, alone=alone)):
-                    session = PostgresSession(connection)
-                    attempt.committing = await run(lambda: transact(session))
-                    # A take that found no groups needn't wait for the disk.
-                    if attempt.committing:
-                        await self._commit(connection, attempt.last, attempt.since)
+                async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
+                    last: Sequence[str] | None
+                    if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
+                        last = [confirm(attempt.stamp)]
+                    else:
+                        session = PostgresSession(connection)
+                        last = await run(lambda: transact(session))
+                    attempt.committing = last is not None
+                    if last is not None:
+                        await self._commit(connection, last, attempt.since)
                     else:
                         await send(connection, "ROLLBACK;")
                 if attempt.committing:
                     self._committed(attempt, depends_on)
-            result: T = attempt.result
-            return result
+            return attempt.result  # type: ignore[no-any-return]
 
         # With a bound on lock waits, a locked transaction isn't retried.
         return await self._recovery.until_done(
-            once, stored="; nothing of it was stored", depends_on=depends_on, repeats_locked=patience is None
+            once, stored="; nothing of it was stored", repeats_locked=patience is None
         )
-
-    async def _call(
-        self, connection: asyncpg.Connection[Any], function: Function[T | None], scope: Scope, attempt: Attempt[T]
-    ) -> T | None:
-        """Run a function that makes one committing server call; without the call, `attempt.called` stays false."""
-        assert attempt.identity is not None
-        session = PostgresSession(connection)
-        tx = Transaction(session, scope, attempt.identity.mark)
-        try:
-            async with self._waits.bounded(attempt.since):
-                result = await run(lambda: function(tx))
-            if session.has_called:
-                self._waits.end()
-            return result
-        finally:
-            attempt.called = attempt.committing = session.has_called
 
     async def _commit(
         self, connection: asyncpg.Connection[Any], last: Sequence[str] = (), since: float | None = None
@@ -262,11 +237,6 @@ class PostgresDatabase(Database):
             await commit(connection, last)
         self._waits.end()
 
-    def _identity(self, connection: Any) -> Identity | None:
-        """Return the identity of a write transaction; None until the tables exist."""
-        identity: Identity | None = connection.next_identity() if self.opened else None
-        return identity
-
     def _check_followed(self, depends_on: DependsOn) -> None:
         if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:
             raise FencedError(self.pool.servers.lost, reason="commits lost")
@@ -275,36 +245,45 @@ class PostgresDatabase(Database):
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
         if self.pool.servers.is_left(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
-        self._note(attempt, depends_on)
-
-    def _note(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
         if depends_on is DependsOn.CHECKPOINT:
             self.pool.servers.accept()
-        if attempt.identity is not None:
-            self.pool.servers.seen.add(attempt.identity, attempt.began)
+        if attempt.stamp is not None:
+            self.pool.servers.seen.add(attempt.stamp, attempt.began)
 
     def _begin(self, level: str) -> str:
         return f"BEGIN ISOLATION LEVEL {level}{' READ ONLY' if self._read_only else ''};"
 
     @asynccontextmanager
-    async def _begun(
-        self, connection: asyncpg.Connection[Any], begin: str, first: str | None = None
+    async def _begun_writing(
+        self, connection: Any, attempt: Attempt[Any], *, alone: bool, bound: str = ""
     ) -> AsyncIterator[None]:
+        """Begin a write in one message, which takes the locks and raises the stamp; the block must end it.
+
+        Before the tables exist, there are no stamps.
+        """
+        begin = self._begin(_WRITES) + bound + connection.same_server() + locks.first(alone=alone)
+        if self.opened:
+            attempt.stamp = attempt.stamp or connection.next_stamp()
+            begin += raise_stamp(attempt.stamp)
+        async with self._begun(connection, begin) as status:
+            attempt.is_raised = is_raised(status)
+            yield
+
+    @asynccontextmanager
+    async def _begun(self, connection: asyncpg.Connection[Any], begin: str) -> AsyncIterator[str]:
         """Begin a transaction in one message; the block must end it. Rolled back on an exception.
 
-        `first` is None for a read, else the statement that takes the locks of a write.
+        Yields the server's answer to the last statement of the message.
         """
-        if first is not None:
-            begin += connection.same_server() + first  # type: ignore[attr-defined]
         try:
             on_statement(begin)
             try:
-                await send(connection, begin)
+                status = await send(connection, begin)
             except Exception as error:
                 if is_other_server(error):
                     raise OtherServerError from None  # the server's error would mean nothing to a user
                 raise
-            yield
+            yield status
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, ReplayBufError):
                 raise  # the connection can't be used any more; errors like FullError come from the transaction itself
@@ -329,18 +308,21 @@ class PostgresDatabase(Database):
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
-        begin, first = (_WRITES, locks.first(None, alone=alone)) if write else (_READS, None)
+        attempt: Attempt[None] = Attempt()
         with translated(self.url, self.lock_timeout):
             async with self.pool.lend() as connection:
                 self._check_followed(DependsOn.SEEN_COMMITS if write else DependsOn.NOTHING)
-                async with self._begun(connection, self._begin(begin), first):
+                attempt.server = connection.standing  # type: ignore[attr-defined]
+                async with (
+                    self._begun_writing(connection, attempt, alone=alone)
+                    if write
+                    else self._begun(connection, self._begin(_READS))
+                ):
                     session = PostgresSession(connection)
                     steps = Steps(Transaction(session, scope), run, lambda: send(connection, "ROLLBACK;"))
-                    attempt: Attempt[None] = Attempt(server=connection.standing)  # type: ignore[attr-defined]
                     yield steps
                     if not steps.is_over:
-                        attempt.identity = self._identity(connection) if write else None
-                        await self._commit(connection, _mark(attempt.identity))
+                        await self._commit(connection)
                         self._committed(attempt, DependsOn.NOTHING)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
@@ -352,8 +334,3 @@ class PostgresDatabase(Database):
 
     async def dispose(self) -> None:
         await self.pool.close()
-
-
-def _mark(identity: Identity | None) -> list[str]:
-    """Return the statements to be sent with a transaction's COMMIT."""
-    return [] if identity is None else [identities.mark_statement(identity.mark)]

@@ -17,8 +17,7 @@ from sqlalchemy.engine import URL
 from replaybuf import passwords
 from replaybuf.errors import ConfigError, StorageError, UnreachableError
 from replaybuf.passwords import PasswordFunction
-from replaybuf.storage.sql.engine.errors import says_unknown
-from replaybuf.storage.sql.engine.outage import Identity, next_identity
+from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.engine.servers import UNKNOWN
 from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
@@ -111,37 +110,20 @@ def connector(
 
 
 class Connection(asyncpg.Connection):
-    """asyncpg's connection, with numbered transactions (`next_identity`) and its server's role and timeline."""
+    """asyncpg's connection, with numbered transactions (`next_stamp`) and its server's role and timeline."""
 
-    __slots__ = ("_identity", "functions", "standing")
+    __slots__ = ("_stamp", "standing")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._identity: Identity | None = None
-        #: Server functions (`engine.server_function`) looked up by this connection, and whether it may call them.
-        self.functions: dict[str, bool] = {}
+        self._stamp: Stamp | None = None
         #: The server's role and timeline when the connection was made.
         self.standing = UNKNOWN
 
-    async def has_function(self, name: str) -> bool:
-        """Return whether a server function may be called; if so, the connection keeps its lock until it ends."""
-        if name not in self.functions:
-            assert self._identity is not None
-            # A pooler reports another process id than the server's, and keeps server connections when clients are gone.
-            direct = self.standing.process == self.get_server_pid()
-            try:
-                found = direct and await self.fetch(_FIND_AND_HOLD, name, self._identity.lock)
-            except asyncpg.PostgresError as error:
-                if not says_unknown(error):  # a server that only speaks PostgreSQL's protocol
-                    raise
-                found = False
-            self.functions[name] = bool(found)
-        return self.functions[name]
-
-    def next_identity(self) -> Identity:
-        """Return the identity of the next transaction."""
-        self._identity = next_identity(self._identity)
-        return self._identity
+    def next_stamp(self) -> Stamp:
+        """Return the stamp of the next transaction."""
+        self._stamp = next_stamp(self._stamp)
+        return self._stamp
 
     def same_server(self) -> str:
         """Return a statement that fails if another server answers than at connect; empty where that can't happen.
@@ -154,9 +136,6 @@ class Connection(asyncpg.Connection):
         return _SAME_SERVER.format(timeline=f"{timeline:08X}")
 
 
-_FIND_AND_HOLD = """
-SELECT pg_advisory_lock($2) FROM pg_proc WHERE oid = to_regproc($1) AND has_function_privilege(oid, 'EXECUTE')
-"""
 # This text also appears in the server's log, after "invalid input syntax for type integer:".
 _OTHER = "replaybuf: another server than before answers on this connection"
 _SAME_SERVER = f"""SELECT CASE

@@ -25,7 +25,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.schema.tables import Number, group, payload, uid_sequence
+from replaybuf.storage.sql.schema.tables import STALENESS_NOW, Number, group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -52,9 +52,14 @@ class PostgresDialect(Dialect):
         "in": "= ANY ({})",
         "not_in": "<> ALL ({})",
         "json": "CAST({} AS jsonb)",
+        "moment": f"CAST({{}} AS double precision) * 0 + {now}",
+        # In a subquery, evaluated once: a volatile function would rule out an index.
+        "clock": f"coalesce(CAST({{}} AS double precision), (SELECT {now}))",
+        "lock_of": f"{locked} OF {{}}",
         "lock": locked,
         "skip": skip,
         "now": now,
+        "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
     }
 
@@ -116,8 +121,8 @@ class PostgresDialect(Dialect):
     def among(self, name: str) -> str:
         return f"= ANY (CAST(:{name} AS bigint[]))"
 
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
-        return tx.run(_TO_PAST, self.listed(uids), newest)
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
+        return tx.run(_TO_PAST, self.listed(uids), newest, draw)
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -198,12 +203,14 @@ _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
         WITH ORDINALITY AS wanted (uid, start, length, number)
         LEFT JOIN rb_payload USING (uid) ORDER BY number"""
 _COLUMNS = ", ".join(column.name for column in group.columns)
-#: The groups in `gone` as past ones; with the newest checkpoint in `{newest}`, and `{seconds}` to be kept for reading.
-PAST = f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
-    SELECT {_COLUMNS}, CASE WHEN since < {{newest}} THEN {{newest}} END, {NOW} + {{seconds}} FROM gone"""  # noqa: S608
+#: The groups in `gone` as past ones; with the newest checkpoint in `{newest}`, `{seconds}` to be kept for reading, and
+#: the draw that they left by.
+PAST = f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness, until, removed_at)
+    SELECT {_COLUMNS}, {{draw}}, CASE WHEN {{draw}} > 0 THEN {STALENESS_NOW} END,
+        CASE WHEN since < {{newest}} THEN {{newest}} END, {NOW} + {{seconds}} FROM gone"""  # noqa: S608
 _TO_PAST = f"""
 WITH gone AS (DELETE FROM rb_group WHERE uid = ANY (CAST($1 AS bigint[])) RETURNING *),
-past AS ({PAST.format(newest="CAST($2 AS bigint)", seconds=0)})
+past AS ({PAST.format(newest="CAST($2 AS bigint)", seconds=0, draw="CAST($3 AS bigint)")})
 SELECT lane, bytes FROM gone"""  # noqa: S608
 
 

@@ -1,12 +1,12 @@
 """Retries after a lost connection: a transaction that wasn't committed is repeated, one that was isn't.
 
-If the answer to a COMMIT is lost, the transaction's commit stamp shows its outcome (`engine.outage`).
+If the answer to a COMMIT is lost, the transaction is repeated with the same commit stamp (`engine.commit_stamp`).
 
 Commits that wait for a synchronous standby are detected, logged, and abandoned after a time. PostgreSQL waits for the
 standby after the commit is in the primary's own WAL: without a limit, and with all locks of the transaction. If the
 wait is interrupted (a cancelled statement, a lost connection), the commit stays on the primary, visible to all. Later
 commits follow it in the WAL, and wait for both. So a confirmed commit is on the standby, and one whose wait was
-abandoned is in doubt until a later commit was replicated (`engine.outage.was_committed`).
+abandoned is in doubt until a later commit was replicated (`engine.commit_stamp.READ_STAMP`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from replaybuf.errors import LockedError, ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine import outage as identities
-from replaybuf.storage.sql.engine.database import DependsOn
+from replaybuf.errors import FencedError, LockedError, ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP
 from replaybuf.storage.sql.engine.errors import StandbyWaitEnded, is_conflict, is_lost
 from replaybuf.storage.sql.engine.outage import (
     Attempt,
-    Identity,
     Outage,
     OutcomeUnknownError,
     Patience,
 )
-from replaybuf.storage.sql.engine.postgres_pool import PostgresSession, run
-from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.units import number_of
 
 if TYPE_CHECKING:
@@ -197,8 +193,6 @@ class CommitWaits:
 T = TypeVar("T")
 
 _ATTEMPTS = 5
-#: How often, and at what interval in seconds, to check whether a terminated server process has ended.
-_ENDING_LOOKS, _ENDING_SECONDS = 100, 0.02
 #: How long to look for a commit whose wait for a standby was abandoned.
 _LOOKING_SECONDS = 5.0
 
@@ -209,8 +203,8 @@ _LOOKING_SECONDS = 5.0
 class Recovery:
     """Retries a store's transactions until the outcome of each is known.
 
-    `connected(attempt)` lends a connection, `is_opened()` returns whether the store is open (before that nothing is
-    retried), and `note(attempt, depends_on)` is called for a transaction that turned out to be committed.
+    `connected(attempt)` lends a connection, and `is_opened()` returns whether the store is open; before that nothing is
+    retried.
     """
 
     def __init__(
@@ -219,44 +213,65 @@ class Recovery:
         waits: CommitWaits,
         connected: Callable[[Attempt[Any]], AbstractAsyncContextManager[asyncpg.Connection[Any]]],
         is_opened: Callable[[], bool],
-        note: Callable[[Attempt[Any], DependsOn], None],
     ) -> None:
-        self._outage, self._waits, self._connected = outage, waits, connected
-        self._is_opened, self._note = is_opened, note
+        self._outage, self._waits, self._connected, self._is_opened = outage, waits, connected, is_opened
 
     async def until_done(
         self,
         once: Callable[[Attempt[T]], Awaitable[T]],
         *,
         stored: str = "",
-        depends_on: DependsOn = DependsOn.NOTHING,
         repeats_locked: bool = True,
     ) -> T:
+        """Run `once` until it returns. If the answer to COMMIT was lost, the next attempt has its stamp and result."""
         patience, conflicts = Patience(self._outage), 0
+        doubtful: Attempt[T] | None = None
         while True:
             attempt: Attempt[T] = Attempt(patience.since)
+            if doubtful is not None:
+                attempt.stamp, attempt.result = doubtful.stamp, doubtful.result
             try:
                 result = await once(attempt)
             except ReplayBufError as error:
+                if attempt.is_raised:  # so the attempt before wasn't committed
+                    doubtful = None
                 if is_conflict(error) and conflicts + 1 < _ATTEMPTS:
                     conflicts += 1
                     await asyncio.sleep(0.01 * 2**conflicts)
-                elif error.reason == "standby awaited" and attempt.committing and attempt.identity is not None:
-                    raise await self._not_replicated(attempt, error) from error
-                elif (
-                    repeats_locked
-                    and self._is_opened()
-                    and (isinstance(error, LockedError) or error.reason == "pool busy")
-                ):
-                    await self._wait_behind(error, attempt, patience, stored)
-                elif not (self._is_opened() and self._is_lost(error, attempt)):
+                    continue
+                if attempt.committing and attempt.stamp is not None:
+                    if error.reason == "standby awaited":
+                        raise await self._not_replicated(attempt, error) from error
+                    if self._is_lost(error, attempt):
+                        doubtful = attempt
+                why = await self._why_again(error, attempt, doubtful, repeats_locked=repeats_locked)
+                try:
+                    if why is None:
+                        raise
+                    await patience.wait(why)
+                except (TimeoutError, ReplayBufError) as end:
+                    if doubtful is not None and not isinstance(end, FencedError):
+                        raise self._unknown(doubtful, str(patience if why else error)) from error
+                    if why is not None and isinstance(end, TimeoutError):
+                        raise patience.given_up(stored) from error
                     raise
-                elif await self._was_committed(attempt, error, patience, stored):
-                    self._note(attempt, depends_on)
-                    return attempt.result  # type: ignore[no-any-return]
             else:
                 self._outage.end()
                 return result
+
+    async def _why_again(
+        self, error: ReplayBufError, attempt: Attempt[Any], doubtful: Attempt[Any] | None, *, repeats_locked: bool
+    ) -> ReplayBufError | None:
+        """Return the error for which an attempt is repeated; None if it isn't."""
+        if not self._is_opened():
+            return None
+        if self._is_lost(error, attempt):
+            return error
+        is_locked = isinstance(error, LockedError) or error.reason == "pool busy"
+        if is_locked and repeats_locked and (why := await self._waits.why()):
+            return UnreachableError(f"{error}; {why}", reason="standby awaited")
+        # Perhaps the lock is that of the transaction whose answer was lost.
+        return error if is_locked and doubtful is not None else None
 
     def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
         if self._outage.on and not attempt.connected and error.reason == "pool busy":
@@ -264,52 +279,12 @@ class Recovery:
         # A lost answer to COMMIT counts as a lost connection.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
 
-    async def _was_committed(
-        self, attempt: Attempt[Any], error: ReplayBufError, patience: Patience, stored: str
-    ) -> bool:
-        """Pause, then return whether a transaction that lost its connection was committed; if not, it has ended."""
-        while True:
-            try:
-                await patience.wait(error)
-            except TimeoutError:
-                if attempt.committing:
-                    raise self._unknown(attempt, str(patience)) from error
-                raise patience.given_up(stored) from error
-            if attempt.identity is None:
-                return False
-            asking: Attempt[bool] = Attempt(patience.since)
-            try:
-                committed = await self._find_out(attempt.identity, asking, replicated=attempt.committing, lost=attempt)
-            except ReplayBufError as later:
-                if later.reason == "standby awaited":
-                    raise await self._not_replicated(attempt, later) from later
-                if not self._is_lost(later, asking):
-                    if attempt.committing:
-                        raise self._unknown(attempt, str(later)) from later
-                    raise
-                error = later
-            else:
-                self._outage.end()
-                return committed
-
-    async def _wait_behind(self, error: ReplayBufError, attempt: Attempt[Any], patience: Patience, stored: str) -> None:
-        """Pause if the locks waited for may be held by commits that wait for a standby; otherwise raise the error."""
-        if why := await self._waits.why():
-            error = UnreachableError(f"{error}; {why}", reason="standby awaited")
-        elif not self._is_lost(error, attempt):
-            raise error
-        try:
-            await patience.wait(error)
-        except TimeoutError:
-            raise patience.given_up(stored) from error
-
     async def _not_replicated(self, attempt: Attempt[Any], error: ReplayBufError) -> UnreachableError:
         """Return the error for a commit whose wait for a standby was abandoned, and which its primary should have."""
-        identity, known = attempt.identity, "It isn't known whether the primary has it"
-        assert identity is not None
+        known = "It isn't known whether the primary has it"
         with contextlib.suppress(ReplayBufError, TimeoutError):
             async with asyncio.timeout(_LOOKING_SECONDS):
-                if not await self._find_out(identity, Attempt(), replicated=False):  # another server has taken over
+                if not await self._was_committed(attempt, replicated=False):  # another server has taken over
                     return UnreachableError(f"{error}; nothing of it was stored", reason="standby awaited")
                 known = "The primary has it, and would lose it if it is lost itself"
         return self._in_doubt(attempt, f"{error}. {known}", "standby awaited")
@@ -319,31 +294,26 @@ class Recovery:
         return self._in_doubt(attempt, f"{why}; {lost}")
 
     def _in_doubt(self, attempt: Attempt[Any], why: str, reason: str = "") -> OutcomeUnknownError:
-        identity = attempt.identity
-        assert identity is not None
         return OutcomeUnknownError(
             f"{why}: a put with key= can be repeated, and what was taken comes back",
-            lambda: self._find_out(identity, Attempt()),
+            lambda: self._was_committed(attempt),
             attempt.result,
             reason=reason,
         )
 
-    async def _find_out(
-        self, identity: Identity, asking: Attempt[bool], *, replicated: bool = True, lost: Attempt[Any] | None = None
-    ) -> bool:
-        """Return whether a transaction was committed. If it still runs without a client, it is terminated first.
+    async def _was_committed(self, attempt: Attempt[Any], *, replicated: bool = True) -> bool:
+        """Return whether the transaction of an attempt was committed, once it has ended.
 
-        Where commits are replicated, the call waits until the transaction is (`replicated`). The answer of a server
-        function called in the `lost` attempt becomes the attempt's result.
+        Where commits are replicated, the call waits until the transaction is (`replicated`).
         """
-        async with self._connected(asking) as connection:
-            tx = Transaction(PostgresSession(connection))
-            for _ in range(_ENDING_LOOKS):
-                if not await run(lambda: identities.end_if_running(tx, identity)):
-                    async with self._waits.bounded(asking.since):
-                        committed = await run(lambda: identities.was_committed(tx, identity, replicated=replicated))
-                    if committed and lost is not None and lost.called:
-                        lost.result = await run(lambda: identities.answer(tx, identity))
-                    return committed
-                await asyncio.sleep(_ENDING_SECONDS)
-            raise ConnectionError("the server process of a lost connection doesn't end")
+        stamp, asking = attempt.stamp, Attempt[bool]()
+        assert stamp is not None
+        async with (
+            self._connected(asking) as connection,
+            self._waits.bounded(asking.since),
+            connection.transaction(isolation="read_committed"),
+        ):
+            if not replicated:
+                await connection.execute("SET LOCAL synchronous_commit = local")
+            number = await connection.fetchval(READ_STAMP, stamp.row, stamp.number - 1)
+        return bool(number == stamp.number)

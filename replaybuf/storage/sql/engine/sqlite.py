@@ -88,7 +88,6 @@ class SqliteDatabase(Database):
         fenced: bool = True,
         patience: float | None = None,
         depends_on: DependsOn = DependsOn.NOTHING,
-        in_one_call: Function[T | None] | None = None,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
         work = self._behind_fence(function) if fenced else function

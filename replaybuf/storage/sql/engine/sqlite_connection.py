@@ -1,8 +1,8 @@
 """Connections to SQLite, each with aiosqlite's thread.
 
-aiosqlite gives every connection a thread and sends it one call at a time. A transaction of eight calls would switch
-threads sixteen times, each time waiting for the GIL when the training loop is busy. So a transaction is sent as one
-call (`SqliteConnection`, the only place that uses aiosqlite's internals).
+aiosqlite gives every connection a thread and sends it one statement at a time. A transaction of eight statements would
+switch threads sixteen times, each time waiting for the GIL when the training loop is busy. So a transaction is sent as
+one script: a function in the place of its text (`Script`), which our class of `sqlite3` connections calls.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -43,32 +42,77 @@ _MOST_LENT, _MOST_IDLE = 8, 6
 _ENDING_SECONDS = 1.0
 
 
-class SqliteConnection(aiosqlite.Connection):
-    """An aiosqlite connection that runs functions in its thread; `connect` opens the `sqlite3` connection there."""
+class Script(str):
+    """A script whose `function` is called in place of its text."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], files: OpenFiles | None = None) -> None:
-        super().__init__(connect, iter_chunk_size=64)
-        self.worker: threading.Thread = getattr(self, "_thread", self)  # type: ignore[arg-type]
-        self.worker.daemon = True
-        self._files = files
-        self._own_session: SqliteSession | None = None
+    __slots__ = ("function",)
+
+    def __new__(cls, function: Callable[[], object]) -> Script:
+        made = super().__new__(cls)
+        made.function = function
+        return made
+
+    function: Callable[[], object]
+
+
+class RawConnection(sqlite3.Connection):
+    """A connection of `sqlite3` that runs functions as scripts."""
+
+    def executescript(self, script: str, /) -> sqlite3.Cursor:
+        """Run a script of SQL, or call the function of a `Script`."""
+        if not isinstance(script, Script):
+            return super().executescript(script)
+        script.function()
+        return self.cursor()
+
+
+class SqliteConnection:
+    """A connection with a thread of its own, in which functions run one after the other.
+
+    `connect` returns the `sqlite3` connection, and is called in the thread. The process doesn't wait for the thread
+    when it ends.
+    """
+
+    def __init__(self, connect: Callable[[], RawConnection], files: OpenFiles | None = None) -> None:
+        self._connect, self._files = connect, files
+        self._worker: threading.Thread | None = None
+        self._session: SqliteSession | None = None
         self._sent = self._done = 0  # each counted by one thread
+        self._connection = _made_by_a_daemon(lambda: aiosqlite.Connection(self._connect_here, iter_chunk_size=64))
+
+    def _connect_here(self) -> RawConnection:
+        self._worker = threading.current_thread()
+        raw = self._connect()
+        self._session = SqliteSession(raw, self._files)
+        return raw
+
+    async def open(self) -> None:
+        """Open the connection; it has to be closed, even if this fails."""
+        await self._connection
+
+    async def close(self) -> None:
+        """Close the connection, after the functions that were sent before."""
+        await self._connection.close()
 
     @property
     def session(self) -> SqliteSession:
         """The session on the `sqlite3` connection; other threads may use it while the connection is `idle`."""
-        if self._own_session is None:
-            self._own_session = SqliteSession(self._conn, self._files)
-        return self._own_session
+        assert self._session is not None
+        return self._session
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs in the connection's thread, not even for cancelled callers."""
         return self._sent == self._done
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return self._worker is not None and not self._worker.is_alive()
+
     async def in_thread(self, function: Callable[[SqliteSession], T]) -> T:
         """Run `function(session)` in the connection's thread."""
-        result: list[T] = []  # not returned by `call`: the thread keeps its last return value alive until the next call
+        result: list[T] = []
         session = self.session
 
         def call() -> None:
@@ -77,10 +121,18 @@ class SqliteConnection(aiosqlite.Connection):
             finally:
                 self._done += 1
 
-        execute: Callable[..., Awaitable[None]] = self._execute
         self._sent += 1
-        await execute(call)
+        await self._connection.executescript(Script(call))
         return result.pop()
+
+
+def _made_by_a_daemon(make: Callable[[], T]) -> T:
+    """Return what `make` returns in a daemon thread, whose threads are daemons, too."""
+    made: list[T] = []
+    thread = threading.Thread(target=lambda: made.append(make()), daemon=True)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 class Connections:
@@ -103,14 +155,14 @@ class Connections:
         self._free = asyncio.Semaphore(_MOST_LENT)
         self._where = path
         self.lent = 0
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._running: list[SqliteConnection] = []
 
     async def open(self) -> SqliteConnection:
         """Return a new connection, to be closed by `close`."""
         self._files.before_opening()
         connection = SqliteConnection(self._connect_read, self._files)
-        self._threads.add(connection.worker)
-        await connection
+        self._running = [*(one for one in self._running if not one.has_ended), connection]
+        await connection.open()
         try:
             self._files.opened()
         except BaseException:
@@ -118,7 +170,7 @@ class Connections:
             raise
         return connection
 
-    def _connect_read(self) -> sqlite3.Connection:
+    def _connect_read(self) -> RawConnection:
         with self._files.read():
             return self._connect()
 
@@ -159,7 +211,7 @@ class Connections:
         while self._idle:
             await self.close(self._idle.pop())
         deadline = time.monotonic() + _ENDING_SECONDS
-        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < deadline:  # noqa: ASYNC110
+        while time.monotonic() < deadline and not all(one.has_ended for one in self._running):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -170,13 +222,13 @@ def connect(
     *,
     check: Callable[[], object] | None = None,
     **options: Any,
-) -> sqlite3.Connection:
+) -> RawConnection:
     """Return a `sqlite3` connection with these pragmas, usable by any thread; `check()` runs before it is opened."""
     check_version()
     if check is not None:
         _patiently(check, lock_timeout)
-    raw: sqlite3.Connection = sqlite3.connect(
-        path, timeout=lock_timeout, isolation_level=None, check_same_thread=False, **options
+    raw = sqlite3.connect(
+        path, timeout=lock_timeout, isolation_level=None, check_same_thread=False, factory=RawConnection, **options
     )
     try:
         for pragma in pragmas:

@@ -31,7 +31,7 @@ from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Diale
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Prepared
-from replaybuf.storage.sql.schema.tables import counter, group, info, payload
+from replaybuf.storage.sql.schema.tables import STALENESS_NOW, counter, group, info, payload
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
@@ -56,9 +56,13 @@ class SqliteDialect(Dialect):
         "in": "IN (SELECT value FROM json_each({}))",
         "not_in": "NOT IN (SELECT value FROM json_each({}))",
         "json": "{}",
+        "moment": "{}",
+        "clock": "{}",
+        "lock_of": "",
         "lock": "",
         "skip": "",
         "now": now,
+        "connections": "1",
         "shard": "0",
     }
 
@@ -117,9 +121,9 @@ class SqliteDialect(Dialect):
     def among(self, name: str) -> str:
         return f"IN (SELECT value FROM json_each(:{name}))"  # noqa: S608
 
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int) -> Sequence[Sequence[int]]:
+    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
         listed = self.listed(uids)
-        tx.run(_TO_PAST, newest, listed)
+        tx.run(_TO_PAST, newest, listed, draw)
         return tx.run(_REMOVE, listed)
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -205,8 +209,8 @@ _RAISE_UID = Prepared(
 )
 _COLUMNS = ", ".join(column.name for column in group.columns)
 _TO_PAST = f"""
-INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
-SELECT {_COLUMNS}, CASE WHEN since < ?1 THEN ?1 END, {SqliteDialect.now}
+INSERT INTO rb_past ({_COLUMNS}, draw, staleness, until, removed_at)
+SELECT {_COLUMNS}, ?3, CASE WHEN ?3 > 0 THEN {STALENESS_NOW} END, CASE WHEN since < ?1 THEN ?1 END, {SqliteDialect.now}
 FROM rb_group WHERE uid IN (SELECT value FROM json_each(?2))"""  # noqa: S608
 _REMOVE = "DELETE FROM rb_group WHERE uid IN (SELECT value FROM json_each(?1)) RETURNING lane, bytes"
 

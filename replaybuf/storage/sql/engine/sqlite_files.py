@@ -312,6 +312,8 @@ def _is_unfinished(path: str, where: str) -> bool:
     try:
         empty = _is_empty(path, where, "immutable=1")
     except sqlite3.DatabaseError as error:
+        if _size(f"{path}-journal"):  # of a file that a crash left half made: SQLite rolls it back
+            return _is_empty(path, where, "mode=rw") and _pages_before(path) > 0
         if not logged or getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
             raise
         empty = True  # a checkpoint is half done

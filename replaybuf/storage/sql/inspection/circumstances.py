@@ -205,7 +205,8 @@ _LAST_PUTS = (
 )
 _STEPS = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
 _LAST_BATCH = """
-SELECT worker, taken_at AS time, groups, members FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1"""
+SELECT id, worker, taken_at AS time, groups FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1"""
+_MEMBERS = "SELECT lane, created_at FROM rb_past WHERE draw = :draw AND draw > 0"
 
 
 def _read_minutes(tx: ReadTransaction, buffer: str, now: float) -> list[tuple[float, _Figures]]:
@@ -250,7 +251,7 @@ def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] |
     """Return when the newest group of each task and status was put, of those present and those drawn last."""
     rows = tx.table(_LAST_PUTS, buffer=buffer)[1]
     names = {lane: (task, Status(status)) for lane, task, status, _ in rows}
-    members = [] if drawn is None else [(member[1], member[6]) for member in drawn["members"]]
+    members = () if drawn is None else tx.tuples(_MEMBERS, draw=drawn["id"])
     last: dict[LaneName, float] = {}
     for lane, created_at in [*((row[0], row[-1]) for row in rows), *members]:
         if lane in names and created_at is not None:
@@ -259,12 +260,8 @@ def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] |
 
 
 def _read_last_batch(tx: ReadTransaction, buffer: str) -> dict[str, Any] | None:
-    """Return the last draw, with its members."""
-    for row in tx.rows(_LAST_BATCH, buffer=buffer):
-        if isinstance(row["members"], str):
-            row["members"] = json.loads(row["members"])
-        return row
-    return None
+    """Return the last draw."""
+    return next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
 
 
 def _read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:

@@ -75,6 +75,11 @@ class StoredArray:
         return " × ".join(map(str, self.shape)) or "one"
 
     @property
+    def kept_in(self) -> str:
+        """The name of the file, or that it is in the database."""
+        return self.file or IN_DATABASE
+
+    @property
     def where(self) -> str:
         """The path or URL of the file or object."""
         return IN_DATABASE if self.file is None else f"{self.folder}/{self.file}"

@@ -1,10 +1,8 @@
 """Groups that match a query: lists, pages, query plans, and what a delete would remove.
 
 Pages use keyset paging: a page continues after the key of the last group of the page before, so the thousandth page
-costs as much as the first. By uid, groups come from an index (for several lanes, from each lane's part, merged); so
-they do by staleness if all groups match. Draws by staleness have two indexes for each lane, for groups whose staleness
-is computed from their oldest step and for groups with a staleness override (`schema.tables`); the first groups of each
-are merged here. Other orders scan all matches: an index for each would make every put write more.
+costs as much as the first. By uid, groups come from an index (for several lanes, from each lane's part, merged). Other
+orders scan all matches: an index for each would make every put write more.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Select, and_, cast, func, literal, null, or_, select, true, union_all
+from sqlalchemy import ColumnElement, and_, func, or_, select, true, union_all
 
-from replaybuf.query import TAG_PREFIX, LogicNode, Node
+from replaybuf.query import TAG_PREFIX, Node
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order, OrderTerm
@@ -82,67 +80,6 @@ def chosen_lanes(tx: Transaction, task: str | None, status: str | None) -> Lanes
     if 2 * sum(size for number, size in sizes.items() if number in steps) > sum(sizes.values()):
         column = column + 0  # keeps SQLite from one index look-up per lane, which is slower than a scan
     return Lanes(steps, len(steps) == tx.value("SELECT count(*) FROM rb_lane"), column.in_(steps))
-
-
-def by_staleness(tx: Transaction, lanes: Lanes, after: Key | None, limit: int, *, down: bool) -> list[Key]:
-    """Return the first `limit` groups of lanes after a key, by staleness; groups without staleness come last, by uid.
-
-    Ties are in the order of the index: oldest first where the most stale come first, otherwise newest first.
-    """
-    parts = [part.limit(limit) for one, step in lanes.steps.items() for part in _parts(one, step, after, down)]
-    found = tx.execute(union_all(*(select(part.subquery()) for part in parts)))
-    return sorted((Key(value, uid) for uid, value in found), key=lambda key: _place(key, down))[:limit]
-
-
-def _place(key: Key, down: bool) -> tuple[bool, int, int]:
-    if key.value is None:
-        return True, 0, key.uid
-    return (False, -key.value, key.uid) if down else (False, key.value, -key.uid)
-
-
-def _parts(number: int, step: int | None, after: Key | None, down: bool) -> list[Select[Any]]:
-    """Return the groups of a lane after a key: with a staleness override, with computed staleness, and with none."""
-    pinned, oldest = group.c.pinned_staleness, group.c.oldest_step
-    in_lane = group.c.lane == number
-    counted = and_(in_lane, pinned.is_(None))
-    parts = []
-    if after is None or after.value is not None:
-        value = None if after is None else after.value
-        parts.append(
-            _part(and_(in_lane, pinned.is_not(None)), pinned, pinned, value, after, down=down, newest=not down)
-        )
-        if step is not None:
-            first = literal(step - 1, BigInteger)
-            place = None if value is None else max(-_LARGEST, min(step - 1 - value, _LARGEST))
-            dated = and_(counted, oldest.is_not(None))
-            parts.append(_part(dated, first - oldest, oldest, place, after, down=not down, newest=not down))
-        after = None
-    undated = counted if step is None else and_(counted, oldest.is_(None))
-    column = oldest if step is not None else group.c.uid
-    parts.append(_part(undated, cast(null(), BigInteger), column, None, after, down=False, newest=False))
-    return parts
-
-
-def _part(
-    where: ColumnElement[bool],
-    value: ColumnElement[Any],
-    column: ColumnElement[Any],
-    place: int | None,
-    after: Key | None,
-    *,
-    down: bool,
-    newest: bool,
-) -> Select[Any]:
-    """Return groups ordered by a column, after the place and uid of a key; ties are ordered by uid."""
-    uid = group.c.uid
-    found = select(uid.label("uid"), value.label("value")).where(where)
-    if after is not None:
-        further = uid < after.uid if newest else uid > after.uid
-        if place is not None:
-            at_least, beyond = (column <= place, column < place) if down else (column >= place, column > place)
-            further = and_(at_least, or_(beyond, further))
-        found = found.where(further)
-    return found.order_by(column.desc() if down else column, uid.desc() if newest else uid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +176,6 @@ def _keys_of(tx: Transaction, chosen: Chosen, after: Key | None, limit: int) -> 
     lanes = chosen_lanes(tx, chosen.task, chosen.status)
     if not lanes.steps:
         return []
-    if chosen.order.field == "staleness" and chosen.query == LogicNode("$and", ()) and lanes.are_few:
-        return by_staleness(tx, lanes, after, limit, down=chosen.order.descending)
     found = tx.execute(_statement(tx, chosen, lanes, after, limit))
     return [Key(value, uid) for uid, value in found]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,12 +145,17 @@ def list_oldest(
 _EXTREMES = """
 SELECT uid, position, nth, reward FROM (
     SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
-    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid IN (
-        SELECT uid FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where}
-        GROUP BY uid ORDER BY {lowest}(reward) {order}, uid DESC LIMIT {count}
-    )
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where} AND uid IN ({{uids}})
 ) of_groups
-ORDER BY {first}, uid DESC LIMIT {count}"""
+ORDER BY reward {order}, nth, uid DESC LIMIT {count}"""
+# Marks have the rewards of all rollouts, completed or not: no completed rollout is beyond its group's extreme there.
+_EXTREME = {
+    "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
+    "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
+}
+_CANDIDATES = """
+SELECT g.uid, {extreme} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.reward IS NOT NULL{where}
+ORDER BY 2 {order}, 1 DESC LIMIT {most}"""
 
 
 def extreme_rollouts(
@@ -162,87 +166,34 @@ def extreme_rollouts(
     *,
     worst: bool,
     among: Sequence[int] | None = None,
-    apart: bool = True,
 ) -> list[tuple[int, int]]:
     """Return (uid, position) of the completed rollouts with the lowest rewards (`worst`), or with the highest.
 
-    Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Unless `apart` is
-    false for `among`, the first of each group come before any second ones of a group; otherwise second ones follow only
-    among equal rewards. Ties are newest group first.
+    Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Of equal rewards one
+    of each group comes before a second one of any, newest group first.
     """
     check_buffer(tx, buffer)
     given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
-    if among is not None:
-        found = [row for part in _listed(among) for row in _extremes(tx, part, given, count, worst=worst, apart=apart)]
-        return _first(found, count, worst=worst, apart=apart)
+    sign, order, lowest = (1, "ASC", "min") if worst else (-1, "DESC", "max")
+    where = "".join(f" AND {name} = :{name}" for name in given)
+    of_lanes = "".join(f" AND l.{name} = :{name}" for name in given)
+    extreme = _EXTREME[tx.dialect_name].format(lowest=lowest)
     most = 8 * count + 100
     while True:
-        rows, last = _candidates(tx, given, most, worst=worst)
-        found = [row for part in _listed(rows) for row in _extremes(tx, part, given, count, worst=worst)]
-        chosen = _first(found, count, worst=worst)
-        if last is None or _is_settled(found, chosen, last, worst=worst):
-            return chosen
+        candidates: Sequence[Sequence[Any]] = [(uid, 0.0) for uid in among or ()]
+        if among is None:
+            candidates = tx.tuples(
+                _CANDIDATES.format(extreme=extreme, where=of_lanes, order=order, most=int(most)), **given
+            )
+        statement = _EXTREMES.format(order=order, where=where, count=int(count))
+        parts = (tx.tuples(statement.format(uids=uids), **given) for uids in _listed([uid for uid, _ in candidates]))
+        found = sorted((row for part in parts for row in part), key=lambda row: (sign * row[3], row[2], -row[0]))[
+            :count
+        ]
+        is_whole = among is not None or len(candidates) < most
+        if is_whole or (len(found) == count and sign * found[-1][3] < sign * float(candidates[-1][1])):
+            return [(uid, position) for uid, position, *_ in found]
         most *= 16
-
-
-_Row = Sequence[Any]
-
-
-def _extremes(
-    tx: ReadTransaction, part: str, given: dict[str, str], count: int, *, worst: bool, apart: bool = True
-) -> Sequence[_Row]:
-    """Return uid, position, rank in its group and reward of the first rollouts of some groups."""
-    where = "".join(f" AND {name} = :{name}" for name in given) + f" AND uid IN ({part})"
-    order, lowest = ("ASC", "min") if worst else ("DESC", "max")
-    first = f"nth, reward {order}" if apart else f"reward {order}, nth"
-    statement = _EXTREMES.format(where=where, order=order, lowest=lowest, count=int(count), first=first)
-    return tx.table(statement, **given)[1]
-
-
-def _first(found: Sequence[_Row], count: int, *, worst: bool, apart: bool = True) -> list[tuple[int, int]]:
-    def place(row: _Row) -> tuple[float, float, int]:
-        uid, _, nth, reward = row
-        reward = reward if worst else -reward
-        return (nth, reward, -uid) if apart else (reward, nth, -uid)
-
-    return [(uid, position) for uid, position, *_ in sorted(found, key=place)[:count]]
-
-
-# Marks have the rewards of all rollouts, completed or not: no completed rollout is beyond its group's extreme there.
-_CANDIDATES = {
-    "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
-    "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
-}
-
-
-def _candidates(
-    tx: ReadTransaction, given: dict[str, str], most: int, *, worst: bool
-) -> tuple[list[int], tuple[float, int] | None]:
-    """Return the groups whose marks have the lowest rewards (or highest), and the last one's reward and uid.
-
-    The last one is None if these are all groups with rewards.
-    """
-    where = "".join(f" AND l.{name} = :{name}" for name in given)
-    extreme = _CANDIDATES[tx.dialect_name].format(lowest="min" if worst else "max")
-    found = tx.tuples(
-        f"SELECT g.uid, {extreme} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.reward IS NOT NULL{where} "  # noqa: S608
-        f"ORDER BY 2 {'ASC' if worst else 'DESC'}, 1 DESC LIMIT {int(most)}",
-        **given,
-    )
-    last = (float(found[-1][1]), int(found[-1][0])) if len(found) == most else None
-    return [uid for uid, _ in found], last
-
-
-def _is_settled(
-    found: Sequence[_Row], chosen: Sequence[tuple[int, int]], last: tuple[float, int], *, worst: bool
-) -> bool:
-    """Return whether no group after the last candidate can precede the chosen ones."""
-    firsts = {uid: reward for uid, _, nth, reward in found if nth == 1}
-    groups = [uid for uid, _ in chosen]
-    if len(set(groups)) < len(groups):  # second rollouts of a group: there may be more groups
-        return False
-    sign = 1 if worst else -1
-    return bool(groups) and all((sign * firsts[uid], -uid) <= (sign * last[0], -last[1]) for uid in groups)
 
 
 def _listed(uids: Sequence[int]) -> Iterator[str]:
@@ -259,21 +210,6 @@ def archived_at(row: Mapping[str, Any]) -> datetime | None:
     return row["archived_at"] if row["status"] == Status.ARCHIVED else None
 
 
-def lease_text(until: datetime | None, now: datetime) -> str:
-    """Return when a lease expires ("in 45s"), or that it has expired and a draw would return its groups."""
-    if until is None:
-        return "-"
-    left = (until - now).total_seconds()
-    return f"in {units.age(left)}" if left > 0 else f"over {units.age(-left)} ago"
-
-
-def tags_text(tags: Mapping[str, Any] | None) -> str:
-    """Return tags on one line: name=value."""
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (tags or {}).items()
-    )
-
-
 def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:
     """Return the known facts of an existing group as texts, by name; "" for unknown ones."""
 
@@ -287,7 +223,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
     return {
         "buffer": group["buffer"],
         "status": group["status"],
-        "leased": "" if until is None else f"until {time(until)} ({lease_text(until, now)})",
+        "leased": "" if until is None else f"until {time(until)} ({units.lease(until, now)})",
         "deliveries": units.number(group["deliveries"]) if group["deliveries"] else "",
         "task": group["task_name"],
         "staleness": units.number(group["staleness"]),
@@ -305,6 +241,6 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "finished by": group["finish_reasons"] or "",
         "payload": units.size(group["bytes"]),
         "key": group["key"] or "",
-        "tags": tags_text(group["tags"]),
+        "tags": units.tags(group["tags"]),
         "error": group["error"] or "",
     }

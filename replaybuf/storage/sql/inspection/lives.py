@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from replaybuf import units
 from replaybuf.rollouts.statuses import Status
-from replaybuf.storage.sql.inspection.groups import buffers_of, lease_text, read_metadata
+from replaybuf.storage.sql.inspection.groups import buffers_of, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import Batch, batch_of_lease, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
@@ -200,7 +201,7 @@ def place_of(life: Life) -> str:
     there = life.there
     if there is not None:
         if there["leased_until"] is not None:
-            return f"leased by {there['leased_by'] or 'somebody'}, {lease_text(there['leased_until'], life.now)}"
+            return f"leased by {there['leased_by'] or 'somebody'}, {units.lease(there['leased_until'], life.now)}"
         trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
         return f"{there['status']}{trained}, {stale_text(there['staleness'])}"
     if life.replaced_by:

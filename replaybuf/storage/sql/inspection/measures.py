@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replaybuf.rollouts.statuses import Status
@@ -14,6 +15,7 @@ from replaybuf.storage.sql.inspection.circumstances import read_waiters
 from replaybuf.storage.sql.inspection.groups import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
 from replaybuf.storage.sql.statements.buffer_facts import (
+    STALENESS,
     Contents,
     StoredCheckpoint,
     Tallied,
@@ -63,7 +65,7 @@ def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
 
 def count_unswept(tx: ReadTransaction) -> int:
     """Return the number of payloads that wait for the sweep."""
-    return int(tx.value("SELECT count(*) FROM rb_past WHERE until IS NULL"))
+    return int(tx.value("SELECT count(*) FROM rb_past WHERE until IS NULL AND removed_at IS NOT NULL"))
 
 
 def list_places(tx: ReadTransaction) -> list[dict[str, Any]]:
@@ -134,6 +136,38 @@ GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4""",
 def unreadable_rewards(tx: ReadTransaction) -> list[Unreadable]:
     """Return the rewards that aren't numbers, by lane. Scans the outline (rollout index) of every group."""
     return [Unreadable(*row) for row in tx.table(_UNREADABLE[tx.dialect_name])[1]]
+
+
+# The newest groups
+
+
+@dataclass(frozen=True, slots=True)
+class NewestGroups:
+    """The number of sampled groups, their rewards, and their counts by staleness."""
+
+    groups: int
+    rewards: list[float]
+    staleness: dict[int, int]
+
+
+#: The number of newest groups whose rewards and staleness are read, and the number of lanes they come from.
+NEWEST_GROUPS, _MOST_LANES = 2000, 100
+_COMPLETED_LANES = """SELECT id FROM rb_lane WHERE status = 'completed' AND buffer = coalesce(:buffer, buffer)
+AND task_name = coalesce(:task, task_name) LIMIT :most"""
+_NEWEST_OF_LANE = f"""SELECT * FROM (SELECT g.reward, {STALENESS} FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.lane = {{lane}} ORDER BY g.uid DESC LIMIT {{most}}) lane{{lane}}"""  # noqa: S608
+
+
+def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> NewestGroups:
+    """Return rewards and staleness of the completed groups put last, an equal number of each task."""
+    lanes = tx.values(_COMPLETED_LANES, buffer=buffer, task=task, most=_MOST_LANES)
+    if not lanes:
+        return NewestGroups(0, [], {})
+    most = -(-NEWEST_GROUPS // len(lanes))
+    rows = tx.tuples(" UNION ALL ".join(_NEWEST_OF_LANE.format(lane=int(lane), most=most) for lane in lanes))
+    rewards = [float(reward) for reward, _ in rows if reward is not None]
+    staleness = Counter(int(stale) for _, stale in rows if stale is not None)
+    return NewestGroups(len(rows), rewards, dict(sorted(staleness.items())))
 
 
 # For monitoring

@@ -6,7 +6,6 @@ number of restores before a draw tells such draws apart.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -233,10 +232,11 @@ class Recorded:
 _SELECT = """
 SELECT
     id, taken_at, epoch AS restores, step, status, worker, lease, groups, settled, reward, min_reward, max_reward,
-    staleness, max_staleness, oldest_step AS oldest_model_step, newest_step AS newest_model_step{members}
+    staleness, max_staleness, oldest_step AS oldest_model_step, newest_step AS newest_model_step
 FROM rb_batch WHERE buffer = :buffer AND """
-_WITH_MEMBERS = _SELECT.format(members=", members")
-_WITHOUT = _SELECT.format(members="")
+_MEMBERS = """
+SELECT p.draw, p.uid, l.task_name, p.worker, p.reward, p.staleness, p.oldest_step, p.created_at
+FROM rb_past p LEFT JOIN rb_lane l ON l.id = p.lane WHERE p.draw IN ({uids}) AND p.draw > 0 ORDER BY p.draw, p.uid"""
 
 # Draws except those whose groups all came back, such as the ones a DataLoader had prefetched at its end.
 _DRAWN = """buffer = :buffer AND (settled > 0 OR lease IS NULL
@@ -250,13 +250,6 @@ _HELD = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GRO
 _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
 _RESTORED = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
 _ENDLESS = 2**62
-
-# A group's place among the members: the first number of each member is a uid. On SQLite a member text that looks like
-# one matches, too; a text search takes a fraction of the time of parsing all members.
-_MEMBER = {
-    "sqlite": "instr(members, '[{uid},') > 0",
-    "postgresql": "jsonb_path_exists(members, '$[*][0] ? (@ == {uid})')",
-}
 
 
 def recorded(tx: ReadTransaction, buffer: str) -> Recorded:
@@ -301,8 +294,7 @@ def batches_of_steps(
 
 def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
     """Return the draws that had a group, in order, with that group as their only member."""
-    there = _MEMBER[tx.dialect_name].format(uid=int(uid))
-    inside = f"first_uid <= :uid AND last_uid >= :uid AND (groups = 1 OR {there}) ORDER BY id"
+    inside = "id IN (SELECT draw FROM rb_past WHERE uid = :uid AND draw > 0) ORDER BY id"
     return [
         replace(one, members=mine)
         for one in _read(tx, inside, {"buffer": buffer, "uid": uid}, members=True)
@@ -360,23 +352,20 @@ def _runs(tx: ReadTransaction, buffer: str) -> dict[int, int | None]:
 
 
 def _read(tx: ReadTransaction, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
-    tasks: dict[int, str] = dict(tx.table("SELECT id, task_name FROM rb_lane")[1]) if members else {}
-    names, rows = tx.table((_WITH_MEMBERS if members else _WITHOUT) + where, **values)
+    rows = list(tx.rows(_SELECT + where, **values))
     held: dict[int, int] = dict(tx.table(_HELD)[1])
-    result = []
+    drawn: dict[int, list[Member]] = {}
+    for one in rows_of(tx, _MEMBERS, [row["id"] for row in rows]) if members else ():
+        number, uid, task, worker, reward, staleness, oldest, created_at = one.values()
+        mine = Member(uid, task or "", worker, _finite(reward), staleness, oldest, time_of(created_at))
+        drawn.setdefault(number, []).append(mine)
+    found = []
     for row in rows:
-        known = {**dict(zip(names, row, strict=True)), "taken_at": time_of(row[1])}
-        if known["lease"] is not None:
-            known["back"] = max(0, known["groups"] - known["settled"] - held.get(known["lease"], 0))
-        if members:
-            listed = known["members"]
-            known["members"] = [
-                _member(one, tasks) for one in (json.loads(listed) if isinstance(listed, str) else listed)
-            ]
-        result.append(Batch(**known))
-    return result
+        back = 0 if row["lease"] is None else row["groups"] - row["settled"] - held.get(row["lease"], 0)
+        known = {**row, "taken_at": time_of(row["taken_at"]), "members": drawn.get(row["id"], ()), "back": max(0, back)}
+        found.append(Batch(**known))
+    return found
 
 
-def _member(values: Sequence[Any], tasks: dict[int, str]) -> Member:
-    uid, lane_id, worker, reward, staleness, oldest, created_at = values
-    return Member(uid, tasks.get(lane_id, ""), worker, reward, staleness, oldest, time_of(created_at))
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +30,6 @@ from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.server_function import bring_up
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -43,7 +41,6 @@ from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 from replaybuf.storage.sql.statements.fence import joined
-from replaybuf.storage.sql.statements.put_at_once import FUNCTIONS
 from replaybuf.storage.values import LOCK_SECONDS
 
 T = TypeVar("T")
@@ -122,9 +119,6 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
         before = writer.write(create)
     if before not in (None, HEAD):
         asyncio.run(over_sqlalchemy(reader.url, upgrade))
-    if reader.path is None:
-        with open_writer(reader) as writer:
-            writer.run(partial(bring_up, functions=FUNCTIONS, replaces=True))
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise StorageError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}", reason="schema")
@@ -175,6 +169,7 @@ _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 _OF_WORKERS = "worker_id IN (SELECT id FROM rb_worker WHERE buffer = :buffer)"
 #: The rows of a buffer other than groups and checkpoints, and their conditions.
 _TRACES = (
+    ("rb_past", f"{_OF_LANES} AND removed_at IS NULL"),  # of draws; others wait for the sweep, with their payloads
     *(("rb_tally", _OF_LANES), ("rb_activity", _OF_WORKERS), ("rb_waiter", _OF_WORKERS)),
     *((f"rb_{name}", "buffer = :buffer") for name in ("lane", "worker", "batch", "event", "history", "cursor")),
     ("rb_buffer", "name = :buffer"),
@@ -258,7 +253,7 @@ async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeou
             # A missing synchronous standby would block the commit for ever. If it takes over without the upgrade, its
             # older schema is detected by every process.
             here = "SET LOCAL synchronous_commit = local"
-            return await other.run_sync(_transact, work, bound, here, locks.first(None, alone=True))
+            return await other.run_sync(_transact, work, bound, here, locks.first(alone=True))
 
 
 def _transact(connection: Connection, work: Callable[[Connection], T], *begin: str) -> T:

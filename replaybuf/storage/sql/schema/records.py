@@ -1,6 +1,6 @@
 """Tables of a run's history, beside those of `tables`: draws, workers, activity, waits and events, for people.
 
-    rb_batch     a row for each draw: its worker, its train step, and its groups (`members`)
+    rb_batch     a row for each draw: its worker, its train step, and figures of its groups
     rb_worker    a row for each process that puts or draws under a worker name, with its last heartbeat
     rb_activity  the activity of each worker, in periods of `ACTIVITY_SECONDS`
     rb_waiter    the current waits: what each waits for, and the reason
@@ -11,11 +11,10 @@ Batches are written in the transaction of their draw, and most events in the tra
 activity, waiters and history are written every few seconds by their own process: a killed process leaves its last rows
 behind, with its last heartbeat. All are bounded: the background task removes old rows.
 
-`members` has an array for each group, in the order of the draw: uid, lane, worker, reward, staleness, oldest model
-step, time of the put. `lease` is the token, NULL for draws without a lease; `settled` counts consumed groups: all at
-once, or those acknowledged for the lease. `epoch` is the number of restores before it, `first_uid` and `last_uid` are
-the lowest and the highest uid. Batches are looked up by step and by lease; the latest ones have the highest ids. Each
-further index would add a page to the write of every draw.
+The groups of a batch are in `rb_past`, as its `draw`. `lease` is the token, NULL for draws without a lease; `settled`
+counts consumed groups: all at once, or those acknowledged for the lease. `epoch` is the number of restores before it,
+`first_uid` and `last_uid` are the lowest and the highest uid. Batches are looked up by step and by lease; the latest
+ones have the highest ids. Each further index would add a page to the write of every draw.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ batch = Table(
     Column("newest_step", BigInteger),
     Column("first_uid", BigInteger, nullable=False),
     Column("last_uid", BigInteger, nullable=False),
-    Column("members", Json, nullable=False),
 )
 
 worker = Table(

@@ -8,14 +8,14 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
     rb_file     files or objects with the arrays of payloads that are kept apart (`replaybuf.places`)
     rb_place    the folders and object stores of these files
-    rb_past     versions of groups that left, or were changed: of checkpoints, or waiting to be swept
+    rb_past     versions of groups that left, or were changed: of checkpoints, of draws, or waiting to be swept
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
     rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
     rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
-                (`engine.lease_clock`); PostgreSQL: the answer of each connection's last call of a server function
+                (`engine.lease_clock`)
 
 The history of draws, workers and events is in the tables of `records`.
 
@@ -35,6 +35,10 @@ A file has `bytes`, and `groups` whose payloads name it: 0 when it can be delete
 A version of a group is its row between two changes. `since` is the buffer's newest checkpoint when it began (0: none),
 and `until` the newest one when it ended, NULL if no checkpoint has it: a checkpoint has the versions with
 `since < id <= until`, and those in `rb_group` with `since < id`. So a checkpoint copies nothing (`statements.past`).
+
+A draw's groups are the versions with its `draw`, an id in `rb_batch` (0: none): the rows that it removed, or copies of
+those that stayed. `staleness` is that of the draw. Such a version loses its `removed_at` when it is swept, and is
+deleted with its batch.
 
 `last_uid` of a checkpoint is the last uid before it, or 0 once a restore to an earlier one may have brought back groups
 that it lacks.
@@ -133,7 +137,7 @@ group = Table(
 )
 
 #: The key of a version of a group.
-VERSION = ("uid", "since")
+VERSION = ("uid", "since", "draw")
 
 payload = Table(
     "rb_payload",
@@ -163,8 +167,10 @@ past = Table(
         )
         for column in group.columns
     ),
+    Column("draw", Id, primary_key=True, autoincrement=False, server_default=text("0")),
+    Column("staleness", BigInteger),
     Column("until", BigInteger),
-    Column("removed_at", Number, nullable=False),
+    Column("removed_at", Number),
     sqlite_with_rowid=False,
     info={"autovacuum_vacuum_scale_factor": "0.02"},
 )
@@ -306,10 +312,16 @@ partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_unti
 partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
-partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None))
+partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None) & past.c.removed_at.is_not(None))
+partial_index("rb_past_of_draw", past.c.draw, where=past.c.draw > 0)
 partial_index("rb_past_kept", past.c.until, past.c.lane, where=past.c.until.is_not(None))
 partial_index("rb_file_empty", file.c.id, where=file.c.groups == 0)
 Index("rb_checkpoint_of_step", checkpoint.c.buffer, checkpoint.c.step, unique=True)
+
+#: The staleness of a row of `rb_group`, as text of SQL without its lane; 0 steps after the put in a lane without one.
+STALENESS_NOW = (
+    "coalesce(pinned_staleness, coalesce((SELECT step FROM rb_lane WHERE rb_lane.id = lane), 0) - oldest_step - 1)"
+)
 
 #: The staleness of a group; needs `group` joined to `lane`.
 staleness: ColumnElement[int] = case(

@@ -183,14 +183,8 @@ def _record_views(sql: _Sql) -> dict[str, str]:
         "(julianday('now') - 2440587.5) * 86400.0",
         "CAST(extract(epoch FROM clock_timestamp()) AS double precision)",
     )
-    members = sql.either("json_each(b.members) m", "jsonb_array_elements(b.members) m(value)")
-    lane = sql.either("json_extract(m.value, '$[1]')", "(m.value ->> 1)::int")
-    of_lane = f"rb_lane l ON l.id = {lane}"
-    tasks = sql.counted("task_name", "l.task_name", f"{members} JOIN {of_lane}")
-
-    def member(at: int, kind: str, of_postgres: str) -> str:
-        return sql.either(f"CAST(json_extract(m.value, '$[{at}]') AS {kind})", f"(m.value ->> {at})::{of_postgres}")
-
+    drawn = "rb_past p JOIN rb_lane l ON l.id = p.lane WHERE p.draw = b.id AND p.draw > 0"
+    tasks = sql.counted("task_name", "l.task_name", drawn)
     counts = ", ".join(
         f"{whole(f'coalesce(sum(a.{name}), 0)')} AS {name}_last_hour"
         for name in ("groups", "rollouts", "tokens", "failures", "taken")
@@ -208,12 +202,10 @@ FROM rb_batch b
 """,
         "batch_groups": f"""
 SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by,
-    {member(0, "INTEGER", "bigint")} AS uid, l.task_name AS task_name, {member(2, "TEXT", "text")} AS worker,
-    {member(3, "REAL", "double precision")} AS reward, {member(4, "INTEGER", "bigint")} AS staleness,
-    {member(5, "INTEGER", "bigint")} AS oldest_model_step,
-    {time(sql.either("json_extract(m.value, '$[6]')", "(m.value ->> 6)::double precision"))} AS created_at,
+    p.uid AS uid, l.task_name AS task_name, p.worker AS worker, p.reward AS reward, p.staleness AS staleness,
+    p.oldest_step AS oldest_model_step, {time("p.created_at")} AS created_at,
     b.first_uid AS first_uid, b.last_uid AS last_uid
-FROM rb_batch b{sql.either(", ", " CROSS JOIN LATERAL ")}{members} LEFT JOIN {of_lane}
+FROM rb_batch b JOIN rb_past p ON p.draw = b.id AND p.draw > 0 LEFT JOIN rb_lane l ON l.id = p.lane
 """,
         "leases": f"""
 SELECT

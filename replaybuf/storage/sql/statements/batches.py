@@ -1,20 +1,22 @@
-"""Batches: a row for each draw, with worker, groups and train step, written in the draw's own transaction."""
+"""Batches: a row for each draw, with worker and train step, written in the draw's own transaction.
+
+Its groups are the versions in `rb_past` with its id (`past`).
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import to_json
-from sqlalchemy import Integer, bindparam, delete, insert, select, update
+from sqlalchemy import select, text, update
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction, insertion
+from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.records import batch
+from replaybuf.storage.sql.statements.past import lock, may_sweep, record, record_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased
 
@@ -31,43 +33,68 @@ def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """The key of a batch's row, to remove it if the draw is undone."""
+    """A draw's time and one of its groups, by which its batch is found if the draw is undone."""
 
     taken_at: float
-    worker: str | None
-    first_uid: int
+    uid: int
 
 
-def add_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
-    """Write the batch of a draw of these groups, at least one; the last statement of a transaction.
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """The batch of a draw to be written: the values of its columns, without the id."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> NewBatch:
+        """Return the batch of a draw of these groups, at least one."""
+        return cls(
+            _about([_member(row) for row in rows])
+            | {
+                "buffer": tx.scope.buffer,
+                "taken_at": time.time(),
+                "epoch": tx.scope.epoch,
+                "step": step,
+                "status": draw.status.value,
+                "worker": draw.worker,
+                "lease": lease,
+                "settled": 0 if lease else len(rows),
+            }
+        )
+
+    @property
+    def key(self) -> BatchKey:
+        return BatchKey(self.values["taken_at"], self.values["first_uid"])
+
+    def write(self, tx: Transaction) -> int:
+        """Write the batch, and return its id."""
+        [(number,)] = tx.fetch(_INSERT, *(self.values[name] for name in _NAMES))
+        return int(number)
+
+    @property
+    def sql(self) -> str:
+        """The INSERT that returns the id, with the values inlined."""
+        listed = ", ".join(_literal(self.values[name]) for name in _NAMES)
+        return f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed}) RETURNING id"  # noqa: S608
+
+
+def add_batch(tx: Transaction, batch: NewBatch, uids: Sequence[int]) -> None:
+    """Write the batch of a draw whose groups have stayed in the buffer; the last statement of a transaction.
 
     Where each statement is a round trip, it is sent together with COMMIT.
     """
-    members = [_member(row) for row in rows]
-    drawn = BatchKey(time.time(), draw.worker, min(row.uid for row in rows))
-    values = _about(members) | {
-        "buffer": tx.scope.buffer,
-        "taken_at": drawn.taken_at,
-        "epoch": tx.scope.epoch,
-        "step": step,
-        "status": draw.status.value,
-        "worker": draw.worker,
-        "lease": lease,
-        "settled": 0 if lease else len(rows),
-        "members": to_json(members, inf_nan_mode="null").decode(),
-    }
     if tx.dialect.is_remote:
-        listed = ", ".join(_literal(values[name]) for name in _NAMES)
-        tx.finish(f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed})")  # noqa: S608
+        listed = ",".join(map(str, map(int, uids)))
+        members = record_of("(SELECT id FROM batch)", f"= ANY ('{{{listed}}}'::bigint[])")
+        tx.finish(f"WITH batch AS ({batch.sql}) {members}")
     else:
-        tx.fetch(_INSERT, *(values[name] for name in _NAMES))
-    return drawn
+        record(tx, batch.write(tx), uids)
 
 
-def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the columns of a batch that are computed from its members."""
-    uids, _, _, every_reward, staleness, every_step, _ = zip(*members, strict=True)
-    rewards = [reward for reward in every_reward if reward is not None]
+def _about(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
+    """Return the columns of a batch that are computed from its groups: uid, reward, staleness, oldest model step."""
+    uids, every_reward, staleness, every_step = zip(*members, strict=True)
+    rewards = [reward for reward in every_reward if reward is not None and math.isfinite(reward)]
     steps = [step for step in every_step if step is not None]
     return {
         "groups": len(uids),
@@ -80,20 +107,19 @@ def _about(members: Sequence[Sequence[Any]]) -> dict[str, Any]:
         "newest_step": max(steps, default=None),
         "first_uid": min(uids),
         "last_uid": max(uids),
-        "members": members,
     }
 
 
-def _member(row: GroupRow) -> tuple[Any, ...]:
+def _member(row: GroupRow) -> tuple[int, float | None, int, int | None]:
     try:
-        worker, reward, oldest, created_at = row.origin
-        return row.uid, row.lane, worker, _finite(reward), row.staleness, oldest, created_at
+        _, reward, oldest, _ = row.origin
+        return row.uid, reward, row.staleness, oldest
     except (TypeError, ValueError):  # damaged metadata: the group can't be decoded, and the draw will be undone
-        return row.uid, row.lane, None, None, 0, None, None
+        return row.uid, None, 0, None
 
 
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _literal(value: str | float | None) -> str:
@@ -105,18 +131,42 @@ def _literal(value: str | float | None) -> str:
 
 
 _NAMES = tuple(column.name for column in batch.columns if column.name != "id")
-_INSERT = insertion(batch, (False,) + (True,) * len(_NAMES))
+_INSERT = Prepared(
+    lambda _: text(
+        f"INSERT INTO rb_batch ({', '.join(_NAMES)}) "  # noqa: S608
+        f"VALUES ({', '.join(f':new_{name}' for name in _NAMES)}) RETURNING id"
+    ),
+    *(f"new_{name}" for name in _NAMES),
+)
 
 
-def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
-    """Remove the batch of a draw that its caller didn't receive."""
-    found = (
-        batch.c.buffer == tx.scope.buffer,
-        batch.c.taken_at == drawn.taken_at,
-        batch.c.first_uid == drawn.first_uid,
-        batch.c.worker.is_not_distinct_from(drawn.worker),
-    )
-    tx.execute(delete(batch).where(*found))
+def remove_batch(tx: Transaction, drawn: BatchKey, uids: Sequence[int]) -> None:
+    """Remove the batch of a draw of these groups that nobody received, and the copies of those that stayed."""
+    lock(tx, uids)  # a sweep would go by a batch that is about to go
+    for (number,) in tx.fetch(_REMOVE, drawn.taken_at, drawn.uid):
+        tx.fetch(_REMOVE_COPIES, number)
+        tx.fetch(_NOT_DRAWN, number)
+
+
+_REMOVE = Prepared(
+    lambda _: text(
+        """DELETE FROM rb_batch WHERE taken_at = CAST(:taken_at AS double precision)
+AND id IN (SELECT draw FROM rb_past WHERE uid = CAST(:uid AS bigint) AND draw > 0) RETURNING id"""
+    ),
+    "taken_at",
+    "uid",
+)
+_REMOVE_COPIES = Prepared(
+    lambda _: text("DELETE FROM rb_past WHERE draw = CAST(:draw AS bigint) AND draw > 0 AND removed_at IS NULL"), "draw"
+)
+# SQLite may give the number to another batch.
+_NOT_DRAWN = Prepared(
+    lambda _: text(
+        """UPDATE rb_past SET draw = 0 WHERE draw = CAST(:draw AS bigint) AND draw > 0 AND NOT EXISTS (
+SELECT 1 FROM rb_past p WHERE p.uid = rb_past.uid AND p.since = rb_past.since AND p.draw = 0)"""
+    ),
+    "draw",
+)
 
 
 def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None) -> None:
@@ -148,20 +198,39 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     if not found["settled"] or found["step"] == step:
         _change(tx, found["id"], step=step, settled=found["settled"] + len(uids))
         return
-    mine = [member for member in found["members"] if member[0] in uids]
-    rest = [member for member in found["members"] if member[0] not in uids]
+    members = tx.tuples(
+        "SELECT uid, reward, staleness, oldest_step FROM rb_past WHERE draw = :id AND draw > 0", id=found["id"]
+    )
+    mine = [member for member in members if member[0] in uids]
+    rest = [member for member in members if member[0] not in uids]
     if mine and rest:
         kept = {name: found[name] for name in ("buffer", "taken_at", "epoch", "status", "worker", "lease")}
-        tx.execute(insert(batch).values(**kept, step=step, settled=len(mine), **_about(mine)))
+        other = NewBatch(kept | {"step": step, "settled": len(mine)} | _about(mine)).write(tx)
+        tx.fetch(_PASS_ON, other, found["id"], tx.dialect.listed(uids))
         _change(tx, found["id"], **_about(rest))
+
+
+_PASS_ON = Prepared(
+    lambda dialect: text(
+        f"UPDATE rb_past SET draw = :new WHERE draw = :old AND draw > 0 AND uid {dialect.among('uids')}"  # noqa: S608
+    ),
+    "new",
+    "old",
+    "uids",
+)
 
 
 def _change(tx: Transaction, number: int, **values: Any) -> None:
     tx.execute(update(batch).where(batch.c.id == number).values(**values))
 
 
+def newest_batch(tx: Transaction) -> int:
+    """Return the id of the newest batch of all buffers, 0 for none."""
+    return int(tx.value("SELECT max(id) FROM rb_batch") or 0)
+
+
 def last_beyond(tx: Transaction, keep: int) -> int | None:
-    """Return the id of the newest batch of the buffer beyond its last `keep`, or None."""
+    """Return the id of the newest batch of the buffer beyond its last `keep`, or None; it reads as many rows."""
     found = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
     return None if found is None else int(found)
 
@@ -170,16 +239,29 @@ _BEYOND = "SELECT id FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT
 
 
 def prune_batches(tx: Transaction, until: int, limit: int) -> int:
-    """Remove up to `limit` of the buffer's batches up to this one, oldest first; return their number."""
-    return len(tx.fetch(_PRUNE, tx.scope.buffer, until, limit))
+    """Remove up to `limit` of the buffer's batches up to this one, oldest first; return their number.
+
+    Their groups go with them, except those that a checkpoint has, or that wait for the sweep.
+    """
+    if not may_sweep(tx):
+        return 0
+    pruned = [number for (number,) in tx.fetch(_PRUNE, tx.scope.buffer, until, limit)]
+    tx.fetch(_PRUNE_COPIES, tx.dialect.listed(pruned))
+    return len(pruned)
 
 
-def _prune(dialect: Dialect) -> Any:
-    old = select(batch.c.id).where(
-        batch.c.buffer == bindparam("buffer"), batch.c.id <= bindparam("until", type_=batch.c.id.type)
-    )
-    first = old.order_by(batch.c.id).limit(bindparam("limit", type_=Integer()))
-    return delete(batch).where(batch.c.id.in_(dialect.for_update(first, skip_locked=True))).returning(batch.c.id)
-
-
-_PRUNE = Prepared(_prune, "buffer", "until", "limit")
+_PRUNE = Prepared(
+    lambda _: text(
+        """DELETE FROM rb_batch WHERE id IN (
+SELECT id FROM rb_batch WHERE buffer = :buffer AND id <= :until ORDER BY id LIMIT CAST(:limit AS int)) RETURNING id"""
+    ),
+    "buffer",
+    "until",
+    "limit",
+)
+_PRUNE_COPIES = Prepared(
+    lambda dialect: text(
+        f"DELETE FROM rb_past WHERE draw {dialect.among('draws')} AND draw > 0 AND removed_at IS NULL"  # noqa: S608
+    ),
+    "draws",
+)

@@ -2,7 +2,8 @@
 
 A row moves there when its group leaves, and is copied there before the first change after a checkpoint. Versions that a
 checkpoint has are kept with it (`schema.tables` says which); the others wait for the sweep. A dropped checkpoint passes
-its versions on to the one before it.
+its versions on to the one before it. What draws had is kept with their batches, without payloads: a draw that removes
+groups moves them, with its id; one that leaves them copies them (`batches`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import group
+from replaybuf.storage.sql.schema.tables import STALENESS_NOW, VERSION, group
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.files import count_gone
 
@@ -66,16 +67,34 @@ WHERE {{uids}} AND since < CAST(:newest AS bigint) {{locked}}""",  # noqa: S608
 _BEGIN = _of_uids("UPDATE rb_group SET since = :newest WHERE {uids} AND since < :newest", "newest", "uids")
 
 
-def leave(tx: Transaction, uids: Sequence[int]) -> Counter[tuple[int, Tally]]:
-    """Remove groups, which become past; return the changes of the tallies of bytes."""
+def leave(tx: Transaction, uids: Sequence[int], draw: int = 0) -> Counter[tuple[int, Tally]]:
+    """Remove groups, which become past, by a draw or not; return the changes of the tallies of bytes."""
     gone: Counter[tuple[int, Tally]] = Counter()
     if uids:
-        for lane, size in tx.dialect.move_to_past(tx, uids, newest(tx)):
+        for lane, size in tx.dialect.move_to_past(tx, uids, newest(tx), draw):
             gone[(lane, Tally.BYTES)] -= size if type(size) is int else 0
     return gone
 
 
-# Undone draws
+# Draws
+
+
+def record_of(draw: str, uids: str) -> str:
+    """Return the text of the statement that copies groups for a draw, given as text, as are the groups' uids."""
+    return f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness)
+SELECT {_COLUMNS}, {draw}, {STALENESS_NOW} FROM rb_group WHERE uid {uids}"""  # noqa: S608
+
+
+def record(tx: Transaction, draw: int, uids: Iterable[int]) -> None:
+    """Copy those of these groups that have stayed in the buffer, as groups of a draw."""
+    tx.fetch(_RECORD, draw, tx.dialect.listed(uids))
+
+
+_RECORD = Prepared(
+    lambda dialect: text(record_of("CAST(:draw AS bigint)", dialect.among("uids"))),
+    "draw",
+    "uids",
+)
 
 
 def come_back(tx: Transaction, uid: int, since: int) -> None:
@@ -83,7 +102,11 @@ def come_back(tx: Transaction, uid: int, since: int) -> None:
     tx.fetch(_FORGET, uid, since)
 
 
-_FORGET = Prepared(lambda _: text("DELETE FROM rb_past WHERE uid = :uid AND since >= :since"), "uid", "since")
+_FORGET = Prepared(
+    lambda _: text("DELETE FROM rb_past WHERE uid = :uid AND since >= :since AND removed_at IS NOT NULL"),
+    "uid",
+    "since",
+)
 
 
 def lock(tx: Transaction, uids: Iterable[int]) -> None:
@@ -105,6 +128,8 @@ _IN_CHECKPOINTS = _of_uids("SELECT DISTINCT uid FROM rb_past WHERE {uids} AND un
 
 # Restores
 
+#: Whether a version is of a draw that is recorded.
+_RECORDED = "draw > 0 AND EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = draw)"
 _OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 _VALID = f"until >= :checkpoint AND since < :checkpoint AND {_OURS}"
 
@@ -138,9 +163,9 @@ def bring_back(tx: Transaction, checkpoint: int) -> None:
     """
     key = newest(tx), tx.scope.buffer, checkpoint
     tx.fetch(_RETURN, *key)
-    # Of the same groups, versions that no checkpoint has: another change would leave one with the same key.
-    tx.fetch(_SUPERSEDED, *key)
-    tx.fetch(_GO_ON, *key)
+    for drawn, others in _OVER:
+        tx.fetch(drawn, *key)
+        tx.fetch(others, *key)
 
 
 _BACK = ", ".join(
@@ -156,10 +181,18 @@ def _returning(statement: str) -> Prepared:
 
 
 _RETURN = _returning(f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid")  # noqa: S608
-_SUPERSEDED = _returning(
-    f"DELETE FROM rb_past WHERE since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
-)
-_GO_ON = _returning(f"DELETE FROM rb_past WHERE {_VALID} AND until >= :newest")  # noqa: S608
+# Versions of the same groups that no checkpoint has (another change would leave one with the same key), and those that
+# go on. Those of recorded draws stay as such.
+_OVER = [
+    (
+        _returning(f"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {over} AND {_RECORDED}"),  # noqa: S608
+        _returning(f"DELETE FROM rb_past WHERE {over} AND removed_at IS NOT NULL"),  # noqa: S608
+    )
+    for over in (
+        f"since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})",  # noqa: S608
+        f"until >= :newest AND {_VALID}",
+    )
+]
 
 
 # The sweep
@@ -172,32 +205,41 @@ def may_sweep(tx: Transaction) -> bool:
 
 
 def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
-    """Delete the oldest `limit` versions removed before a time that no checkpoint has; return their number."""
+    """Sweep the oldest `limit` versions removed before a time that no checkpoint has; return their number.
+
+    Those of recorded draws stay, without payloads; others are deleted.
+    """
     if not may_sweep(tx):
         return 0
     due = tx.fetch(_DUE, removed_before, limit)
     if due:
-        uids = tx.dialect.listed({uid for uid, _ in due})
-        tx.run_many(_SWEEP, due)
+        uids = tx.dialect.listed({uid for uid, *_ in due})
+        recorded = {id for (id,) in tx.fetch(_RECORDED_OF, tx.dialect.listed({draw for *_, draw in due}))}
+        tx.run_many(_STAY, [key for key in due if key[2] in recorded])
+        tx.run_many(_SWEEP, [key for key in due if key[2] not in recorded])
         _delete_payloads(tx, uids)
     return len(due)
 
 
 def _delete_payloads(tx: Transaction, uids: Any) -> None:
-    """Delete the payloads of those of these groups of which no version is left."""
+    """Delete the payloads of those of these groups of which no version is left but those of draws."""
     count_gone(tx, (file for (file,) in tx.fetch(_DELETE, uids)))
 
 
 _DUE = _of_uids(
-    """SELECT uid, since FROM rb_past WHERE until IS NULL AND removed_at <= CAST(:before AS double precision)
+    """SELECT uid, since, draw FROM rb_past WHERE until IS NULL AND removed_at <= CAST(:before AS double precision)
 ORDER BY removed_at LIMIT CAST(:limit AS bigint) {skip}""",
     "before",
     "limit",
 )
-_SWEEP = Prepared(lambda _: text("DELETE FROM rb_past WHERE uid = :uid AND since = :since"), "uid", "since")
+_RECORDED_OF = Prepared(lambda dialect: text(f"SELECT id FROM rb_batch WHERE id {dialect.among('ids')}"), "ids")  # noqa: S608
+_KEY = "uid = :uid AND since = :since AND draw = :draw"
+_STAY = Prepared(lambda _: text(f"UPDATE rb_past SET removed_at = NULL WHERE {_KEY}"), *VERSION)  # noqa: S608
+_SWEEP = Prepared(lambda _: text(f"DELETE FROM rb_past WHERE {_KEY}"), *VERSION)  # noqa: S608
 _DELETE = _of_uids(
     """DELETE FROM rb_payload WHERE {uids} AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
-AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid) RETURNING file""",
+AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)
+RETURNING file""",
     "uids",
 )
 
@@ -216,9 +258,10 @@ _EARLIER = """(SELECT max(c.id) FROM rb_checkpoint c JOIN rb_lane l ON l.buffer 
     WHERE l.id = rb_past.lane AND c.id < CAST(:dropped AS bigint) AND c.id > rb_past.since)"""
 _PASS_ON = Prepared(
     lambda dialect: text(
-        f"""UPDATE rb_past SET until = {_EARLIER} WHERE (uid, since) IN (
-SELECT uid, since FROM rb_past WHERE until = CAST(:dropped AS bigint) LIMIT CAST(:limit AS bigint) {dialect.locked})
-RETURNING uid"""  # noqa: S608
+        f"""UPDATE rb_past SET until = {_EARLIER} WHERE (uid, since, draw) IN (
+    SELECT uid, since, draw FROM rb_past WHERE until = CAST(:dropped AS bigint)
+    LIMIT CAST(:limit AS bigint) {dialect.locked}
+) RETURNING uid"""  # noqa: S608
     ),
     "dropped",
     "limit",

@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, cursor, group, lane, past, payload, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_checkpoint
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, pinned
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, shift_to
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
@@ -67,12 +67,14 @@ def make_room(tx: Transaction) -> None:
     # it. And this buffer's payloads that are kept apart may be being read.
     if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
         tx.execute(delete(payload).where(payload.c.file.is_(None), payload.c.uid.in_(select(past.c.uid))))
-        tx.execute(delete(past).where(~exists().where(payload.c.uid == past.c.uid)))
+        tx.execute(delete(past).where(past.c.draw == 0, ~exists().where(payload.c.uid == past.c.uid)))
 
 
 def free_shift(tx: Transaction, last: int) -> int:
     """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
-    taken = or_(exists().where(payload.c.uid <= last), exists().where(past.c.uid <= last))
+    taken = or_(
+        exists().where(payload.c.uid <= last), exists().where(past.c.uid <= last, past.c.removed_at.is_not(None))
+    )
     return last_uid(tx) if tx.execute(select(taken)).scalar() else 0
 
 
@@ -138,8 +140,8 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     found = read_rows(tx, these)
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for row in all_lanes(tx):  # before `_set_lanes` changes the train step that the groups follow
-        mine = update(group).where(group.c.lane == row.id, these)
-        tx.execute(mine.values(pinned(Lane.of(row)) | fresh))
+        pin(tx, Lane.of(row), [one.uid for one in found if one.lane == row.id])
+    change(tx, uids, fresh)
     return found
 
 

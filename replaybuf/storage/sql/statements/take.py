@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ColumnElement, case, func, literal, select
-
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
@@ -22,14 +20,21 @@ from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.postgres_dialect import PAST
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group
-from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
+from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
+from replaybuf.storage.sql.statements.counts import (
+    Counts,
+    add_step,
+    lock_tasks,
+    move,
+    read_levels,
+    set_aside,
+)
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
-from replaybuf.storage.sql.statements.past import newest
+from replaybuf.storage.sql.statements.past import newest, record
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
 
@@ -53,9 +58,9 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
         if draw.probabilities:
             _add_probabilities(tx, home, members)
         if policy.race is not None:
-            keys = [row.column(policy.race) for row in members]
+            keys = [row.column(policy.race) for row in members if not row.is_afresh]
             advance(tx, home, policy.race, keys, [row.priority for row in members])
-            if draw.where is not None and policy.race in home.clocks:
+            if keys and draw.where is not None and policy.race in home.clocks:
                 skip_arrived(tx, home, policy.race)
     return rows, ended
 
@@ -78,9 +83,13 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
 
 
 def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
+    policy, payloads = tx.scope.rules.sampler, not draw.deferred
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
-        rows = source.read(tx, size, tx.scope.rules.sampler.order, payloads=not draw.deferred)
+        if policy.race is not None and draw.where is not None and source.is_sparse(tx, size):
+            rows = source.read_afresh(tx, size, policy.race, payloads=payloads)
+        else:
+            rows = source.read(tx, size, policy.order, payloads=payloads)
         if draw.deferred:
             read_heads(tx, codec, rows, draw.deferred)
         damaged: dict[int, str] = {}
@@ -116,28 +125,27 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
 
 def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
     prioritized = tx.scope.rules.sampler.race == PRIORITIZED
-    in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
+    total = 0.0
     if prioritized:  # every group has a key, whose index includes the priority
-        in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
-        priority = group.c.priority
-        zero, least = literal(0.0, priority.type), literal(SLOWEST, priority.type)
-        rate: ColumnElement[float] = case((priority == 0, zero), (priority < SLOWEST, least), else_=priority)
-        weighed = in_lane.with_only_columns(func.count(), func.sum(rate / UNIT))
-        members, total = tx.execute(weighed).one()
-        idle = tx.execute(in_lane.where(group.c.priority == 0)).scalar_one()
+        [(members, total, idle)] = tx.tuples(_WEIGHED, lane=home.id, least=SLOWEST, unit=UNIT)
     else:
-        members, total = tx.execute(in_lane).scalar_one(), 0.0
-        idle = members
+        members = idle = tx.value("SELECT count(*) FROM rb_group WHERE lane = :lane", lane=home.id)
     for row in rows:
         weight = share(row.priority)
         row.probability = weight / total if prioritized and weight else 1 / idle
         row.weight = members * row.probability
 
 
-def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
-    """Consume drawn groups for this train step."""
+_WEIGHED = """SELECT count(*), sum(
+    CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
+), count(CASE WHEN priority = 0 THEN 1 END)
+FROM rb_group WHERE lane = :lane AND prioritized_key IS NOT NULL"""
+
+
+def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, draw: int = 0) -> None:
+    """Consume drawn groups for this train step; those that leave are of the draw."""
     limits = tx.scope.rules.limits
-    move(tx, rows, lambda row: transitions.drawn(row, limits), trained_step=train_step)
+    move(tx, rows, lambda row: transitions.drawn(row, limits), draw=draw, trained_step=train_step)
 
 
 # In one statement, and with the commit
@@ -188,18 +196,25 @@ def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[
     return drawn
 
 
-def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None) -> None:
-    """Consume drawn groups as `consume` does; only statements sent with COMMIT may follow.
+def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, batch: NewBatch | None) -> None:
+    """Consume drawn groups as `consume` does, and record the draw, if it is to be; the last step of a transaction.
 
-    If all groups are removed, the removal itself is sent with COMMIT. Payloads that are kept apart are kept until read.
+    Where each statement is a round trip, a record of groups that all leave, or all stay, is sent with COMMIT, and so is
+    the removal of groups that all leave. Payloads that are kept apart are kept until read.
     """
     of_rows = [(row.lane, row.times_sampled, row.deliveries) for row in rows]
     states = dict(zip(of_rows, rows, strict=True))
     steps = {state: transitions.drawn(row, tx.scope.rules.limits) for state, row in states.items()}
     apart = [row.uid for row in rows if row.is_apart]
-    if not (tx.dialect.is_remote and rows and all(step.after is None for step in steps.values())):
-        consume(tx, rows, train_step)
+    staying = {step.after is not None for step in steps.values()}
+    if not (tx.dialect.is_remote and staying == {False}):
+        draw = 0 if batch is None or staying == {True} else batch.write(tx)
+        consume(tx, rows, train_step, draw)
         keep_for_reading(tx, apart, READING_SECONDS)
+        if batch is not None and staying == {True}:
+            add_batch(tx, batch, [row.uid for row in rows])
+        elif batch is not None and True in staying:
+            record(tx, draw, [row.uid for row in rows])
         return
     counts: Counts = Counter()
     for state, n in Counter(of_rows).items():
@@ -207,20 +222,21 @@ def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | 
         add_step(counts, {home.name: home}, home.task_name, steps[state], n)
     for row in rows:
         counts[(row.lane, Tally.BYTES)] -= row.column("bytes")
-    tx.finish(_removal([row.uid for row in rows], newest(tx), READING_SECONDS if apart else 0.0, counts))
+    tx.finish(_removal([row.uid for row in rows], newest(tx), READING_SECONDS if apart else 0.0, counts, batch))
 
 
-def _removal(uids: Sequence[int], newest: int, seconds: float, counts: Counts) -> str:
-    """Return the statement that removes groups and counts them, its values (numbers and tally names) inlined.
+def _removal(uids: Sequence[int], newest: int, seconds: float, counts: Counts, batch: NewBatch | None) -> str:
+    """Return the statement that removes drawn groups, counts them and records the draw, its values inlined.
 
     Their payloads are kept for `seconds` more, by the server's clock.
     """
+    recorded, draw = ("", "0") if batch is None else (f"batch AS ({batch.sql}), ", "(SELECT id FROM batch)")
     listed = ",".join(map(str, map(int, uids)))
     amounts = ", ".join(f"({lane_id:d}, '{name.value}', {n:d})" for (lane_id, name), n in counts.items())
     return f"""
-WITH gone AS (
+WITH {recorded}gone AS (
     DELETE FROM rb_group WHERE uid = ANY ('{{{listed}}}'::bigint[]) RETURNING *
-), past AS ({PAST.format(newest=newest, seconds=repr(seconds))})
+), past AS ({PAST.format(newest=newest, seconds=repr(seconds), draw=draw)})
 INSERT INTO rb_tally AS own (lane, name, shard, amount)
 SELECT lane, name, pg_backend_pid(), amount FROM (VALUES {amounts}) AS new (lane, name, amount)
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount

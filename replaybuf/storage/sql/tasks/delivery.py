@@ -16,7 +16,7 @@ from replaybuf.errors import DecodeError, FencedError, StorageError
 from replaybuf.rules.transitions import drawn
 from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_committed
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import BatchKey, add_batch, remove_batch, train_step_of
+from replaybuf.storage.sql.statements.batches import BatchKey, NewBatch, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.cursors import claim
 from replaybuf.storage.sql.statements.lanes import KnownLanes
@@ -168,13 +168,18 @@ class Drawing:
             return None
         scope, step = tx.scope, train_step_of(self._draw, rows)
         taken = Taken(rows, {}, 0, 0.0, scope.epoch, newest(tx), scope.database, step, self._draw.train_step)
-        if self._seconds is None:
-            consume_at_end(tx, rows, step)
-        else:
+        if self._seconds is not None:
             taken.token, taken.until = begin_lease(tx, self._seconds)
-            hold(tx, rows, taken.token, taken.until, self._draw.worker)
+        batch = None
         if rows and self._draws.history != 0:
-            taken.batch = add_batch(tx, self._draw, rows, step, taken.token or None)
+            batch = NewBatch.of(tx, self._draw, rows, step, taken.token or None)
+            taken.batch = batch.key
+        if self._seconds is None:
+            consume_at_end(tx, rows, step, batch)
+        else:
+            hold(tx, rows, taken.token, taken.until, self._draw.worker)
+            if batch is not None:
+                add_batch(tx, batch, [row.uid for row in rows])
         if tx.dialect.is_remote:  # decoded while the answer to COMMIT is awaited
             self._stop_decoding()
             self._decoding = asyncio.ensure_future(self._decoded(taken))
@@ -190,7 +195,7 @@ class Drawing:
         def put_back(tx: Transaction) -> None:
             reasons = failed
             if taken.batch is not None:
-                remove_batch(tx, taken.batch)
+                remove_batch(tx, taken.batch, [row.uid for row in taken.rows])
             if tx.scope.epoch != taken.epoch:  # a restore has replaced the state of these groups
                 return
             if self._seconds is None:

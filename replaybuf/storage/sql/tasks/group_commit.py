@@ -265,7 +265,7 @@ class GroupCommit:
                 if groups:
                     put = PutBatch(groups, self._lanes, passed)
                     brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                    outcomes = await self._transactions.write(put.put, brief=brief, fenced=False, in_one_call=put.call)
+                    outcomes = await self._transactions.write(put.put, brief=brief, fenced=False)
             except FileLostError:
                 self._files.discard(groups)
                 await self._commit_batch(await self._encode_anew(wanted), passed)

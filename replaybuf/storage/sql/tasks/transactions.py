@@ -61,12 +61,10 @@ class Transactions:
         brief: bool = False,
         fenced: bool = True,
         announce: Callable[[], bool] = lambda: True,
-        in_one_call: Callable[[Transaction], T | None] | None = None,
     ) -> T:
         """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`.
 
-        `alone`, `brief` and `in_one_call` as in `Database.write`. With `fenced=False` the function checks the fence
-        itself.
+        `alone` and `brief` as in `Database.write`. With `fenced=False` the function checks the fence itself.
         """
         while True:
             scope = self.scope
@@ -78,7 +76,6 @@ class Transactions:
                     brief=brief,
                     fenced=fenced,
                     depends_on=DependsOn.SEEN_COMMITS,
-                    in_one_call=in_one_call,
                 )
             except RaceNotRunError as need:
                 await self._begin(need.missing)

@@ -1,0 +1,237 @@
+"""The columns of all tables, on the terminal and the page: a field of a row, its header, and how values are written.
+
+A row is a mapping or a dataclass. How a value is written goes by the kind of the column, by `units`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from replaybuf import units
+
+#: Values that no column has by default: columns of them are always shown.
+_ALWAYS = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: the field of its rows, its header, and the kind of its values (a key of `KINDS`).
+
+    On narrow terminals texts shrink, then `spare` columns are left out, the last first. The column isn't shown if all
+    rows have its `usual` value. A cell is `bad` (red) where this field of its row is true. `title` explains the header.
+    """
+
+    name: str
+    header: str
+    kind: str = "whole"
+    spare: bool = False
+    usual: Any = _ALWAYS
+    bad: str = ""
+    title: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind in _TEXTS
+
+    @property
+    def is_right(self) -> bool:
+        return self.kind not in _LEFT
+
+    def text(self, row: Any, now: datetime | None) -> str:
+        """Return the text of a row's cell; `now` is the time from which ages are."""
+        value = value_of(row, self.name)
+        return KINDS[self.kind](value, now)
+
+    def is_bad(self, row: Any) -> bool:
+        """Return whether a cell is to be looked at."""
+        return bool(self.bad and value_of(row, self.bad))
+
+
+def value_of(row: Any, name: str) -> Any:
+    """Return a field of a row: of a mapping, or of an object with attributes."""
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+
+
+def _text(value: Any, _: Any) -> str:
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _ago(value: datetime | None, now: datetime | None) -> str:
+    return "-" if value is None or now is None else units.ago(value, now)
+
+
+def _age(value: datetime | None, now: datetime | None) -> str:
+    return "-" if value is None or now is None else units.age((now - value).total_seconds())
+
+
+#: How values of each kind are written.
+KINDS: dict[str, Callable[[Any, datetime | None], str]] = {
+    "whole": lambda value, _: units.number(value),
+    "some": lambda value, _: units.number(value) if value else "",
+    "id": lambda value, _: "-" if value is None else str(value),
+    "reward": lambda value, _: units.number(value, 3),
+    "change": lambda value, _: "" if value is None else f"{value:+.3f}",
+    "mean": lambda value, _: units.number(value, int(isinstance(value, float))),
+    "plain": lambda value, _: f"{value:g}",
+    "tokens": lambda value, _: units.short(value),
+    "size": lambda value, _: units.size(value),
+    "ago": _ago,
+    "age": _age,
+    "time": lambda value, _: "-" if value is None else units.iso(value),
+    "lease": units.lease,
+    "name": lambda value, _: "-" if value is None or value == [] else _text(value, None),
+    "word": lambda value, _: "-" if value is None else str(value),
+    "status": lambda value, _: str(value),
+    "text": _text,
+    "tags": lambda value, _: units.tags(value),
+    "cell": lambda value, _: units.cell(value),
+    "number": lambda value, _: units.cell(value),
+}
+_TEXTS = ("name", "text", "tags", "cell")
+_LEFT = (*_TEXTS, "status", "word", "time")
+
+#: The columns of common fields; other fields are whole numbers under their own names.
+COLUMNS = {
+    one.name: one
+    for one in (
+        Column("uid", "uid", "id"),
+        Column("id", "draw", "id"),
+        Column("step", "step", "id"),
+        Column("batch", "draw", "id"),
+        Column("position", "#", "id"),
+        Column("rollout_id", "id", "id"),
+        Column("last_uid", "last uid", "id"),
+        Column("pid", "pid", "id"),
+        Column("buffer", "buffer", "name"),
+        Column("file", "file", "name"),
+        Column("worker", "worker", "name"),
+        Column("host", "host", "name"),
+        Column("name", "worker", "name", bad="stands_out"),
+        Column("holder", "leased by", "name"),
+        Column("taken_by", "taken by", "name"),
+        Column("task_name", "task", "name"),
+        Column("status", "status", "status"),
+        Column("now", "now", "word"),
+        Column("kind", "kind", "word"),
+        Column("state", "state", "status"),
+        Column("finish_reason", "finish", "word"),
+        Column("bytes", "size", "size"),
+        Column("staleness", "stale", "mean", title="staleness in train steps"),
+        Column("max_staleness", "max stale", title="the largest staleness"),
+        Column("min_reward", "min", "reward"),
+        Column("max_reward", "max", "reward"),
+        Column("reward", "reward", "reward"),
+        Column("others", "others", "reward", title="mean reward of the groups that others made of the same tasks"),
+        Column("below", "below", "reward", bad="stands_out", title="how far it is below the others"),
+        Column("change", "change", "change", title="of the mean reward, from the step before"),
+        Column("priority", "priority", "plain", usual=1.0),
+        Column("oldest_model_step", "weights", "id", title="train step of the oldest weights"),
+        Column("weights", "weights", "word", title="train steps of the weights"),
+        Column("times_sampled", "sampled", usual=0),
+        Column("deliveries", "deliveries", usual=0),
+        Column("response_tokens", "tokens", "tokens"),
+        Column("created_at", "age", "age"),
+        Column("taken_at", "drawn", "ago"),
+        Column("last_at", "trained", "ago"),
+        Column("last_seen", "seen", "ago"),
+        Column("started_at", "started", "ago"),
+        Column("happened_at", "when", "ago"),
+        Column("leased_until", "leased", "lease", usual=None),
+        Column("until", "ends", "lease"),
+        Column("archived_at", "archived", "age", usual=None),
+        Column("tags", "tags", "tags", usual=None),
+        Column("prompt", "prompt", "text"),
+        Column("response", "response", "text"),
+        Column("detail", "", "text"),
+        Column("settled", "consumed"),
+        Column("leased", "leased", usual=0),
+        Column("back", "back", "some", usual=0, title="groups that came back"),
+        Column("run", "run", "word", usual="first"),
+    )
+}
+
+
+def columns(*names: str, spare: Collection[str] = (), **headers: str) -> list[Column]:
+    """Return the columns of fields, with `headers` in place of their names; `spare` ones may be left out."""
+    found = [COLUMNS.get(name) or Column(name, name) for name in names]
+    return [replace(one, header=headers.get(one.name, one.header), spare=one.name in spare) for one in found]
+
+
+def used(shown: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+    """Return the columns of which some row has another value than the usual one."""
+    return [one for one in shown if one.usual is _ALWAYS or any(value_of(row, one.name) != one.usual for row in rows)]
+
+
+# The tables of the views
+
+
+#: Groups.
+GROUPS = columns(
+    *("uid", "buffer", "task_name", "status", "leased_until", "deliveries", "staleness", "reward", "priority"),
+    *("times_sampled", "rollouts", "response_tokens", "created_at", "archived_at", "tags", "prompt"),
+    spare=("deliveries", "priority", "times_sampled", "rollouts", "response_tokens", "archived_at"),
+)
+#: Groups by task and status.
+LANES = [
+    *columns("buffer", "task_name", "status", "groups", "leased"),
+    Column("overdue", "overdue", usual=0),
+    *columns("rollouts", "reward", spare=("rollouts",)),
+    Column("unreadable_rewards", "unreadable", usual=0),
+    *columns("staleness", "max_staleness", "response_tokens", "bytes", spare=("response_tokens", "bytes")),
+    Column("oldest", "oldest", "age"),
+    Column("newest", "newest", "age", spare=True),
+]
+#: Rollouts of a group.
+ROLLOUTS = [
+    *columns("position", "rollout_id", "status", "staleness", "oldest_model_step"),
+    Column("rewards", "reward", "id"),
+    *columns("response_tokens", "finish_reason", "response"),
+]
+#: A step's groups by worker, and by task.
+_PART = ("name", "groups", "reward", "others", "below", "staleness")
+BY_WORKER = columns(*_PART, spare=("others", "staleness"))
+BY_TASK = columns(*_PART, spare=("others", "staleness"), name="task", others="before")
+#: The groups of a step.
+MEMBERS = columns(
+    *("uid", "worker", "task_name", "reward", "staleness", "oldest_model_step", "batch", "now", "prompt"),
+    spare=("task_name", "staleness", "oldest_model_step", "batch", "now"),
+    worker="made by",
+)
+#: Draws.
+BATCHES = columns(
+    *("id", "taken_at", "step", "groups", "settled", "back", "reward", "staleness", "worker"),
+    spare=("back",),
+    worker="by",
+)
+#: What happened to a group.
+TIMELINE = [
+    Column("at", "when", "time"),
+    Column("at", "ago", "age", spare=True),
+    Column("what", "what", "word"),
+    *columns("step", "worker", "detail", worker="by"),
+]
+CHECKPOINTS = [*columns("buffer", "step"), Column("created_at", "made", "time"), *columns("groups", "bytes")]
+LEASES = columns("holder", "task_name", "status", "groups", "until")
+#: The processes that use a buffer.
+PROCESSES = [
+    Column("name", "worker", "name"),
+    *columns("pid", "host", "state", spare=("pid", "host")),
+    Column("seen_at", "seen", "ago"),
+    Column("groups", "put", spare=True),
+    Column("failures", "failed", spare=True),
+    Column("taken", "drawn", spare=True),
+]
+#: Arrays and tensors of rollouts.
+ARRAYS = [
+    Column("rollout", "#", "id"),
+    Column("name", "array", "text"),
+    Column("dtype", "dtype", "word"),
+    Column("dimensions", "shape", "word"),
+    Column("nbytes", "size", "size"),
+    Column("kept_in", "kept in", "word"),
+]

@@ -1,0 +1,243 @@
+"""The state of a database in one look: groups by task, rates, the last hours, draws, and what happened."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from replaybuf import units
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.transitions import Tally, of_tasks, rate
+from replaybuf.storage.reports import EventKind
+from replaybuf.storage.sql.inspection.measures import NewestGroups, list_places, newest_groups, tallies_of
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
+from replaybuf.units import time_of
+from replaybuf.view.columns import Column, columns
+
+_EVENTS, _BATCHES = 8, 200
+#: Readings of the history are a minute apart while a process has the buffer open.
+_GAP_MINUTES = 3
+_DRAWN = ("sampled_new", "sampled_again")
+#: A buffer, a time, and the buffer's figures by task at that time.
+_Reading = tuple[str, datetime, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """The groups by status and by task at a time, and the puts and draws up to then."""
+
+    time: datetime
+    statuses: dict[str, int]
+    tasks: dict[str, int]
+    put: int
+    drawn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Groups put and drawn a minute."""
+
+    put: float
+    drawn: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens seldom: `what` says it in words."""
+
+    id: int
+    buffer: str
+    happened_at: datetime
+    kind: str
+    what: str
+    task_name: str | None
+    worker: str | None
+    step: int | None
+    groups: int | None
+    uids: list[int] | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Groups and totals of each task, the history of some hours and the rates of the last minute.
+
+    `last_worker` is the name of the one that was seen last if no process has the buffer open. `newest` are the
+    completed groups put last, `batches` the last draws, `events` the last ones that people should know of.
+    """
+
+    tasks: list[dict[str, Any]]
+    rates: Rates | None
+    history: list[Minute]
+    newest: NewestGroups
+    batches: list[dict[str, Any]]
+    checkpoint: dict[str, Any] | None
+    events: list[Event]
+    bytes: int
+    places: list[dict[str, Any]]
+    last_worker: str | None
+
+
+def read_overview(
+    tx: ReadTransaction, buffer: str | None, task: str | None, first: datetime, end: datetime | None
+) -> Overview:
+    """Return the overview of one buffer or of all; the history, of one task or of all, is from `first` to `end` (None:
+    to now)."""
+    now = tx.now()
+    end = now if end is None else min(now, end)
+    tallies = tallies_of(tx, buffer)
+    figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies.items()}
+    last = last_sign_of(tx, buffer, now)
+    # Changes since the last reading of the history were made before the last process ended.
+    ends = [now] if last is None else [max(last.time, first), now]
+    readings = [one for one in history_of(tx, buffer, first.timestamp()) if one[1] <= end]
+    noted = max((time for _, time, _ in readings), default=first)
+    later = [time for time in ends if time <= end and (time > noted or not readings)]
+    history = _of_task([*readings, *((name, time, of) for time in later for name, of in figures.items())], task)
+    batches = last_batches(tx, buffer, _BATCHES, until=end.timestamp())[::-1]
+    return Overview(
+        [
+            _task(name, one, more, tallies[name].get((one, Status.INIT, Tally.PUT), 0))
+            for name, of in figures.items()
+            for one, more in of.items()
+        ],
+        _rates_now(history),
+        history,
+        newest_groups(tx, buffer, task),
+        [{**one, "taken_at": time_of(one["taken_at"])} for one in batches],
+        next(iter(newest(tx, "checkpoints", buffer, 1)), None),
+        read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE}')"),
+        tx.database_bytes(),
+        list_places(tx),
+        None if last is None else last.worker,
+    )
+
+
+def _task(buffer: str, task: str, numbers: Mapping[str, Any], prompts: int) -> dict[str, Any]:
+    counts = {str(status): numbers["buffered"].get(str(status), 0) for status in Status if status != Status.ARCHIVED}
+    own = {"buffer": buffer, "task_name": task, "prompts": prompts, "made": numbers["put"] - prompts}
+    return {**numbers, **counts, **own}
+
+
+#: The columns of `Overview.tasks`.
+TASKS = [
+    *columns("buffer", "task_name", "completed"),
+    *(Column(str(one), str(one), usual=0) for one in Status if one not in (Status.COMPLETED, Status.ARCHIVED)),
+    Column("leased", "leased"),
+    Column("archived", "archived"),
+    Column("prompts", "prompts", usual=0, title="put by a prompt ledger, to be generated"),
+    Column("made", "put", title="since the beginning, without prompts"),
+    Column("sampled_new", "new draws", title="draws of groups never drawn before"),
+    Column("sampled_again", "replays", title="draws of groups that were drawn before"),
+    Column("expired", "expired", title="since the beginning"),
+    Column("evicted", "evicted"),
+]
+
+
+def _of_task(history: Sequence[_Reading], task: str | None) -> list[Minute]:
+    """Return for each time the groups by status and by task, and the cumulative puts and draws.
+
+    A buffer without a reading at a time, because no process had it open, counts with its previous one, or its first.
+    """
+    known = {buffer: tasks for buffer, _, tasks in reversed(history)}
+    found: dict[datetime, Minute] = {}
+    for buffer, time, tasks in history:
+        known[buffer] = tasks
+        found[time] = _minute(time, known.values(), task)
+    return [*found.values()]
+
+
+def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | None) -> Minute:
+    statuses, by_task = defaultdict[str, int](int), defaultdict[str, int](int)
+    put = drawn = 0
+    for tasks in buffers:
+        for name, numbers in tasks.items():
+            if task not in (None, name):
+                continue
+            for status, n in numbers.get("buffered", {}).items():
+                statuses[status] += n
+                by_task[name] += n
+            put += numbers.get("put", 0)
+            drawn += sum(numbers.get(one, 0) for one in _DRAWN)
+    return Minute(time, dict(statuses), dict(by_task), put, drawn)
+
+
+def rates_of(history: Sequence[Minute]) -> list[tuple[datetime, Rates]]:
+    """Return puts and draws per minute between consecutive readings; never negative (after a restore).
+
+    Where nobody read for minutes, as after the end of a run, the rate holds from the beginning of the gap.
+    """
+    found = []
+    for before, after in pairwise(history):
+        minutes = (after.time - before.time).total_seconds() / 60
+        rates = Rates(max(0, after.put - before.put) / minutes, max(0, after.drawn - before.drawn) / minutes)
+        begins = [before.time + timedelta(seconds=1)] if minutes > _GAP_MINUTES else []
+        found += [(time, rates) for time in (*begins, after.time)]
+    return found
+
+
+def _rates_now(history: Sequence[Minute]) -> Rates | None:
+    """Return puts and draws per minute, over the last minute."""
+    put = rate([(one.time.timestamp(), one.put) for one in history])
+    drawn = rate([(one.time.timestamp(), one.drawn) for one in history])
+    return None if put is None or drawn is None else Rates(60 * put, 60 * drawn)
+
+
+# Events
+
+#: Kinds of events that every run has, which tell nobody anything.
+_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED, EventKind.LIMITS))
+_WHAT = {
+    EventKind.LEASE_LAPSED: "lease over",
+    EventKind.GIVEN_BACK: "given back",
+    EventKind.SET_ASIDE: "set aside",
+    EventKind.REFUSED: "refused",
+    EventKind.CHECKPOINT: "checkpoint of step {step}",
+    EventKind.CHECKPOINT_DROPPED: "old checkpoint of step {step} pruned",
+    EventKind.RESTORED: "restored to step {step}",
+    EventKind.GAVE_UP: "gave up waiting",
+    EventKind.DATASET_ENDED: "dataset read to its end",
+    EventKind.LIMITS: "limits of a worker",
+}
+
+
+def what_happened(kind: str, step: int | None) -> str:
+    """Return an event of this kind in words."""
+    text = {str(one): what for one, what in _WHAT.items()}.get(kind, kind)
+    return (
+        text.format(step=step)
+        if step is not None
+        else text.replace(" of step {step}", "").replace(" to step {step}", "")
+    )
+
+
+def read_events(tx: ReadTransaction, buffer: str | None, size: int, *conditions: str, **values: Any) -> list[Event]:
+    """Return the newest events of one buffer or of all that meet SQL conditions with these parameters."""
+    return [
+        Event(**row, what=what_happened(row["kind"], row["step"]))
+        for row in newest(tx, "events", buffer, size, *conditions, **values)
+    ]
+
+
+#: The columns of events.
+EVENTS = [
+    *columns("happened_at"),
+    Column("what", "what", "name"),
+    *columns("task_name", "worker"),
+    Column("groups", "groups", "some"),
+    Column("uids", "uids", "text"),
+    Column("detail", "detail", "cell"),
+]
+
+
+def event_text(one: Event) -> str:
+    """Return an event in a sentence, without its time."""
+    parts = [one.what, *([one.task_name] if one.task_name else [])]
+    about = [units.number_of(one.groups, "group")] if one.groups and one.kind != EventKind.DATASET_ENDED else []
+    said = ", ".join([" ".join(parts), *about, *([one.worker] if one.worker else [])])
+    return f"{said}: {one.detail}" if one.detail else said

@@ -1,0 +1,344 @@
+"""Who waits for what in each buffer, and why; a failed wait; and why a draw issued now would block.
+
+Polled often, so everything is read by index or from small tables, whatever the number of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from replaybuf import units
+from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait, in_force
+from replaybuf.rules.diagnosis import Fact, diagnose
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
+from replaybuf.storage.sql.inspection.circumstances import (
+    Waiter,
+    matching,
+    read_circumstances,
+    read_limits,
+    read_waiters,
+)
+from replaybuf.storage.sql.inspection.groups import DEFAULT, check_buffer, opened_buffers
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.units import time_of
+from replaybuf.view.columns import Column, columns
+
+_DAY = 24 * 3600.0
+# Only the newest events are searched for a failed wait, and only the newest draws and groups for what followed it.
+_EVENTS, _NEWEST = 100, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DrawQuestion:
+    """A hypothetical draw to explain: from each task, or from the one it names."""
+
+    task: str | None = None
+    size: int = 1
+    status: Status = Status.COMPLETED
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedWait:
+    """A wait, and why it goes on: a reason as a sentence, and further facts.
+
+    `limits` are those in force that aren't the defaults; None if they are unknown.
+    """
+
+    reason: str
+    sentence: str
+    task_name: str | None
+    buffer: str
+    worker: str | None
+    kind: str
+    wants: dict[str, int]
+    status: str
+    query: str | None
+    since: datetime | None
+    deadline: datetime | None
+    limits: dict[str, Any] | None
+    facts: tuple[Fact, ...]
+
+    @property
+    def also(self) -> list[str]:
+        """Other causes, which may come next."""
+        return [fact.text for fact in self.facts if fact.reason is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """A wait that timed out; `detail` has its duration and reason.
+
+    `killed`: its process was killed, or lost, and sent its last heartbeat at this time.
+    """
+
+    worker: str
+    task_name: str | None
+    time: datetime
+    detail: str
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leased groups of one task and status: the holder, and the end of the lease."""
+
+    task_name: str
+    status: str
+    holder: str | None
+    groups: int
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that has used a buffer: "alive", "silent" (killed, or lost) or "ended", and what it put and drew."""
+
+    name: str
+    started_at: datetime
+    seen_at: datetime
+    ended_at: datetime | None
+    groups: int
+    failures: int
+    taken: int
+    host: str
+    pid: int
+    waits: bool
+    killed: bool
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class LastDraw:
+    """The last draw: its worker, time and number of groups."""
+
+    worker: str | None
+    time: datetime
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The waits of a buffer, longest first and consumers before others, and what there is about them.
+
+    Unless `somebody_waits`, `waits` are answers about hypothetical draws: no process waits, or a question was asked.
+    `gave_up` is the last wait that failed; None while a draw waits, or if the worker has succeeded since. `tasks` has
+    a row for each task: its groups by status, its totals, and its completed groups per hour.
+    """
+
+    buffer: str
+    now: datetime
+    somebody_waits: bool
+    gave_up: GaveUp | None
+    waits: list[ExplainedWait]
+    tasks: list[dict[str, Any]]
+    leases: list[Lease]
+    workers: list[Process]
+    trainer: dict[str, Any] | None
+    last_draw: LastDraw | None
+
+    @property
+    def nobody_draws(self) -> Process | None:
+        """The taker that was seen last, if no taker is alive and it didn't end by itself."""
+        takers = [one for one in self.workers if one.taken]
+        if not takers or any(one.state == "alive" for one in takers):
+            return None
+        last = max(takers, key=lambda one: one.ended_at or one.seen_at)
+        return None if last.ended_at is not None else last
+
+
+def read_waits(
+    tx: ReadTransaction, buffer: str | None, question: DrawQuestion = DrawQuestion(), *, asked: bool = False
+) -> list[Waits]:
+    """Explain the waits of one buffer or of all; only those for the question's task, if it names one.
+
+    Where no process waits, or everywhere with `asked`, the question is answered instead. Raises
+    InputError when only other buffers exist.
+    """
+    check_buffer(tx, buffer)
+    names = opened_buffers(tx) if buffer is None else [buffer]
+    return [_read(tx, name, question, asked) for name in names or [DEFAULT]]
+
+
+def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool) -> Waits:
+    waiters = read_waiters(tx, buffer)
+    about = read_circumstances(tx, buffer, [one.wait for one in waiters])
+    chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
+    drawing = any(one.wait.kind == "groups" for one in chosen)
+    shown = sorted(chosen, key=lambda one: one.wait.kind != "groups") or _answers(tx, buffer, question, about, waiters)
+    last = about.last_take
+    return Waits(
+        buffer,
+        time_of(about.now),
+        bool(chosen),
+        None if drawing or asked else last_given_up(tx, buffer, question.task),
+        [_explained(tx, buffer, one, about) for one in shown],
+        [_task(about, task) for task in sorted({task for task, _, _ in about.tallies})],
+        [Lease(one.task_name, str(one.status), one.holder, one.groups, time_of(one.until)) for one in about.held],
+        [
+            Process(
+                **asdict(one)
+                | {name: time_of(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
+                | {"state": about.state_of(one)}
+            )
+            for one in about.workers
+        ],
+        None if about.trainer is None else asdict(about.trainer),
+        None if last is None else LastDraw(last.worker, time_of(last.time), last.groups),
+    )
+
+
+def _explained(tx: ReadTransaction, buffer: str, one: Waiter, about: Circumstances) -> ExplainedWait:
+    wait, limits = one.wait, one.limits
+    found = diagnose(wait, matching(tx, buffer, wait, replace(about, limits=limits)))
+    return ExplainedWait(
+        str(found.reason),
+        found.sentence,
+        found.task_name,
+        buffer,
+        wait.worker,
+        wait.kind,
+        dict(wait.wants),
+        str(wait.status),
+        wait.query,
+        time_of(wait.since),
+        time_of(wait.deadline),
+        None if limits is None else in_force(limits),
+        found.facts,
+    )
+
+
+def _answers(
+    tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances, waiters: Sequence[Waiter]
+) -> list[Waiter]:
+    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones."""
+    known = [one.limits for one in waiters if one.limits is not None]
+    limits = known[0] if known else read_limits(tx, buffer)
+    tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
+    draws = [
+        Wait({task: question.size}, status=question.status, query=question.query) for task in tasks or ["any task"]
+    ]
+    return [Waiter(draw, limits) for draw in draws]
+
+
+_DRAWN = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
+
+
+def _task(about: Circumstances, task: str) -> dict[str, Any]:
+    return {
+        "task_name": task,
+        **{str(status): about.count(task, status) for status in Status},
+        "leased": sum(about.count(task, status, Tally.LEASED) for status in Status),
+        "prompts": about.count(task, Status.INIT, Tally.PUT),
+        "put": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
+        "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
+        "completed_per_hour": about.hourly(task, Status.COMPLETED),
+        "last_put": time_of(about.last(task)),
+        "refreshed_to": about.steps.get(task),
+    }
+
+
+#: The columns of `Waits.tasks`.
+TASKS = [
+    *columns("task_name", "completed"),
+    *(
+        Column(str(one), str(one), usual=0, spare=True)
+        for one in Status
+        if one not in (Status.COMPLETED, Status.ARCHIVED)
+    ),
+    Column("leased", "leased"),
+    Column("prompts", "prompts", usual=0, spare=True),
+    *columns("put", "drawn", spare=("put", "drawn")),
+    Column("completed_per_hour", "an hour", spare=True),
+    Column("last_put", "last put", "ago"),
+    Column("refreshed_to", "at step", "id", spare=True),
+]
+
+
+# In sentences
+
+
+def sentence_of(found: Waits, *, several: bool, about_a_draw: bool = False) -> str | None:
+    """Return the sentence about a buffer in which nobody waits for groups: who gave up last, or that nobody draws.
+
+    `about_a_draw` says that the user asked about one draw: then it isn't said that nobody draws.
+    """
+    of = f" of {found.buffer}" if several else ""
+    if last := found.gave_up:
+        nobody = "Nobody waits for groups now" if found.somebody_waits else "Nobody waits now"
+        end = "went silent" if last.killed else "gave up"
+        return f"{nobody}{of}; {last.worker or 'somebody'} {end} {units.ago(last.time, found.now)}, {last.detail}"
+    if found.somebody_waits or about_a_draw or (taker := found.nobody_draws) is None:
+        return None
+    return f"Nobody draws{of}; {taker.name} gave its last sign of life {units.ago(taker.seen_at, found.now)}"
+
+
+# Waits that ended without success
+
+_GAVE_UP = """
+SELECT worker, task_name, happened_at AS time, detail FROM rb_event
+WHERE buffer = :buffer AND kind = :kind AND happened_at > :earliest ORDER BY happened_at DESC, id DESC LIMIT :most"""
+
+_KILLED = """
+SELECT w.name, a.kind, a.wants, a.since AS began, a.seen_at AS time, a.reason
+FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
+WHERE w.buffer = :buffer AND a.seen_at BETWEEN :earliest AND :live AND w.ended_at IS NULL
+ORDER BY a.seen_at DESC LIMIT :most"""
+
+# Removed groups are counted by period in `rb_activity`; a period that began before `time` may include earlier ones.
+_DREW = """
+SELECT 1 FROM (SELECT worker, taken_at FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT :newest) newest
+WHERE worker = :worker AND taken_at > :time
+UNION ALL
+SELECT 1 FROM rb_worker w JOIN rb_activity a ON a.worker_id = w.id
+WHERE w.buffer = :buffer AND w.name = :worker AND a.since > :time AND a.taken > 0"""
+_PUT = """
+SELECT 1 FROM rb_worker w JOIN rb_activity a ON a.worker_id = w.id
+WHERE w.buffer = :buffer AND w.name = :worker AND a.since > :time AND a.groups > 0"""
+_WAITS_AGAIN = """
+SELECT 1 FROM rb_worker w JOIN rb_waiter a ON a.worker_id = w.id
+WHERE w.buffer = :buffer AND w.name = :worker AND a.since >= :time AND a.seen_at > :live AND w.ended_at IS NULL"""
+_LANES = "SELECT id FROM rb_lane WHERE buffer = :buffer"
+_PUT_INTO = """
+SELECT 1 FROM (
+    SELECT worker, created_at FROM rb_group WHERE lane BETWEEN :lane AND :lane
+    ORDER BY lane DESC, uid DESC LIMIT :newest) newest
+WHERE worker = :worker AND created_at > :time"""
+
+
+def last_given_up(tx: ReadTransaction, buffer: str, task: str | None = None) -> GaveUp | None:
+    """Return the last failed wait of the last day, of one task or of all.
+
+    Waits are left out whose worker has since drawn (or put, if it waited for room), or waits again.
+    """
+    times = {"buffer": buffer, "earliest": tx.seconds() - _DAY, "most": _EVENTS}
+    rows = tx.rows(_GAVE_UP, kind=str(EventKind.GAVE_UP), **times)
+    found = [GaveUp(row["worker"] or "", row["task_name"], time_of(row["time"]), row["detail"] or "") for row in rows]
+    for row in tx.rows(_KILLED, live=tx.seconds() - LIVE_SECONDS, **times):
+        wants = list(row["wants"])
+        detail = f"after at least {lasted(row['kind'], row['time'] - row['began'])}: {row['reason']}"
+        one_task = task if task in wants else wants[0] if wants else None
+        found.append(GaveUp(row["name"], one_task, time_of(row["time"]), detail, killed=True))
+    for ended in sorted(found, key=lambda one: one.time, reverse=True):
+        if task in (None, ended.task_name) and not _went_on(tx, buffer, ended):
+            return ended
+    return None
+
+
+def _went_on(tx: ReadTransaction, buffer: str, ended: GaveUp) -> bool:
+    about = {"worker": ended.worker, "time": ended.time.timestamp()}
+    kind = kind_of_wait(ended.detail)
+    if tx.value(_WAITS_AGAIN, **about, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
+        return True
+    if kind != "room" and tx.value(_DREW, **about, buffer=buffer, newest=_NEWEST):
+        return True
+    if kind == "groups":
+        return False
+    lanes = tx.values(_LANES, buffer=buffer)
+    put = tx.value(_PUT, **about, buffer=buffer)
+    return bool(put) or any(tx.value(_PUT_INTO, **about, lane=lane, newest=_NEWEST) for lane in lanes)

@@ -1,0 +1,169 @@
+"""After a power cut at any moment the database, its payloads and its snapshots are as some moment before it had them.
+
+With `durability="full"` it is the moment of the last call that returned, or that of the one under way; with "normal"
+perhaps an earlier one.
+
+    python -m pytest tests/power -m long    # 10,000 states
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replaybuf.doctor import CheckContext, Severity
+from replaybuf.doctor.examine import examine
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.power.disk import Disk, Event, compiled, recorded
+from tests.power.workload import DATABASE, MARKS, PLACE, SAVED, buffer_in, state_of
+
+#: Of doctor's examinations, one in so many states.
+_EXAMINED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the workload: the events before it began, and before it had returned; what was there then."""
+
+    name: str
+    step: int  # of the checkpoint, or the number of the snapshot, if it makes one
+    begun: int
+    ended: int
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a process did to its folder. `folders` were there before, by inode; `saved` has the files of snapshots."""
+
+    folder: Path
+    folders: Mapping[int, Path]
+    durability: str
+    events: Sequence[Event]
+    calls: Sequence[Call]
+    saved: Mapping[str, bytes]
+
+    def allowed(self, event: int) -> list[Any]:
+        """Return what may be there after a power cut before this event."""
+        ended = sum(call.ended <= event for call in self.calls)
+        begun = sum(call.begun <= event for call in self.calls)
+        states = [[[], []], *(call.state for call in self.calls)]
+        return states[ended if self.durability == "full" else 0 : begun + 1]
+
+    def lost_files(self, event: int) -> list[str]:
+        """Return the snapshots that were made before this event, and aren't there as they were."""
+        made = [f"{SAVED}{call.step}/" for call in self.calls if call.name == "save" and call.ended <= event]
+        return [
+            path
+            for path, content in self.saved.items()
+            if path.startswith(tuple(made)) and (self.folder / path).read_bytes() != content
+        ]
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("the recorder of writes is compiled with gcc")
+    return compiled(tmp_path_factory.mktemp("shim"))
+
+
+def record(folder: Path, shim: Path, seed: int, calls: int, durability: str) -> Run:
+    """Run a workload in a process whose writes are recorded."""
+    (folder / PLACE).mkdir(parents=True)
+    folders = {path.stat().st_ino: path for path in (folder, folder / PLACE)}
+    log = folder.with_suffix(".log")
+    recording = {"LD_PRELOAD": str(shim), "POWER_FOLDER": str(folder), "POWER_LOG": str(log)}
+    command = [sys.executable, "-m", "tests.power.workload", str(folder), str(seed), str(calls), durability]
+    subprocess.run(command, check=True, env={**os.environ, **recording}, timeout=250)
+    events = recorded(log)
+    [marks] = [one.inode for one in events if one.op == "c" and one.path == str(folder / MARKS)]
+    ours, calls, begun = list[Event](), list[Call](), ("", 0, 0)
+    for event in events:
+        if event.inode != marks:
+            ours.append(event)
+        elif event.op == "w":
+            kind, *mark = json.loads(event.data)
+            if kind == "begin":
+                begun = (*mark, len(ours))
+            else:
+                calls.append(Call(*begun, len(ours), *mark))
+    files = [path for path in folder.glob(f"{SAVED}*/*") if path.is_file()]
+    saved = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return Run(folder, folders, durability, ours, calls, saved)
+
+
+def cuts(run: Run, chance: random.Random, states: int, forgets: str | None = None) -> Iterator[int]:
+    """Yield the events before which the power is cut, in their order, with the folder as it is then."""
+    disk, done = Disk(run.folders, forgets=forgets), 0
+    for event in sorted(chance.randint(0, len(run.events)) for _ in range(states)):
+        while done < event:
+            disk.apply(run.events[done])
+            done += 1
+        shutil.rmtree(run.folder)
+        (run.folder / PLACE).mkdir(parents=True)
+        disk.cut(chance)
+        yield event
+
+
+async def wrong_in(run: Run, event: int, chance: random.Random) -> list[str]:
+    """Return what is wrong in the folder as it is after a power cut before this event."""
+    allowed, full = run.allowed(event), run.durability == "full"
+    async with buffer_in(run.folder, "normal") as buffer:
+        found = await state_of(buffer, run.folder, may_lose_arrays=not full)
+        wrong = [] if found in allowed else [f"{found} is none of {allowed}"]
+        if full and found[1]:
+            step = chance.choice(found[1])
+            [made] = [one for one in run.calls if (one.name, one.step) == ("checkpoint", step)]
+            await buffer.restore(step)
+            restored = [one[:2] for one in (await state_of(buffer, run.folder))[0]]
+            if restored != (expected := [one[:2] for one in made.state[0]]):
+                wrong.append(f"restored to {step}: {restored}, not {expected}")
+    if full:
+        wrong += [f"{path} is gone or cut" for path in run.lost_files(event)]
+    return wrong
+
+
+def problems_in(run: Run) -> list[str]:
+    """Return what `replaybuf doctor` finds in the folder."""
+    reader = open_reader(f"sqlite:///{run.folder / DATABASE}")
+    context = CheckContext(reader.where, path=reader.path)
+    return [f"doctor: {one}" for one in examine(reader, context) if one.level == Severity.PROBLEM]
+
+
+def losses(run: Run, chance: random.Random, states: int, forgets: str | None = None) -> Iterator[str]:
+    """Yield what is wrong in so many states."""
+    for number, event in enumerate(cuts(run, chance, states, forgets)):
+        try:
+            examined = number % _EXAMINED == 0 and run.durability == "full" and event >= run.calls[0].begun
+            problems = problems_in(run) if examined else []
+            problems += asyncio.run(wrong_in(run, event, chance))
+        except Exception as error:
+            problems = [repr(error)]
+        yield from (f"before event {event}: {problem}" for problem in problems)
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize("runs", [1, pytest.param(50, marks=pytest.mark.long)])
+def test_a_power_cut_leaves_a_moment_of_the_run(tmp_path: Path, shim: Path, durability: str, runs: int) -> None:
+    wrong = []
+    for seed in range(runs):
+        run = record(tmp_path / f"run{seed}", shim, seed, 25, durability)
+        wrong += [f"seed {seed}, {one}" for one in losses(run, random.Random(seed), 100)]
+    assert not wrong, "\n".join(wrong[:20])
+
+
+@pytest.mark.parametrize("forgets", ["run.db-wal", "payloads/files/", "payloads/files"])
+def test_a_sync_that_is_left_out_is_caught(tmp_path: Path, shim: Path, forgets: str) -> None:
+    run = record(tmp_path / "run", shim, 0, 25, "full")
+    assert next(losses(run, random.Random(0), 100, forgets), None)
