@@ -9,6 +9,7 @@ import pytest
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, Bits, Color, Level, Name, Typed, hostile_field, round_trip
 
