@@ -39,6 +39,31 @@ async def test_the_last_one_is_lent_again(pool: Pool) -> None:
     assert (pool.size, pool.lent) == (2, 0)
 
 
+async def test_who_waits_for_a_new_one_has_one_that_is_given_back_meanwhile(pool: Pool) -> None:
+    """However many ask at once, one is made at a time."""
+    making = may_make = 0
+    connect, may_go_on = pool.servers.connect, asyncio.Event()
+
+    async def slowly(*args: Any, **options: Any) -> Any:
+        nonlocal making, may_make
+        making, may_make = making + 1, max(may_make, making + 1)
+        await may_go_on.wait()
+        made = await connect(*args, **options)
+        making -= 1
+        return made
+
+    async with pool.lend() as connection:
+        first = connection.get_server_pid()
+        pool._pool._connect = slowly
+        others = [asyncio.create_task(process_of(pool)) for _ in range(10)]
+        await asyncio.sleep(0)
+    served = await asyncio.gather(*others[1:])
+    assert served == [first] * 9
+    may_go_on.set()
+    assert await others[0] != first
+    assert may_make == 1
+
+
 async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pool._options, "max_inactive_connection_lifetime", 0.05)
     await process_of(pool)

@@ -65,6 +65,7 @@ class BufferCopies(BufferReader[R], Generic[R]):
         order_by: str | OrderTerm | Iterable[str | OrderTerm] | None = None,
         limit: int | None = None,
         rows: RowsOf = "rollouts",
+        exact: bool = False,
         max_bytes: int | None = None,
         force: bool = False,
         progress: OnProgress | None = None,
@@ -72,14 +73,16 @@ class BufferCopies(BufferReader[R], Generic[R]):
         """Write groups to a file, without consuming them: JSONL (.jsonl, .jsonl.gz, .jsonl.zst), Parquet or Arrow.
 
         A row is a rollout or a group (`rows="groups"`), with the group's metadata and all fields of the rollouts, of
-        any class; `replaybuf import` restores the same groups from it. The groups are those that match `where` when the
-        export begins; groups removed before they are read are left out and counted. Memory use is bounded.
+        any class. Their values are JSON's or Arrow's; the result's `warnings` name those that are text. With `exact`
+        the groups' payloads are there, too, and an import gives the same rollouts. The groups are those that match
+        `where` when the export begins; groups removed before they are read are left out and counted. Memory use is
+        bounded.
 
         The file gets its name when it is complete. From `max_bytes` on another one is begun: NAME-00000-of-00003.jsonl.
         An existing file is replaced only with `force`. Raises FileError, StorageError, AccessError, QueryError
         and, for Parquet and Arrow, MissingDriverError without pyarrow. `progress` is called as in `save`.
         """
-        chosen = self._chosen(where, order_by, limit, rows)
+        chosen = self._chosen(where, order_by, limit, rows, exact)
         most = None if max_bytes is None else check_limit(max_bytes)
         return await export_files(
             self.storage, chosen, check_folder(path), max_bytes=most, force=force, progress=progress
@@ -161,12 +164,14 @@ class BufferCopies(BufferReader[R], Generic[R]):
         with working_as(self.worker):
             return await import_from(self.storage, file, wanted, progress)
 
-    def _chosen(self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf) -> ExportQuery:
+    def _chosen(
+        self, where: Query | None, order_by: Any, limit: int | None, rows: RowsOf, exact: bool = False
+    ) -> ExportQuery:
         self._check_open()
         if rows not in ("rollouts", "groups"):
             raise InputError(f"rows must be 'rollouts' or 'groups', not {rows!r:.100}")
         return ExportQuery(
-            self._parsed({} if where is None else where), parse_order(order_by), check_limit(limit), rows
+            self._parsed({} if where is None else where), parse_order(order_by), check_limit(limit), rows, bool(exact)
         )
 
     # Checkpoints

@@ -292,6 +292,7 @@ class Putting:
             dropped=dropped,
             worker=self.worker,
             put_step=step,
+            fields=normal.fields,
         )
         return new, normal.dropped or (normal.status in UNFIT and not keep_unfit)
 

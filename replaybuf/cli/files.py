@@ -36,7 +36,7 @@ from replaybuf.cli.app import (
 from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.errors import InputError
-from replaybuf.files.exporting import TREES, Exported, ExportQuery, export_files, export_rows, writer_to
+from replaybuf.files.exporting import AS_STORED, Exported, ExportQuery, export_files, export_lines
 from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile, is_sqlite
@@ -70,13 +70,14 @@ def export(
     max_bytes: Annotated[
         str | None, option("--max-bytes", "Begin another file from this size on: 500M, 1G.", metavar="SIZE")
     ] = None,
+    exact: Annotated[bool, option("--exact", "With the payloads, by which an import gives the same values.")] = False,
     force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
 ) -> None:
     """Write groups with their full texts and tokens to a file, while the run goes on.
 
     Groups aren't consumed. Those that match when the export begins are written; those that leave before they are read
-    are left out, and counted. Leased groups are left out. The file gets its name when it is complete; "replaybuf
-    import" makes the same groups of it.
+    are left out, and counted. Leased groups are left out. The file gets its name when it is complete. "replaybuf
+    import" makes the groups of it again, with --exact every value as it was.
 
     \b
     Examples:
@@ -86,7 +87,7 @@ def export(
       replaybuf export run.db - --limit 1 | jq .response
     """
     url, file = url_and(url, file, "FILE")
-    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit), rows)
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit), rows, exact)
     size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
@@ -95,16 +96,19 @@ def export(
 
     async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
         if file == "-":
-            return await export_rows(storage, chosen, writer_to(sys.stdout.buffer), tell)
+            return await export_lines(storage, chosen, sys.stdout.buffer, tell)
         return await export_files(storage, chosen, Path(file), max_bytes=size, force=force, progress=tell)
 
     def run(tell: OnProgress) -> Exported:
         read_only = opens_read_only(reader)
-        return on_storage(reader.url, name, lambda storage: work(storage, tell), TREES, read_only=read_only)
+        codec = AS_STORED if exact else None
+        return on_storage(reader.url, name, lambda storage: work(storage, tell), codec, read_only=read_only)
 
     done, _ = with_bar("exported", run)
     if done.left:
         output.note(f"{units.number(done.left)} groups left the buffer before they were read")
+    for text in done.warnings:
+        typer.echo(escape_line(f"Warning: {text}"), err=True)
     if done.unreadable:
         shown = ", ".join(map(str, done.unreadable[:_UNREADABLE_SHOWN]))
         typer.echo(f"{len(done.unreadable)} groups can't be decoded and were left out: {shown}", err=True)

@@ -1,12 +1,12 @@
-"""Blocks: the bytes of arrays in a payload, written from their own memory and read without a copy.
+"""The arrays of a payload: written from their own memory, and read without a copy, or left for handles.
 
-The msgpack of a payload ends with the *table* of its arrays: dtype, block and shapes of one or more arrays, again and
-again. The columns refer to an array by its entry in the table and its place there, so that an array which occurs
-several times comes back as one. Arrays of an entry are in one block, one after the other, if each has up to `GROUPED`
-bytes; larger ones have a block each, which equal arrays share: reading copies it. Shapes of arrays with one dimension
-are their lengths. Arrays of less than `SMALL` bytes that are no column are inside the msgpack, with a number.
+The msgpack of a payload ends with the *table* of its arrays: dtype, bytes and shapes of one or more arrays, again and
+again. The rest refers to an array by its entry in the table and its place there, so that an array which occurs several
+times comes back as one. The arrays of an entry are in the table itself if they are small (their bytes, one after the
+other), or in one block (its number), or in a block each (a list of numbers), which equal arrays share: reading copies
+it. Shapes of arrays with one dimension are their lengths.
 
-No reference can make the reader allocate more than the payload has, times `MOST_USES`.
+No payload can make the reader allocate more than it has bytes, times `MOST_USES`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+from xxhash import xxh3_128_digest
 
-from replaybuf.codec.extension_types import ARRAY_IN_BLOCK, SMALL_ARRAY
-from replaybuf.codec.numpy_arrays import AnyArray, array_head, decode_array, describe_dtype, simple_dtype
+from replaybuf.codec.extension_types import ARRAY
+from replaybuf.codec.numpy_arrays import AnyArray, describe_dtype, simple_dtype
 from replaybuf.codec.payload_header import Head, digest
 from replaybuf.errors import DecodeError
 
-#: Smaller arrays are in the msgpack.
+#: Smaller arrays, together with the others of their column, are in the table.
 SMALL: Final = 256
 #: Larger arrays have a block of their own.
 GROUPED: Final = 4096
 #: The most bytes of a block that several arrays share, which is read as a whole.
 _MOST_GROUPED: Final = 256 << 10
-#: How often a block may be read as another array of the same bytes.
+#: How often the bytes of a payload may be read as arrays, on average.
 MOST_USES: Final = 16
 #: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
 _MOST_KEPT: Final = 64
-_NUMBER: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<II")
 _make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _DTYPE: Final = attrgetter("dtype")
@@ -50,42 +50,30 @@ _STORED: Final = frozenset("biufcSUmM")
 _LENT: Final = frozenset("biufcSU")
 
 
-class RawBytes(np.ndarray[Any, Any]):
-    """Bytes as an array, of a value that isn't an array. They are read as an array of this dtype and shape."""
-
-
 class BlockWriter:
     """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
-    __slots__ = ("_alike", "_entries", "_known", "_small", "blocks", "sizes", "table")
+    __slots__ = ("_alike", "_known", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
         self.blocks: list[Any] = []
         self.sizes: list[int] = []
         self.table: list[Any] = []
-        self._entries = 0
-        # By id of an array: what msgpack packs for it, or its entry; and the arrays, whose ids are thus their own.
-        self._known: dict[int, tuple[Any, Sequence[AnyArray]]] = {}
-        self._small = 0
-        # By size and some items: the array in a block, the block, and how often it is used.
-        self._alike: dict[Any, tuple[AnyArray, int, int]] = {}
+        # By id of an array: its entry, and the arrays of the entry, whose ids are thus their own.
+        self._known: dict[int, tuple[int, Sequence[AnyArray]]] = {}
+        # By size and some items: the first such array, and blocks and their numbers of uses by a hash of their bytes.
+        self._alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
 
     def reference(self, array: AnyArray) -> Any:
         """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
-        made, arrays = self._known.get(id(array), (None, ()))
-        if made is None:
-            if array.nbytes < SMALL:
-                content = _NUMBER.pack(self._small) + array_head(array.dtype, array.shape) + array.tobytes()
-                made, arrays = _make(msgpack.ExtType, (SMALL_ARRAY, content)), (array,)
-                self._small += 1
-            else:
-                shape: Any = len(array) if array.ndim == 1 else list(array.shape)
-                made = self._entry(describe_dtype(array.dtype), [self._block_of(array)], [shape])
-        if type(made) is int:
-            place = next((place for place, one in enumerate(arrays) if one is array), 0)
-            made, arrays = _make(msgpack.ExtType, (ARRAY_IN_BLOCK, _PLACE.pack(made, place))), (array,)
-        self._known[id(array)] = made, arrays
-        return made
+        known = self._known.get(id(array))
+        if known is None:
+            shape: Any = len(array) if array.ndim == 1 else list(array.shape)
+            inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
+            known = self._known[id(array)] = self._entry(describe_dtype(array.dtype), inside, [shape]), (array,)
+        entry, arrays = known
+        place = next(place for place, one in enumerate(arrays) if one is array)
+        return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(entry, place)))
 
     def column(self, arrays: Sequence[AnyArray]) -> int | None:
         """Return the entry of the arrays of a column; None if they can't be in one."""
@@ -103,23 +91,23 @@ class BlockWriter:
             sizes = shapes = [*map(len, arrays)]
         else:
             shapes, sizes = [list(array.shape) for array in arrays], [array.size for array in arrays]
-        blocks: Any
+        nbytes = sum(sizes) * dtype.itemsize
+        inside: Any
         if max(sizes) * dtype.itemsize > GROUPED:
-            blocks = self._blocks_of(arrays)
-        elif SMALL <= (nbytes := sum(sizes) * dtype.itemsize) <= _MOST_GROUPED:
-            blocks = len(self.blocks)
-            self.blocks.append(_together(arrays))
-            self.sizes.append(nbytes)
+            inside = self._blocks_of(arrays)
+        elif nbytes < SMALL:
+            inside = _together(arrays)
+        elif nbytes <= _MOST_GROUPED:
+            inside = self._add(_together(arrays), nbytes)
         else:
             return None
-        entry = self._entry(describe_dtype(dtype), blocks, shapes)
+        entry = self._entry(describe_dtype(dtype), inside, shapes)
         self._known.update(dict.fromkeys(ids, (entry, arrays)))
         return entry
 
-    def _entry(self, dtype: str, blocks: Any, shapes: list[Any]) -> int:
-        self.table += dtype, blocks, shapes
-        self._entries += 1
-        return self._entries - 1
+    def _entry(self, dtype: str, inside: Any, shapes: list[Any]) -> int:
+        self.table += dtype, inside, shapes
+        return len(self.table) // 3 - 1
 
     def _blocks_of(self, arrays: Sequence[AnyArray]) -> list[int]:
         """Return the number of a block for each array, which equal ones share."""
@@ -132,20 +120,31 @@ class BlockWriter:
         return [*range(first, len(self.blocks))]
 
     def _block_of(self, array: AnyArray) -> int:
-        """Return the number of the block with the bytes of this array."""
-        if array.nbytes < GROUPED:
-            return self._add(array)
-        key = array.nbytes, array.item(0), array.item(array.size // 2), array.item(-1)
-        like, found, uses = self._alike.get(key, (None, len(self.blocks), 0))
-        if like is not None and uses < MOST_USES and _are_equal(array, like):
-            self._alike[key] = like, found, uses + 1
-            return found
-        self._alike[key] = array, len(self.blocks), 1
-        return self._add(array)
+        """Return the number of the block with the bytes of this array.
 
-    def _add(self, array: AnyArray) -> int:
-        self.blocks.append(array if _are_lent((array,)) else array.tobytes())
-        self.sizes.append(array.nbytes)
+        Arrays of the same size, beginning and end are compared by a hash of their bytes (XXH3, 128 bits).
+        """
+        lent = _are_lent((array,))
+        if array.nbytes < GROUPED or not lent:
+            return self._add(array if lent else array.tobytes(), array.nbytes)
+        key = array.nbytes, array.item(0), array.item(-1)
+        if key not in self._alike:
+            self._alike[key] = array, {}
+            return self._add(array, array.nbytes)
+        like, by_hash = self._alike[key]
+        if not by_hash:
+            number = next(number for number, block in enumerate(self.blocks) if block is like)
+            by_hash[xxh3_128_digest(like.data)] = [number, 1]
+        content = xxh3_128_digest(array.data)
+        found = by_hash.get(content)
+        if found is None or found[1] == MOST_USES:
+            found = by_hash[content] = [self._add(array, array.nbytes), 0]
+        found[1] += 1
+        return found[0]
+
+    def _add(self, block: Any, nbytes: int) -> int:
+        self.blocks.append(block)
+        self.sizes.append(nbytes)
         return len(self.blocks) - 1
 
 
@@ -160,13 +159,6 @@ def _together(arrays: Sequence[AnyArray]) -> bytes:
 def _are_lent(arrays: Sequence[AnyArray]) -> bool:
     """Return whether numpy lends the memory of these arrays, of one dtype, in C order."""
     return arrays[0].dtype.kind in _LENT and all(array.flags.c_contiguous for array in arrays)
-
-
-def _are_equal(one: AnyArray, other: AnyArray) -> bool:
-    """Return whether two arrays of as many bytes have the same bytes."""
-    if one.flags.c_contiguous and other.flags.c_contiguous and one.nbytes % 8 == 0:
-        return bool((one.reshape(-1).view(np.uint64) == other.reshape(-1).view(np.uint64)).all())
-    return one.tobytes() == other.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +183,8 @@ class DeferredArray:
         return cls(array.dtype, array.shape, len(raw), 0, 0, len(raw), digest(raw)), raw
 
 
-class Deferring(Protocol):
-    """Makes what replaces arrays."""
-
-    def deferred(self, array: DeferredArray) -> Any:
-        """Return what replaces an array in a block."""
-
-    def held(self, array: AnyArray) -> Any:
-        """Return what replaces an array that was loaded with the head."""
+#: Makes what replaces an array, given its description, or the array itself if it was loaded with the head.
+Instead = Callable[[Any], Any]
 
 
 class StandIn(ABC):
@@ -218,28 +204,12 @@ class ArrayFacts(StandIn):
     nbytes: int
     out_of_band: bool
 
+    @classmethod
+    def of(cls, array: DeferredArray | AnyArray) -> ArrayFacts:
+        return cls(str(array.dtype), array.shape, array.nbytes, isinstance(array, DeferredArray))
+
     def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> ArrayFacts:
         return ArrayFacts(name, tuple(shape), self.nbytes, self.out_of_band)
-
-
-class Facts:
-    """Puts the type and size of each array in its place."""
-
-    def deferred(self, array: DeferredArray) -> ArrayFacts:
-        return ArrayFacts(str(array.dtype), array.shape, array.nbytes, out_of_band=True)
-
-    def held(self, array: AnyArray) -> ArrayFacts:
-        return ArrayFacts(str(array.dtype), array.shape, array.nbytes, out_of_band=False)
-
-
-class Nothing:
-    """Puts None in the place of arrays that can't be read."""
-
-    def deferred(self, array: DeferredArray) -> None:
-        return None
-
-    def held(self, array: AnyArray) -> AnyArray:
-        return array
 
 
 def checked_array(array: DeferredArray, block: Any) -> AnyArray:
@@ -250,28 +220,13 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
     return made if array.nbytes * _MOST_KEPT >= array.block_size else made.copy()
 
 
-@dataclass(slots=True)
-class _Entry:
-    """Some arrays of a payload: their block, or a block each; the item where each begins, from the first on."""
-
-    dtype: np.dtype[Any]
-    blocks: Any
-    shapes: Sequence[Any]
-    sizes: Sequence[int]
-    ends: Sequence[int]
-    arrays: Sequence[Any] | None = None
-
-    def shape(self, place: int) -> tuple[int, ...]:
-        shape = self.shapes[place]
-        return (shape,) if type(shape) is int else tuple(shape)
-
-
 class BlockReader:
     """Reads the arrays of one payload, given all of its blocks, some of them, or none.
 
     `blocks` is the memory of all blocks, verified before. If it `lends` itself, which is safe without other references
     to it, arrays share it, except small ones, which would keep far more than themselves alive. `pieces` are single
-    blocks by number, which are verified here. While `deferring`, `instead` makes what replaces arrays.
+    blocks by number, which are verified here. While `deferring`, `instead` makes what replaces arrays. With `needs`,
+    nothing is read, and the numbers of the blocks that would be are added there.
     """
 
     def __init__(
@@ -282,8 +237,9 @@ class BlockReader:
         kept: int = 0,
         lends: bool = False,
         pieces: Mapping[int, Any] | None = None,
-        instead: Deferring | None = None,
+        instead: Instead | None = None,
         deferring: bool = False,
+        needs: set[int] | None = None,
     ) -> None:
         self._head = head
         self._blocks = blocks
@@ -292,69 +248,73 @@ class BlockReader:
         self._pieces = pieces or {}
         self._instead = instead
         self.deferring = deferring
-        self._small: dict[tuple[int, bool], Any] = {}
+        self.needs = needs
+        self._table: list[Any] = []
+        self._left = MOST_USES * head.header.size
+        self._arrays: dict[int, Sequence[Any]] = {}
         self._replaced: dict[tuple[int, int], Any] = {}
         self._lent: set[int] = set()
-        self._entries: list[_Entry] = []
 
     def read_table(self, table: Any) -> None:
-        """Read the table of arrays, before all else. Raises any exception unless it is one of these blocks."""
+        """Read the table of arrays, before all else. ValueError unless it is one."""
         if type(table) is not list or len(table) % 3:
             raise ValueError("no table of arrays")
-        sizes_of, uses = self._head.sizes, [0] * len(self._head.sizes)
-        for description, blocks, shapes in zip(table[::3], table[1::3], table[2::3], strict=True):
-            if type(shapes) is not list or not shapes:
-                raise ValueError("no shapes of arrays")
-            dtype = simple_dtype(description)
-            sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
-            item = dtype.itemsize
-            ends = [*accumulate(sizes, initial=0)]
-            if type(blocks) is int:
-                fits = blocks >= 0 and sizes_of[blocks] == ends[-1] * item
-                uses[blocks] += MOST_USES
-            else:
-                fits = min(blocks) >= 0 and [sizes_of[block] for block in blocks] == [size * item for size in sizes]
-                for block in blocks:
-                    uses[block] += 1
-            if min(sizes) < 0 or not fits:
-                raise ValueError("its arrays don't match its blocks")
-            self._entries.append(_Entry(dtype, blocks, shapes, sizes, ends))
-        if not 0 < min(uses) <= max(uses) <= MOST_USES:
-            raise ValueError("its arrays don't match its blocks")
+        self._table = table
 
-    def small(self, content: bytes) -> Any:
-        """Return the array in an extension object. Raises any exception for an invalid one."""
-        key = _NUMBER.unpack_from(content)[0], self.deferring
-        if key not in self._small:
-            array = decode_array(content, _NUMBER.size)
-            self._small[key] = self._instead.held(array) if self.deferring and self._instead else array
-        return self._small[key]
-
-    def large(self, content: bytes) -> Any:
+    def referred(self, content: bytes) -> Any:
         """Return the array that an extension object refers to. Raises any exception for an invalid one."""
         entry, place = _PLACE.unpack(content)
-        return self._instead_of(entry, place) if self.deferring else self._arrays(self._entries[entry])[place]
+        return self._instead_of(entry, place) if self.deferring else self._entry(entry)[place]
 
     def column(self, entry: Any, rows: int) -> Sequence[Any]:
         """Return the arrays of a column. Raises any exception for an invalid one."""
-        if type(entry) is not int or entry < 0 or len(self._entries[entry].shapes) != rows:
+        if type(entry) is not int:
             raise ValueError("no column of arrays")
+        arrays: Sequence[Any]
         if self.deferring:
-            return [self._instead_of(entry, place) for place in range(rows)]
-        return self._arrays(self._entries[entry])
+            arrays = [self._instead_of(entry, place) for place in range(len(self._described(entry)[2]))]
+        else:
+            arrays = self._entry(entry)
+        if len(arrays) != rows:
+            raise ValueError("no column of arrays")
+        return arrays
 
-    def _arrays(self, entry: _Entry) -> Sequence[Any]:
-        if entry.arrays is None:
-            entry.arrays = self._read(entry)
-        return entry.arrays
+    def _described(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int]]:
+        """Return the dtype, the bytes, the shapes and the numbers of items of an entry's arrays."""
+        if entry < 0:
+            raise ValueError("no such arrays")
+        description, inside, shapes = self._table[3 * entry : 3 * entry + 3]
+        if type(shapes) is not list or not shapes:
+            raise ValueError("no shapes of arrays")
+        sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
+        dtype = simple_dtype(description)
+        nbytes = [size * dtype.itemsize for size in sizes]
+        if type(inside) is list:
+            fits = min(inside) >= 0 and [self._head.sizes[block] for block in inside] == nbytes
+        else:
+            size = self._head.sizes[inside] if type(inside) is int else len(inside)
+            fits = (type(inside) is bytes or inside >= 0) and size == sum(nbytes)
+        if min(sizes) < 0 or not fits:
+            raise ValueError("its arrays don't match its blocks")
+        return dtype, inside, shapes, sizes
 
-    def _read(self, entry: _Entry) -> Sequence[Any]:
-        if type(entry.blocks) is int:
-            return self._together(entry)
-        return [
-            self._alone(block, entry.dtype, entry.shapes[place], size)
-            for place, (block, size) in enumerate(zip(entry.blocks, entry.sizes, strict=True))
-        ]
+    def _entry(self, entry: int) -> Sequence[Any]:
+        if (arrays := self._arrays.get(entry)) is None:
+            arrays = self._arrays[entry] = self._read(*self._described(entry))
+        return arrays
+
+    def _read(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
+        self._left -= sum(sizes) * dtype.itemsize
+        if self._left < 0:
+            raise ValueError("its arrays are larger than it has room for")
+        several = type(inside) is list
+        if self.needs is not None:
+            if type(inside) is not bytes:
+                self.needs.update(inside if several else (inside,))
+            return [None] * len(shapes)
+        if several:
+            return [*map(self._alone, inside, [dtype] * len(shapes), shapes, sizes)]
+        return self._together(dtype, inside, shapes, sizes)
 
     def _alone(self, block: int, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
         array = self._view(block, dtype, shape)
@@ -363,39 +323,42 @@ class BlockReader:
             return array
         return array.copy()
 
-    def _together(self, entry: _Entry) -> Sequence[Any]:
+    def _together(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
         """Return arrays of one block: views of one array, unless they would keep it."""
-        flat = self._view(entry.blocks, entry.dtype, entry.ends[-1])
-        sizes = entry.sizes
-        least = min(sizes) * entry.dtype.itemsize * _MOST_KEPT
-        alone = False
-        if not self._lends or least < self._kept:
+        if type(inside) is bytes:
+            if len(shapes) == 1:
+                return [np.ndarray(shapes[0], dtype, inside).copy()]
+            flat, lends = np.frombuffer(inside, dtype), False
+        else:
+            flat, lends = self._view(inside, dtype, sum(sizes)), self._lends and inside not in self._lent
+        least, alone = min(sizes) * dtype.itemsize * _MOST_KEPT, False
+        if not lends or least < self._kept:
             flat, alone = flat.copy(), least < flat.nbytes
+        else:
+            self._lent.add(inside)
         arrays: list[AnyArray]
         if sizes.count(sizes[0]) == len(sizes):
             arrays = [*flat.reshape(len(sizes), sizes[0])]
         else:
-            arrays = [flat[start:end] for start, end in pairwise(entry.ends)]
-        if sizes is not entry.shapes:
-            arrays = [array.reshape(entry.shape(place)) for place, array in enumerate(arrays)]
+            arrays = [flat[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+        if sizes is not shapes:
+            arrays = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
         return [array.copy() for array in arrays] if alone else arrays
 
-    def _instead_of(self, number: int, place: int) -> Any:
+    def _instead_of(self, entry: int, place: int) -> Any:
         """Return what replaces an array."""
-        if (number, place) not in self._replaced and self._instead is not None:
-            entry, head = self._entries[number], self._head
-            together = type(entry.blocks) is int
-            block, at = (entry.blocks, entry.ends[place]) if together else (entry.blocks[place], 0)
-            shape, nbytes, at = entry.shape(place), entry.sizes[place] * entry.dtype.itemsize, at * entry.dtype.itemsize
-            if self._blocks is None:
-                array = DeferredArray(
-                    entry.dtype, shape, nbytes, at, head.starts[block], head.sizes[block], head.digests[block]
-                )
-                made = self._instead.deferred(array)
+        if (entry, place) not in self._replaced and self._instead is not None:
+            dtype, inside, shapes, sizes = self._described(entry)
+            if self._blocks is None and type(inside) is not bytes:
+                block, at = (inside[place], 0) if type(inside) is list else (inside, sum(sizes[:place]))
+                shape, item, head = shapes[place], dtype.itemsize, self._head
+                where = at * item, head.starts[block], head.sizes[block], head.digests[block]
+                shape = (shape,) if type(shape) is int else tuple(shape)
+                made = self._instead(DeferredArray(dtype, shape, sizes[place] * item, *where))
             else:
-                made = self._instead.held(self._arrays(entry)[place])
-            self._replaced[number, place] = made
-        return self._replaced[number, place]
+                made = self._instead(self._entry(entry)[place])
+            self._replaced[entry, place] = made
+        return self._replaced[entry, place]
 
     def _view(self, block: int, dtype: np.dtype[Any], shape: Any) -> AnyArray:
         if self._blocks is not None:
@@ -404,18 +367,6 @@ class BlockReader:
         if len(raw) != self._head.sizes[block] or digest(raw) != self._head.digests[block]:
             raise DecodeError(f"a block of {self._head.sizes[block]} bytes is damaged: its checksum doesn't match")
         return np.ndarray(shape, dtype, raw)
-
-
-class BlockNeeds(BlockReader):
-    """Notes which `blocks` would be read."""
-
-    def __init__(self, head: Head) -> None:
-        super().__init__(head, instead=Nothing())
-        self.blocks: set[int] = set()
-
-    def _read(self, entry: _Entry) -> Sequence[Any]:
-        self.blocks.update([entry.blocks] if type(entry.blocks) is int else entry.blocks)
-        return [None] * len(entry.shapes)
 
 
 def _size(shape: Any) -> int:

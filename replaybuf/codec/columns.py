@@ -17,7 +17,7 @@ several rollouts comes back as one object, and what was two equal ones as two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -37,17 +37,16 @@ _ONLY_INT: Final = frozenset({int})
 
 
 class ColumnWriter:
-    """Makes the columns of one group. `pack` packs a value by itself; `arrays` says whether arrays may be columns.
+    """Makes the columns of one group. `pack` packs a value by itself.
 
     `held` are the contents in which msgpack may meet values that it would store as something else.
     """
 
-    __slots__ = ("_arrays", "_blocks", "_pack", "held", "values")
+    __slots__ = ("_blocks", "_pack", "held", "values")
 
-    def __init__(self, blocks: BlockWriter, pack: Callable[[Any], bytes], *, arrays: bool) -> None:
+    def __init__(self, blocks: BlockWriter, pack: Callable[[Any], bytes]) -> None:
         self._blocks = blocks
         self._pack = pack
-        self._arrays = arrays
         self.held: list[Any] = []
         #: The number of values of all columns.
         self.values = 0
@@ -63,7 +62,7 @@ class ColumnWriter:
             kept: Sequence[dict[Any, Any]] = rows
             if omitted:
                 kept = [{k: v for k, v in row.items() if v is not None or k not in omitted} for row in rows]
-            self.held.append(kept)
+            self.held += kept
             return [None, ROWS, *kept]
         columns: list[Any] = []
         for name, values in transposed:
@@ -76,24 +75,22 @@ class ColumnWriter:
         first, rows = values[0], len(values)
         kind = type(first)
         self.values += rows
-        if kind is np.ndarray and self._arrays and (entry := self._blocks.column(values)) is not None:
+        if kind is np.ndarray and (entry := self._blocks.column(values)) is not None:
             return ARRAYS, entry
         kinds = {*map(type, values)}
-        if len(kinds) == 1 and kind in _COUNTED and values.count(first) == rows:
-            return SHARED, first
         if SCALARS.issuperset(kinds):
+            if len(kinds) == 1 and kind in _COUNTED and values.count(first) == rows:
+                return SHARED, first
             long = _TEXTS.issuperset(kinds) and max(map(len, filter(None, values)), default=0) >= GROUPED
-            return (INDEXED, _indexed(values, values)) if long else (LIST, [*values])
+            return (INDEXED, _indexed(values, values)) if long else (LIST, values)
         ids = [*map(id, values)]
         different = len({*ids})
         if different == 1:
-            self.held.append((first,))
+            self.held.append(first)
             return SHARED, first
         if different < rows or len(kinds) > 1:
-            self.held.append(values)
-            return (LIST, [*values]) if different == rows else (INDEXED, _indexed(values, ids))
-        if kind is dict and not any(values):
-            return DICT, []
+            self.held += values
+            return (LIST, values) if different == rows else (INDEXED, _indexed(values, ids))
         if kind is dict and depth < _DEEPEST and (items := _transposed(values, strictly=True)) is not None:
             columns: list[Any] = []
             for name, members in items:
@@ -103,8 +100,8 @@ class ColumnWriter:
             packed = self._pack(first)
             if len(packed) >= GROUPED and all(self._pack(value) == packed for value in values[1:]):  # 1 == True
                 return COPIES, packed
-        self.held.append(values)
-        return LIST, [*values]
+        self.held += values
+        return LIST, values
 
 
 def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
@@ -132,7 +129,7 @@ def _transposed(
     if not declared and not _ONLY_STR.issuperset(map(type, chain.from_iterable(keys))):
         return None
     if keys.count(names) == len(rows):
-        return [*zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)]
+        return [*zip(names, map(list, zip(*[row.values() for row in rows], strict=True)), strict=True)] if names else []
     union = dict.fromkeys(chain.from_iterable(keys))
     if strictly or any([name for name in union if name in row] != list(row) for row in rows):
         return None
@@ -160,13 +157,28 @@ class ColumnReader:
         if self._left < 0:
             raise ValueError("it claims more values than it has room for")
 
-    def column(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
-        """Return the values of a column. Raises any exception for an invalid one."""
-        self.spend(rows)
-        if kind == SHARED:
-            return [content] * rows
-        if kind == ARRAYS:
-            return self._arrays(content, rows)
+    def columns(self, flat: Sequence[Any], rows: int) -> dict[Any, Sequence[Any]]:
+        """Return the values of columns, given their names, kinds and contents. Raises any exception if invalid."""
+        if len(flat) % 3:
+            raise ValueError("its columns are incomplete")
+        self.spend(len(flat) // 3 * rows)
+        found: dict[Any, Sequence[Any]] = {}
+        parts = iter(flat)
+        for name, kind, content in zip(parts, parts, parts, strict=True):
+            if kind == SHARED:
+                found[name] = [content] * rows
+            elif kind == LIST and type(content) is list and len(content) == rows:
+                found[name] = content
+            elif kind == ARRAYS:
+                found[name] = self._arrays(content, rows)
+            else:
+                found[name] = self._others(kind, content, rows)
+        if 3 * len(found) != len(flat):
+            raise ValueError("it has a field twice")
+        return found
+
+    def _others(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
+        """Return the values of a column of a rarer kind."""
         if kind == COPIES:
             if rows > MOST_USES:
                 raise ValueError("a value is used too often")
@@ -174,7 +186,7 @@ class ColumnReader:
         if type(content) is not list:
             raise ValueError(f"a {type(content).__name__} where a column belongs")
         if kind == DICT:
-            return self.dicts(dict(self.columns(content, rows)), rows)
+            return self.dicts(self.columns(content, rows), rows)
         if kind == INDEXED:
             content = _of_indices(*content)
         elif kind != LIST:
@@ -182,13 +194,6 @@ class ColumnReader:
         if len(content) != rows:
             raise ValueError(f"a column of {len(content)} values for {rows} rollouts")
         return content  # type: ignore[no-any-return]
-
-    def columns(self, flat: Sequence[Any], rows: int) -> Iterator[tuple[Any, Sequence[Any]]]:
-        """Yield the name and the values of each column."""
-        if len(flat) % 3:
-            raise ValueError("its columns are incomplete")
-        for place in range(0, len(flat), 3):
-            yield flat[place], self.column(flat[place + 1], flat[place + 2], rows)
 
     def dicts(self, columns: dict[Any, Sequence[Any]], rows: int) -> list[dict[Any, Any]]:
         """Return the rollouts, or their values of a field, as dicts."""

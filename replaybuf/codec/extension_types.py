@@ -1,8 +1,9 @@
 """Extension types of payloads: the msgpack extension codes of values that msgpack itself doesn't support.
 
 Such a value is stored as a map of one entry: an empty extension object, its *type tag*, as the key, and the value's
-content. The codes are part of the format: never change the meaning of one. A module that stores a library's values
-implements `TypeHandler`; `wrapped` protects values that msgpack would silently store as something else.
+content. The codes are part of the format: never change the meaning of one. `codec.standard_types` has a table of the
+types of the standard library and numpy; those of other libraries and users' classes are encoded and decoded by a
+`TypeHandler`.
 
 `TaggedValue` is a value as stored in a payload: its code and content. Files of rollouts are written from trees of such
 values and read into them, so they hold everything that a payload can, without the class of a value or its library.
@@ -16,14 +17,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgpack  # type: ignore[import-untyped]
 
-TUPLE, SET, FROZENSET, BYTEARRAY, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 13)
-DEQUE, PATH, MEMORYVIEW, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(13, 19)
-ENUM, SCALAR, NUMPY_STR, NUMPY_BYTES, SMALL_ARRAY, ARRAY_IN_BLOCK, STATUS = range(19, 26)
-OBJECT, NAMEDTUPLE = range(30, 32)
-OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(40, 45)
-
-#: Codes whose contents hold users' values, unchanged.
-HOLDERS = frozenset({OBJECT, NAMEDTUPLE})
+TUPLE, SET, FROZENSET, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIME, TIMEDELTA = range(1, 12)
+DEQUE, PATH, ORDERED_DICT, DEFAULT_DICT, COUNTER = range(12, 17)
+ENUM, SCALAR, NUMPY_STR, NUMPY_BYTES, ARRAY, STATUS = range(17, 23)
+OBJECT, NAMEDTUPLE, OBJECT_ARRAY, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(23, 30)
 
 #: A type tag, and the function that returns a value's content. If the tag is None, the content replaces the value.
 Encoder = tuple[Any, Callable[[Any], Any]]
@@ -42,7 +39,7 @@ class TypeHandler(Protocol):
         """Return the encoder of a class's instances, None for a class of other handlers. Called once for each class.
 
         A TypeError, of this or of the encoder's function, says why a value can't be stored, with advice. Contents with
-        users' values must pass through `wrapped`, unless their code is one of HOLDERS.
+        users' values must pass through `checked`.
         """
 
 
@@ -70,61 +67,44 @@ def type_tag(code: int) -> Any:
 #: Types that hold no other values and that msgpack packs unchanged.
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _NUMBERS: Final = frozenset({int, float})
-_CONTAINERS: Final = frozenset({list, tuple, set, frozenset})
+_SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 #: Longer lists of numbers are recognised by their ends.
 LONG: Final = 32
+#: msgpack packs values of these silently as something else.
 _MISREAD: Final = frozenset({bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp})
-_LOOKED_INTO: Final = _CONTAINERS | _MISREAD | {dict}
+_LOOKED_INTO: Final = _SEQUENCES | _MISREAD | {dict}
 
 
-class PackedStandIn:
-    """Replaces, during packing, an object that msgpack would silently store as something else."""
+def checked(value: Any) -> Any:
+    """Return the value. TypeError if it is or holds one that msgpack would store as something else.
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class BytearrayStandIn(PackedStandIn):
-    """Replaces a bytearray."""
-
-
-class MemoryviewStandIn(PackedStandIn):
-    """Replaces a memoryview."""
-
-
-_STAND_INS: Final[dict[type, type[PackedStandIn]]] = {
-    bytearray: BytearrayStandIn,
-    memoryview: MemoryviewStandIn,
-}
-
-
-def needs_wrapping(values: Iterable[Any]) -> bool:
-    """Return whether packable values hold objects that need a stand-in, ignoring dict keys.
-
-    A long list that begins and ends with a number is taken for a list of numbers, because checking each token would
-    take a third of the time of encoding. Only in such a list a bytearray or memoryview is restored as bytes.
+    Keys of dicts aren't looked at. A long list that begins and ends with a number is taken for a list of numbers,
+    because checking each token would take a third of the time of encoding: a bytearray or memoryview in it is stored as
+    bytes. RecursionError for values that are nested too deeply, or inside themselves.
     """
-    stack = [values]
-    while stack:
-        for item in stack.pop():
-            kind = type(item)
-            if kind not in _LOOKED_INTO:
-                continue
-            if kind is list:
-                if item and not (type(item[0]) in _NUMBERS and holds_numbers(item)):
-                    stack.append(item)
-            elif kind is dict:
-                stack.append(item.values())
-            elif kind in _MISREAD:
-                return True
-            else:
-                stack.append(item)
-    return False
+    check_all((value,))
+    return value
 
 
-def holds_numbers(items: list[Any]) -> bool:
-    """Return whether a list is taken for one of numbers. No other items have a sum that is a number."""
-    if not items or type(items[0]) not in _NUMBERS or type(items[-1]) not in _NUMBERS:
+def check_all(values: Iterable[Any]) -> None:
+    """Do what `checked` does for each of these values."""
+    for value in values:
+        kind = type(value)
+        if kind not in _LOOKED_INTO:
+            continue
+        if kind in _MISREAD:
+            if kind is bytearray or kind is memoryview:
+                raise TypeError(f"a {kind.__name__} can't be stored: convert it to bytes, or to an array")
+            raise TypeError(f"a value of type msgpack.{kind.__name__} can't be stored: leave it out of the rollout")
+        if kind is dict:
+            check_all(value.values())
+        elif not holds_numbers(value):
+            check_all(value)
+
+
+def holds_numbers(items: Any) -> bool:
+    """Return whether a list or the like is taken for one of numbers. No other items have a sum that is a number."""
+    if type(items) is not list or not items or type(items[0]) not in _NUMBERS or type(items[-1]) not in _NUMBERS:
         return False
     if len(items) > LONG:
         return True
@@ -134,26 +114,11 @@ def holds_numbers(items: list[Any]) -> bool:
         return False
 
 
-def wrapped(value: Any) -> Any:
-    """Return the value with stand-ins where needed, inside dicts, lists, tuples and sets.
-
-    A value without any may be returned itself. RecursionError for values nested too deeply, or inside themselves.
-    """
-    kind = type(value)
-    if kind in _MISREAD:
-        return _STAND_INS.get(kind, PackedStandIn)(value)
-    if kind is dict:
-        return {wrapped(key): wrapped(item) for key, item in value.items()}
-    if kind in _CONTAINERS:
-        return value if SCALARS.issuperset(map(type, value)) else kind(map(wrapped, value))
-    return value
-
-
 #: The names of codes in files, except arrays, tensors and our statuses, which have forms of their own there.
 TAG_NAMES: Final[dict[int, str]] = {
     code: name.strip("_").lower()
     for name, code in list(globals().items())
-    if type(code) is int and name[0] != "_" and code not in (SMALL_ARRAY, ARRAY_IN_BLOCK, STATUS, TENSOR)
+    if type(code) is int and name[0] != "_" and code not in (ARRAY, STATUS, TENSOR) and name != "LONG"
 }
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.codec.blocks import RawBytes
 from replaybuf.codec.extension_types import IMAGE, Decoder, Encoder, type_tag
 from replaybuf.errors import DecodeError
 
@@ -70,7 +69,7 @@ def _take_apart(image: Any) -> list[Any]:
     if image.mode not in _PIXELS:
         raise TypeError(f"an image of mode {image.mode} can't be stored: convert it to one of {', '.join(_PIXELS)}")
     _nbytes(image.mode, *image.size)
-    raw = np.frombuffer(image.tobytes(), np.uint8).view(RawBytes)
+    raw = np.frombuffer(image.tobytes(), np.uint8)
     info = {key: _number(value) for key, value in image.info.items() if type(key) is str}
     info = {key: value for key, value in info.items() if _is_plain(value)}
     return [image.mode, list(image.size), raw, info]

@@ -3,7 +3,7 @@
 Tuples, sets, enums, datetimes and the like are stored as a map of one entry whose key is a *type tag*, an empty msgpack
 extension object with the code of the type: `{tag: content}`. msgpack itself packs and unpacks the content, so nesting
 costs no Python recursion, and a tag can't be mistaken for a user's key. Only arrays and our statuses are extension
-objects with content: the array or a reference to its block (`codec.blocks`); and the status.
+objects with content: a reference to the table of arrays (`codec.blocks`); and the status.
 
 Payloads may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
 than the payload, and nothing named in a payload is imported or called.
@@ -11,7 +11,6 @@ than the payload, and nothing named in a payload is imported or called.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,21 +22,15 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.codec import extension_types as ext
-from replaybuf.codec.blocks import BlockNeeds, BlockReader, BlockWriter, RawBytes
+from replaybuf.codec.blocks import BlockReader, BlockWriter
 from replaybuf.codec.columns import ROWS, ColumnReader, ColumnWriter
 from replaybuf.codec.extension_types import (
-    HOLDERS,
-    LONG,
     MISSING,
     Decoder,
     Encoder,
     NestingHandler,
-    PackedStandIn,
     TypeHandler,
-    holds_numbers,
-    needs_wrapping,
-    type_tag,
-    wrapped,
+    check_all,
 )
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload_header import MOST_VALUES, Head
@@ -54,10 +47,8 @@ _ENCODERS: Final = ENCODERS | {
 }
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
-_HOLDERS: Final = frozenset(map(type_tag, HOLDERS))
 # Module globals, since they are compared for every extension object.
-_SMALL_ARRAY: Final = ext.SMALL_ARRAY
-_ARRAY_IN_BLOCK: Final = ext.ARRAY_IN_BLOCK
+_ARRAY: Final = ext.ARRAY
 _STATUS: Final = ext.STATUS
 _STATUSES: Final[dict[bytes, Any]] = {status.value.encode(): status for status in Status} | {b"": MISSING}
 
@@ -69,6 +60,7 @@ _EAGER: Final = frozenset({ext.CONVERTED, ext.IMAGE})
 
 
 _TABLE_SIZE: Final = struct.Struct("<I")
+_NO_TABLE: Final = _TABLE_SIZE.pack(0)
 
 
 @dataclass(slots=True)
@@ -89,8 +81,7 @@ class Packing:
     def __init__(self, handlers: Sequence[TypeHandler], converters: Converters) -> None:
         self._handlers = (converters, *handlers)
         self._converters = converters
-        self._encoders = _ENCODERS | converters.encoders  # extended by `_find`
-        self._arrays = frozenset({np.ndarray, RawBytes, np.memmap} - converters.encoders.keys())
+        self._encoders = _ENCODERS | converters.encoders  # extended by `encoder`
 
     def pack(
         self, rows: Sequence[dict[str, Any]], omitted: frozenset[str] = frozenset(), *, declared: bool = False
@@ -100,12 +91,49 @@ class Packing:
         Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored; `explain` then
         locates it.
         """
-        group = _Group(self, BlockWriter())
+        blocks = BlockWriter()
+        stand_in = partial(self._stand_in, blocks, {})
         if len(rows) == 1:
-            return Packed(group.stored([None, ROWS, *rows], rows[0].values()), 1, group.blocks)
-        columns = ColumnWriter(group.blocks, group.pack_alone, arrays=np.ndarray in self._arrays)
-        flat = columns.rollouts(rows, omitted, declared=declared) if rows else []
-        return Packed(group.stored(flat, columns.held), columns.values, group.blocks)
+            flat, held, values = [None, ROWS, *rows], [*rows], 1
+        else:
+            columns = ColumnWriter(blocks, partial(_packed_alone, stand_in))
+            flat = columns.rollouts(rows, omitted, declared=declared) if rows else []
+            held, values = columns.held, columns.values
+        packed = _packed(flat, stand_in)
+        check_all(held)  # after packing, which would have failed on a value that contains itself
+        table = msgpack.packb(blocks.table) if blocks.table else b""
+        return Packed((packed, table, _TABLE_SIZE.pack(len(table)) if table else _NO_TABLE), values, blocks)
+
+    def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], value: Any) -> Any:
+        """Return the object packed in place of a value.
+
+        `contents` has, by id, the contents of tensors and images, and the values themselves.
+        """
+        kind = type(value)
+        if (kind is np.ndarray or kind is np.memmap) and value.dtype.char != "O":
+            return blocks.reference(value)
+        known = contents.get(id(value))
+        if known is not None:
+            return known[0]
+        encoder = self._encoders.get(kind) or self._encoder(kind)
+        if encoder is None:
+            raise TypeError(self._refusal(value))
+        tag, encode = encoder
+        if tag is None:
+            return encode(value)
+        content = {tag: encode(value)}
+        if tag.code in _OF_ONE_ARRAY:
+            contents[id(value)] = content, value
+        return content
+
+    def _encoder(self, kind: type) -> Encoder | None:
+        """Return the encoder of a class that wasn't met before; None if its instances can't be stored."""
+        encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
+        if encoder is None and issubclass(kind, np.generic):
+            encoder = _ENCODERS[np.generic]
+        if encoder is not None:
+            self._encoders[kind] = encoder
+        return encoder
 
     def explain(self, value: Any, path: str) -> RolloutError | None:
         """Return the RolloutError of the innermost unstorable part of the value at `path`; None if it can be packed."""
@@ -146,23 +174,7 @@ class Packing:
             if isinstance(handler, NestingHandler):
                 yield from handler.parts(value)
 
-    def stored_as_array(self, value: Any) -> bool:
-        """Return whether a value is an array, of numbers or the like, for which there is no converter."""
-        return type(value) in self._arrays and value.dtype.char != "O"
-
-    def encoder(self, kind: type) -> Encoder | None:
-        """Return the encoder of a class; None if its instances can't be stored."""
-        encoder: Encoder | None = self._encoders.get(kind)
-        if encoder is not None:
-            return encoder
-        encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
-        if encoder is None and issubclass(kind, np.generic):
-            encoder = _ENCODERS[np.generic]
-        if encoder is not None:
-            self._encoders[kind] = encoder
-        return encoder
-
-    def refusal(self, value: Any) -> str:
+    def _refusal(self, value: Any) -> str:
         """Return the reason why a value can't be stored, with advice."""
         kind = type(value)
         name, advice = name_of(kind), self._converters.advice(kind)
@@ -175,65 +187,6 @@ class Packing:
         return f"a value of type {name} can't be stored: {advice}"
 
 
-class _Group:
-    """Packs the values of one group, which share the numbers of arrays."""
-
-    __slots__ = ("_contents", "_packing", "blocks")
-
-    def __init__(self, packing: Packing, blocks: BlockWriter) -> None:
-        self._packing = packing
-        self.blocks = blocks
-        # By id: the content of a tensor or image, and the value itself.
-        self._contents: dict[int, tuple[Any, Any]] = {}
-
-    def pack(self, value: Any, looked_into: Iterable[Any]) -> memoryview:
-        """Return the msgpack of a value, in whose parts `looked_into` others may need a stand-in."""
-        held: list[Any] = []
-        packed = _packed(value, partial(self._stand_in, held))
-        # After packing, which would have failed on a value that contains itself.
-        if needs_wrapping(looked_into) or (held and needs_wrapping(held)):
-            packed = _packed(wrapped(value), self._wrapped_stand_in)
-        return packed
-
-    def stored(self, columns: list[Any], looked_into: Iterable[Any]) -> Sequence[Any]:
-        """Return the parts of the msgpack of a payload: columns, and the table of its arrays."""
-        packed = self.pack(columns, looked_into)
-        if not self.blocks.table:
-            return (packed,)
-        table = msgpack.packb(self.blocks.table)
-        return packed, table, _TABLE_SIZE.pack(len(table))
-
-    def pack_alone(self, value: Any) -> bytes:
-        """Return the msgpack of a value of a column."""
-        return bytes(self.pack(value, (value,)))
-
-    def _stand_in(self, held: list[Any], value: Any) -> Any:
-        """Return the object packed in place of a value; the content of instances is appended to `held`."""
-        packing, kind = self._packing, type(value)
-        if packing.stored_as_array(value):
-            return self.blocks.reference(value)
-        known = self._contents.get(id(value))
-        if known is not None:
-            return known[0]
-        encoder = packing.encoder(kind)
-        if encoder is None:
-            raise TypeError(packing.refusal(value.value if kind is PackedStandIn else value))
-        tag, encode = encoder
-        content = encode(value)
-        if tag is None:
-            return content
-        if tag in _HOLDERS:
-            held.append(content[1])
-        elif tag.code in _OF_ONE_ARRAY:
-            self._contents[id(value)] = {tag: content}, value
-        return {tag: content}
-
-    def _wrapped_stand_in(self, value: Any) -> Any:
-        held: list[Any] = []
-        stand_in = self._stand_in(held, value)
-        return {key: wrapped(content) for key, content in stand_in.items()} if held else stand_in
-
-
 def _packed(value: Any, stand_in: Callable[[Any], Any]) -> memoryview:
     # One growing buffer, read in place, halves the copies that msgpack.packb would make.
     packer = msgpack.Packer(
@@ -241,6 +194,12 @@ def _packed(value: Any, stand_in: Callable[[Any], Any]) -> memoryview:
     )
     packer.pack(value)
     packed: memoryview = packer.getbuffer()
+    return packed
+
+
+def _packed_alone(stand_in: Callable[[Any], Any], value: Any) -> bytes:
+    packed = bytes(_packed(value, stand_in))
+    check_all((value,))
     return packed
 
 
@@ -278,32 +237,12 @@ def lenient(tags: TypeTags) -> TypeTags:
     return {code: _TypeTag(code, partial(or_none, tag.decode)) for code, tag in tags.items()}
 
 
-def _untracking() -> Callable[[list[Any]], object] | None:
-    """Return CPython's function that untracks an object from the garbage collector."""
-    function = getattr(getattr(ctypes, "pythonapi", None), "PyObject_GC_UnTrack", None)
-    return function and ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
-
-
-_untrack: Final = _untracking()
-
-
-def _left_alone(items: list[Any]) -> list[Any]:
-    """Return an unpacked list, untracked from the garbage collector if it is a long list of numbers.
-
-    The collector would traverse all tokens in memory again and again: a quarter of the time of taking lists, and pauses
-    of the event loop. A cycle that a user later makes through such a list is never freed.
-    """
-    if len(items) > LONG and _untrack is not None and holds_numbers(items):
-        _untrack(items)
-    return items
-
-
 #: The values of each field.
 Columns = dict[str, Sequence[Any]]
 
 
 class Unpacking:
-    """Unpacks one payload: the columns of its rollouts, then `finish`. Invalid data raises any exception.
+    """Unpacks one payload: the columns of its rollouts, or the rollouts as dicts. Invalid data raises any exception.
 
     In the fields `deferred`, the reader of blocks puts handles in the place of arrays, except in what users' converters
     get. ObjectRefs there are replaced by their values, since a handle serves the same purpose.
@@ -326,12 +265,13 @@ class Unpacking:
         rows, packed = head.header.rollouts, head.msgpack
         columns = ColumnReader(self._unpack, self._blocks.column, MOST_VALUES * head.header.head)
         columns.spend(rows)
-        if head.sizes:
-            table_at = len(packed) - _TABLE_SIZE.size - _TABLE_SIZE.unpack(packed[-_TABLE_SIZE.size :])[0]
-            if table_at < 0:
-                raise ValueError("no table of arrays")
-            self._blocks.read_table(msgpack.unpackb(packed[table_at : -_TABLE_SIZE.size]))
-            packed = packed[:table_at]
+        end = len(packed) - _TABLE_SIZE.size
+        (size,) = _TABLE_SIZE.unpack_from(packed, end)
+        if size > end:
+            raise ValueError("no table of arrays")
+        if size:
+            self._blocks.read_table(msgpack.unpackb(packed[end - size : end]))
+        packed = packed[: end - size]
         found = (self._read_deferring if self._deferred else self._read)(packed, rows, columns)
         if self._open_tags:
             raise ValueError("it holds type tags without content")
@@ -341,31 +281,30 @@ class Unpacking:
         return [{name: value for name, value in one.items() if value is not MISSING} for one in fields]
 
     def _unpack(self, packed: Any) -> Any:
-        return msgpack.unpackb(packed, **self._hooks())
-
-    def _hooks(self) -> dict[str, Any]:
-        deferred = self._deferred
-        return {
-            "object_hook": self._decode_deferred_map if deferred else self._decode_map,
-            "ext_hook": self._deferred_extension if deferred else self._extension,
-            "list_hook": _left_alone,
-            "strict_map_key": False,
-            "unicode_errors": "surrogatepass",
-        }
+        if self._deferred:
+            hooks: tuple[Any, Any] = self._decode_deferred_map, self._deferred_extension
+        else:
+            hooks = self._decode_map, self._extension
+        return msgpack.unpackb(
+            packed, object_hook=hooks[0], ext_hook=hooks[1], strict_map_key=False, unicode_errors="surrogatepass"
+        )
 
     def _read(self, packed: memoryview, rows: int, columns: ColumnReader) -> Columns | list[dict[str, Any]]:
         flat = self._unpack(packed)
         if type(flat) is not list:
             raise ValueError(f"a {type(flat).__name__} where columns belong")
-        if flat[1:2] == [ROWS]:
+        if len(flat) > 1 and flat[1] == ROWS:
             return _as_rows(flat[2:], rows)
-        found = dict(columns.columns(flat, rows))
-        if 3 * len(found) != len(flat):
-            raise ValueError("it has a field twice")
-        return found
+        return columns.columns(flat, rows)
 
     def _read_deferring(self, packed: memoryview, rows: int, columns: ColumnReader) -> Columns | list[dict[str, Any]]:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(packed), **self._hooks())
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=len(packed),
+            object_hook=self._decode_deferred_map,
+            ext_hook=self._deferred_extension,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
         unpacker.feed(packed)
         found: Columns = {}
         values = unpacker.read_array_header()
@@ -375,7 +314,7 @@ class Unpacking:
             kind = unpacker.unpack()
             if kind == ROWS:
                 return _as_rows([self._row(unpacker) for _ in range(values - 2)], rows)
-            found[name] = columns.column(kind, unpacker.unpack(), rows)
+            found |= columns.columns([name, kind, unpacker.unpack()], rows)
         self._defer(False)
         return found
 
@@ -392,10 +331,8 @@ class Unpacking:
         self._deferring = self._blocks.deferring = deferring
 
     def _extension(self, code: int, content: bytes) -> Any:
-        if code == _ARRAY_IN_BLOCK:
-            return self._blocks.large(content)
-        if code == _SMALL_ARRAY:
-            return self._blocks.small(content)
+        if code == _ARRAY:
+            return self._blocks.referred(content)
         if code == _STATUS:
             self._partial = self._partial or not content
             return _STATUSES[content]
@@ -452,7 +389,8 @@ def _as_rows(found: Any, rows: int) -> list[dict[str, Any]]:
 
 def needed_blocks(tags: TypeTags, head: Head, deferred: Collection[str]) -> set[int]:
     """Return the numbers of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
-    needs = BlockNeeds(head)
+    needs: set[int] = set()
     nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
-    Unpacking(nothing, needs, deferred or frozenset({""})).rollouts(head)
-    return needs.blocks
+    blocks = BlockReader(head, instead=lambda _: None, needs=needs)
+    Unpacking(nothing, blocks, deferred or frozenset({""})).rollouts(head)
+    return needs

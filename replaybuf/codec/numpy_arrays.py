@@ -1,54 +1,30 @@
-"""numpy arrays and scalars in payloads: their stored forms, and how they are rebuilt.
+"""numpy arrays and scalars in payloads: dtypes, scalars, and arrays of objects (other arrays: `codec.blocks`).
 
-A small array is stored as a *head*, which is length of dtype (u8) | dimensions (u8) | dtype | shape (u64 each), and its
-bytes in C order after it; others are in blocks (`codec.blocks`). Scalars are `[dtype, bytes]`, arrays of objects
-`[shape, items]`. A dtype is stored as its `str` ("<i8", ">f4", "<M8[ns]"). It is passed to `np.dtype` only after it has
-matched the grammar below, which has no objects and no structured dtypes.
+Scalars are `[dtype, bytes]`, arrays of objects `[shape, items]`. A dtype is stored as its `str` ("<i8", ">f4",
+"<M8[ns]"). It is passed to `np.dtype` only after it has matched the grammar below, which has no objects and no
+structured dtypes.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import struct
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from replaybuf.codec.extension_types import wrapped
+from replaybuf.codec.extension_types import checked
 
 AnyArray = npt.NDArray[Any]
 
 _SIMPLE = re.compile(r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|[mM]8(\[\d{0,9}[a-zA-Z]+\])?|[SU]\d{1,9})")
-_SHAPES = tuple(struct.Struct(f"<{dimensions}Q") for dimensions in range(65))  # numpy's limit
+_MOST_DIMENSIONS = 64  # numpy's limit
 _WHY_NOT = {
     "V": "store a dict of its fields, an array for each",
     "T": "use a fixed-width dtype ('U') or a list of str",
 }
-
-
-@lru_cache(maxsize=4096)
-def array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the head of such an array. TypeError for an unsupported dtype."""
-    description = describe_dtype(dtype).encode("ascii")
-    return bytes((len(description), len(shape))) + description + _SHAPES[len(shape)].pack(*shape)
-
-
-def decode_array(content: bytes, at: int) -> AnyArray:
-    """Return the array whose head begins at this byte: writable, aligned, in its own memory.
-
-    Raises any exception for an invalid content; allocates no more memory than the content's size.
-    """
-    shape_at = at + 2 + content[at]
-    data_at = shape_at + 8 * content[at + 1]
-    dtype = simple_dtype(content[at + 2 : shape_at].decode("ascii"))
-    shape = _SHAPES[content[at + 1]].unpack(content[shape_at:data_at])
-    array: AnyArray = np.ndarray(shape, dtype, content, data_at)
-    if array.nbytes != len(content) - data_at:
-        raise ValueError(f"an array of shape {shape!r:.80} can't have {len(content) - data_at} bytes")
-    return array.copy()
 
 
 def array_of(description: str, shape: Any, raw: bytes) -> AnyArray:
@@ -61,7 +37,7 @@ def array_of(description: str, shape: Any, raw: bytes) -> AnyArray:
 
 def encode_objects(array: AnyArray) -> list[Any]:
     """Return the stored form of an array of dtype object, whose items may be any values."""
-    return [list(array.shape), wrapped(array.ravel().tolist())]
+    return [list(array.shape), checked(array.ravel().tolist())]
 
 
 def decode_objects(content: list[Any]) -> AnyArray:
@@ -69,7 +45,7 @@ def decode_objects(content: list[Any]) -> AnyArray:
     shape, items = content
     if type(shape) is not list or type(items) is not list:
         raise ValueError("no array of objects")
-    if len(shape) >= len(_SHAPES) or min(shape, default=0) < 0 or math.prod(shape) != len(items):
+    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0 or math.prod(shape) != len(items):
         raise ValueError(f"an array of shape {shape!r:.80} can't have {len(items)} items")
     array: AnyArray = np.empty(shape, object)
     flat = array.reshape(-1)

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from replaybuf.codec.extension_types import OBJECT_REF, Decoder, Encoder, type_tag, wrapped
+from replaybuf.codec.extension_types import OBJECT_REF, Decoder, Encoder, checked, type_tag
 from replaybuf.errors import DecodeError, RolloutError
 
 RestoreRefs = Literal["ref", "value", "stored"]
@@ -79,7 +79,7 @@ class ObjectRefs:
 
     def encoder(self, kind: type) -> Encoder | None:
         if kind is _StoredObject:
-            return type_tag(OBJECT_REF), lambda stored: wrapped(stored.value)
+            return type_tag(OBJECT_REF), lambda stored: checked(stored.value)
         ray = _ray()
         return (type_tag(OBJECT_REF), _value_of) if ray is not None and issubclass(kind, ray.ObjectRef) else None
 
@@ -156,7 +156,7 @@ def _value_of(ref: Any) -> Any:
     value = values.values[ref]
     if isinstance(value, _Problem):
         raise TypeError(f"the object of {ref!r:.100} can't be fetched: {value.text}")
-    return wrapped(value)
+    return checked(value)
 
 
 def _put(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from replaybuf.codec import payload_format as form
 from replaybuf.codec import payload_header as header
-from replaybuf.codec.blocks import BlockReader, Deferring, Facts, Nothing, as_writable
+from replaybuf.codec.blocks import ArrayFacts, BlockReader, DeferredArray, Instead, as_writable
 from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
 from replaybuf.codec.images import Images
 from replaybuf.codec.msgpack_values import Packed, Packing, TypeTags, Unpacking, lenient, needed_blocks, type_tags
@@ -36,12 +36,11 @@ class Codec:
     MissingDriverError when zstd isn't installed. Thread-safe.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
-    bytearray, memoryview (read-only), list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
+    list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
     defaultdict (of a built-in type), Counter, deque, complex, Decimal, UUID, datetime, date, time, timedelta,
     POSIX paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
     classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses), and of the exact classes that
-    have `converters`. Anything else is refused. One exception: a bytearray or memoryview inside a list of more than 32
-    items that begins and ends with a number is restored as bytes.
+    have `converters`. Anything else is refused.
 
     `tensors`: restored as tensors ("torch") or as arrays ("numpy"). `object_refs`: restored as new ObjectRefs ("ref")
     or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a group, in
@@ -163,7 +162,7 @@ class Codec:
             kept = head.header.size if tail is None else len(blocks)
             return self._unpack(head, BlockReader(head, blocks, kept=kept, lends=lends))
 
-    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Deferring) -> list[Any]:
+    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
         """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
         For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
@@ -179,14 +178,14 @@ class Codec:
         """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
         with header.AS_DAMAGE:
             found, _ = self._opened(head)
-            reader = BlockReader(found, instead=Nothing(), deferring=True)
+            reader = BlockReader(found, instead=_or_none, deferring=True)
             return self._unpack(found, reader, tags=lenient(self._tags))
 
     def decode_facts(self, payload: Buffer) -> list[Any]:
         """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
         with header.AS_DAMAGE:
             found, _ = self._opened(payload)
-            reader = BlockReader(found, instead=Facts(), deferring=True)
+            reader = BlockReader(found, instead=ArrayFacts.of, deferring=True)
             return self._unpack(found, reader, tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
@@ -271,3 +270,8 @@ class Codec:
         if isinstance(found, list):
             return [self.rollout_type.from_fields(fields) for fields in found]
         return self.rollout_type.from_columns(found, head.header.rollouts)
+
+
+def _or_none(array: Any) -> Any:
+    """Return an array that was loaded, or None."""
+    return None if isinstance(array, DeferredArray) else array

@@ -5,7 +5,6 @@ Contents may be hostile, and are checked before use; names in them are looked up
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from replaybuf.codec import extension_types as ext
-from replaybuf.codec.extension_types import BytearrayStandIn, Decoder, Encoder, MemoryviewStandIn, type_tag, wrapped
+from replaybuf.codec.extension_types import Decoder, Encoder, checked, type_tag
 from replaybuf.codec.numpy_arrays import decode_objects, decode_scalar, encode_objects, encode_scalar
 
 #: The default factories that a defaultdict may have; the names are part of the format.
@@ -77,7 +76,7 @@ def _decode_time(content: list[Any]) -> time:
 
 
 def _encode_dict(value: dict[Any, Any]) -> Any:
-    return wrapped(dict(value))
+    return checked(dict(value))
 
 
 def _encode_defaultdict(value: defaultdict[Any, Any]) -> list[Any]:
@@ -113,28 +112,6 @@ def _decode_deque(content: list[Any]) -> deque[Any]:
     return deque(items, maxlen)
 
 
-def _encode_view(stand_in: MemoryviewStandIn) -> list[Any]:
-    view: memoryview = stand_in.value
-    content = [view.format, list(view.shape or ()), view.tobytes()]
-    try:
-        _decode_view(content)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"a memoryview of {view.format!r} can't be stored ({error}): use bytes or an array") from error
-    return content
-
-
-def _decode_view(content: list[Any]) -> memoryview:
-    layout, shape, raw = content
-    if type(raw) is not bytes:
-        raise ValueError(f"a {type(raw).__name__} where the bytes of a memoryview belong")
-    view = memoryview(raw).cast(layout)
-    if len(shape) != 1:
-        view = memoryview(raw).cast(layout, shape)
-    if math.prod(shape) * view.itemsize != len(raw):
-        raise ValueError(f"a memoryview of shape {shape!r:.80} can't have {len(raw)} bytes")
-    return view
-
-
 # Class, code, encoder, type of the content, decoder.
 _TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] = (
     (tuple, ext.TUPLE, list, list, tuple),
@@ -148,13 +125,11 @@ _TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] 
     (date, ext.DATE, _encode_date, list, _spread(date)),
     (time, ext.TIME, _encode_time, list, _decode_time),
     (timedelta, ext.TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds], list, _spread(timedelta)),
-    (deque, ext.DEQUE, lambda value: [value.maxlen, wrapped(list(value))], list, _decode_deque),
+    (deque, ext.DEQUE, lambda value: [value.maxlen, checked(list(value))], list, _decode_deque),
     (OrderedDict, ext.ORDERED_DICT, _encode_dict, dict, OrderedDict),
     (Counter, ext.COUNTER, _encode_dict, dict, Counter),
     (defaultdict, ext.DEFAULT_DICT, _encode_defaultdict, list, _decode_defaultdict),
     *((cls, ext.PATH, lambda path: [type(path).__name__, str(path)], list, _decode_path) for cls in _PATHS.values()),
-    (BytearrayStandIn, ext.BYTEARRAY, lambda stand_in: bytes(stand_in.value), bytes, bytearray),
-    (MemoryviewStandIn, ext.MEMORYVIEW, _encode_view, list, _decode_view),
     (np.ndarray, ext.OBJECT_ARRAY, encode_objects, list, decode_objects),  # others: `codec.blocks`
     (np.generic, ext.SCALAR, encode_scalar, list, decode_scalar),
     (np.str_, ext.NUMPY_STR, lambda value: value[:], str, np.str_),  # str(value) drops trailing zeros

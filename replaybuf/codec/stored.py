@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from replaybuf.codec.blocks import Deferring
+from replaybuf.codec.blocks import Instead
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_header import is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
@@ -77,7 +77,7 @@ class Deferral:
     """The fields whose arrays aren't loaded, and a factory of handles, given the uid and the head of a group."""
 
     fields: frozenset[str]
-    of: Callable[[int, bytes], Deferring]
+    of: Callable[[int, bytes], Instead]
 
 
 def damaged(uid: int, error: Exception) -> DecodeError:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from replaybuf.codec.blocks import RawBytes, StandIn, as_writable
+from replaybuf.codec.blocks import StandIn, as_writable
 from replaybuf.codec.extension_types import TENSOR, Decoder, Encoder, type_tag
 from replaybuf.errors import DecodeError
 
@@ -77,7 +77,7 @@ class StoredTensor:
     def take_apart(self) -> list[Any]:
         """Return the unchanged content."""
         name, shape, items, flags = self.content
-        return [name, shape, items.view(RawBytes), flags]
+        return [name, shape, items, flags]
 
     def __len__(self) -> int:
         shape: list[int] = self.content[1]
@@ -128,7 +128,7 @@ def _take_apart(tensor: Any) -> list[Any]:
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     flat = whole.as_strided((whole.numel(),), (1,))  # strides of dimensions of size 1 are arbitrary
     raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    return [name, list(tensor.shape), raw.view(RawBytes), flags]
+    return [name, list(tensor.shape), raw, flags]
 
 
 def _problem(tensor: Any, dtype: str) -> str:

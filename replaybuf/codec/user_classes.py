@@ -15,9 +15,10 @@ from enum import Enum
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 
 from replaybuf.codec.blocks import StandIn
-from replaybuf.codec.extension_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, Decoder, Encoder, type_tag, wrapped
+from replaybuf.codec.extension_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, Decoder, Encoder, checked, type_tag
 from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import Classes, is_storable, stored_name
@@ -61,7 +62,7 @@ class Instances:
                 return type_tag(ENUM), _member_encoder(_STATUS if kind is Status else stored_name(kind))
             if is_namedtuple(kind):
                 name = stored_name(kind)
-                return type_tag(NAMEDTUPLE), lambda value: [name, list(value)]
+                return type_tag(NAMEDTUPLE), lambda value: [name, checked([*value])]
             return type_tag(OBJECT), _object_encoder(self._known.shapes[kind])
         what = "an enum" if issubclass(kind, Enum) else "a named tuple" if is_namedtuple(kind) else kind_of(kind)
         if what and is_storable(kind):
@@ -161,7 +162,7 @@ def _object_encoder(shape: Shape) -> Any:
         fields = shape.read(instance)
         if problem := shape.problem(fields):
             raise TypeError(f"this {shape.cls.__qualname__} can't be stored: {problem}")
-        return [name, fields]
+        return [name, checked(fields)]
 
     return content
 
@@ -169,9 +170,10 @@ def _object_encoder(shape: Shape) -> Any:
 #: By class: the name in payloads, `encode(value)`, which returns a storable value, and `decode(stored)`.
 ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
 
-# msgpack packs these itself, without calling a converter.
+# These are packed without calling a converter.
 _NATIVE: Final = frozenset(
     {type(None), bool, int, float, str, bytes, bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp}
+    | {np.ndarray, np.memmap}
 )
 _LONGEST_NAME = 200
 
@@ -191,7 +193,7 @@ class _Converter:
             raise TypeError(f"{self} raised {_described(error)}") from error
         if type(encoded) is self.cls:
             raise TypeError(f"{self} returned a {self.cls.__qualname__} again: it has to return what can be stored")
-        return [self.name, wrapped(encoded)]
+        return [self.name, checked(encoded)]
 
     def build(self, encoded: Any) -> Any:
         """Return the value. Raises DecodeError when the user's function fails."""
@@ -240,7 +242,7 @@ class Converters:
         other = copy.copy(self)
         other._keeps_unknown = True
         other.encoders = self.encoders | {
-            _StoredValue: (type_tag(CONVERTED), lambda stored: [stored.name, wrapped(stored.encoded)])
+            _StoredValue: (type_tag(CONVERTED), lambda stored: [stored.name, checked(stored.encoded)])
         }
         other.decoders = {CONVERTED: other._restore}
         return other

@@ -1,18 +1,19 @@
 """Rows as Arrow tables: writes Parquet and Arrow files, and reads them in batches.
 
 A column has the type of its values in the first rows: numbers, texts, bytes, lists of these in the dtype of the
-original arrays, lists of objects of texts (messages), or JSON for everything else. A later value that doesn't fit its
-column goes to the column `$more`, as JSON; so does an explicit None, since null means that the rollout lacks the field.
-The schema's metadata entry `replaybuf` says which columns are JSON.
+original arrays, lists of objects of texts (messages), or JSON as text for everything else. A later value that doesn't
+fit its column is null there, and in the column `group.more`, which is JSON. The schema's metadata entry `replaybuf`
+says which columns are JSON.
 
-A column's type is a text: "int64", "list:int32", "structs:role,content", "json", ...
+A column's type is a text here: "int64", "list:int32", "list:struct:role,content", "json", ...
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,95 +21,24 @@ import numpy as np
 
 from replaybuf.checks import needed
 from replaybuf.errors import FileError
-from replaybuf.files.row_format import KINDS, METADATA, PREFIX, REST, ROLLOUTS, Placed, Row, is_of_rollout, to_json
+from replaybuf.files.row_format import MORE, PAYLOAD, PREFIX, ROLLOUTS, Placed, PlainValues, Row, is_of_rollout
+from replaybuf.rollouts.rollout import Status
 
-_INT64: Final = 2**63
-_ITEMS: Final[dict[type, str]] = {int: "int64", float: "float64", str: "string", bool: "bool_"}
-
-
-def arrow(module: str = "pyarrow") -> Any:
-    """Return pyarrow, or a module of it. Raises MissingDriverError."""
-    return needed(module, "Parquet and Arrow files need the package pyarrow: pip install pyarrow")
-
-
-def column_for(value: Any, kind: str | None) -> str:
-    """Return the column type for a value of a row, given its kind there (`row_format.KINDS`).
-
-    "list:" is the type of an empty list, which fits any list column.
-    """
-    if type(value) is int:
-        return "int64" if -_INT64 <= value < _INT64 else "json"
-    if type(value) is not list:
-        return {**_ITEMS, bytes: "binary"}.get(type(value), "json")
-    if kind is not None and ":" in kind:  # numbers
-        dtype = kind.split(":")[1]
-        name = np.dtype("float32" if dtype == "bfloat16" else dtype).name
-        return "list:" + {"float16": "float32", "bool": "bool_"}.get(name, name)
-    kinds = set(map(type, value))
-    if not kinds:
-        return "list:"
-    if len(kinds) == 1 and (one := kinds.pop()) in _ITEMS:
-        if one is int and not -_INT64 <= min(value) <= max(value) < _INT64:
-            return "json"
-        return f"list:{_ITEMS[one]}"
-    if all(type(item) is dict and item and set(map(type, item.values())) == {str} for item in value):
-        names = {tuple(item) for item in value}
-        first = names.pop()
-        if not names and is_unicode(first) and not any("," in name for name in first):
-            return f"structs:{','.join(first)}"
-    return "json"
-
-
-def joined(wanted: set[str]) -> str:
-    """Return the common column type for values of these types."""
-    filled = wanted - {"list:"}
-    if len(filled) == 1:
-        return filled.pop()
-    numbers = {one.removeprefix("list:") for one in filled}
-    if filled and all(one.startswith("list:") for one in filled):
-        if all(name.startswith("int") for name in numbers):
-            return "list:int64"
-        if numbers <= {"float32", "float64"}:
-            return "list:float64"
-    return "json"
-
-
-def fits(wanted: str, column: str) -> bool:
-    """Return whether values of one type fit a column of another."""
-    if wanted == column or column == "json":
-        return True
-    if wanted == "list:":
-        return column.startswith(("list:", "structs:"))
-    wider = {"list:int64": "list:int", "list:float64": "list:float"}.get(column)
-    return wider is not None and wanted.startswith(wider)
-
-
-def arrow_type(column: str) -> Any:
-    """Return a column type as an Arrow type. Raises MissingDriverError."""
-    pa = arrow()
-    if column == "json":
-        return pa.string()
-    if column.startswith("list:"):
-        return pa.list_(arrow_type(column.removeprefix("list:")))
-    if column.startswith("structs:"):
-        return pa.list_(pa.struct([(name, pa.string()) for name in column.removeprefix("structs:").split(",")]))
-    return getattr(pa, column)()
-
-
-def is_unicode(value: Any) -> bool:
-    """Return whether texts are valid Unicode: Arrow has no lone surrogates."""
-    if type(value) is str:
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return False
-        return True
-    return all(map(is_unicode, (*value, *value.values()) if type(value) is dict else value))
-
-
-MORE: Final = "$more"
-_ABOUT: Final = b"replaybuf"
-_JSON_FIELDS: Final = (KINDS, REST, MORE)
+_NUMBER: Final = re.compile(r"u?int[0-9]+|float[0-9]+")
+#: What pyarrow raises for values that a column can't hold.
+_MISFITS: Final = (ValueError, TypeError, ArithmeticError)
+_SCALARS: Final[dict[type, str]] = {
+    int: "int64",
+    float: "float64",
+    str: "string",
+    bool: "bool",
+    bytes: "binary",
+    Status: "string",
+    np.float64: "float64",
+    np.float32: "float32",
+    np.int64: "int64",
+    np.int32: "int32",
+}
 _METADATA: Final = {
     "uid": "int64",
     "task_name": "string",
@@ -124,33 +54,99 @@ _METADATA: Final = {
     "deliveries": "int64",
     "worker": "string",
     "trained_step": "int64",
-    "index": "int32",
-    "size": "int32",
+    PAYLOAD: "binary",
 }
+_PLACE: Final = {"index": "int32", "size": "int32"}
+_ABOUT: Final = b"replaybuf"
+
+
+def arrow(module: str = "pyarrow") -> Any:
+    """Return pyarrow, or a module of it. Raises MissingDriverError."""
+    return needed(module, "Parquet and Arrow files need the package pyarrow: pip install pyarrow")
+
+
+def type_of(value: Any) -> str:
+    """Return the type of the column for a value. "list:" is that of an empty list, which fits any column of lists."""
+    if isinstance(value, np.ndarray):
+        known = value.ndim and value.dtype.kind in "iufb" and value.dtype.itemsize <= 8
+        dtype = {"float16": "float32"}.get(value.dtype.name, value.dtype.name)
+        return "list:" * value.ndim + dtype if known else "json"
+    if type(value) is dict:
+        texts = set(map(type, (*value, *value.values()))) == {str} and not any("," in name for name in value)
+        return f"struct:{','.join(value)}" if texts else "json"
+    if type(value) is not list:
+        return _SCALARS.get(type(value), "json")
+    kinds = set(map(type, value))
+    inner = common_type({_SCALARS[kind] for kind in kinds} if kinds <= _SCALARS.keys() else set(map(type_of, value)))
+    return "json" if inner == "json" else f"list:{inner}"
+
+
+def common_type(found: set[str]) -> str:
+    """Return the type of a column of values of these types; "" for none."""
+    found = {one for one in found if not any(one != other and _is_empty(one, other) for other in found)}
+    if len(found) < 2:
+        return "".join(found)
+    numbers = {one.replace("list:", "") for one in found}
+    if len({one.count("list:") for one in found}) > 1 or not all(map(_NUMBER.fullmatch, numbers)):
+        return "json"
+    common = "float64" if any(name.startswith("f") for name in numbers) else "int64"
+    return "list:" * found.pop().count("list:") + common
+
+
+def _is_empty(found: str, column: str) -> bool:
+    """Return whether this is the type of an empty list, which fits the column."""
+    return found.endswith("list:") and column.startswith(found)
+
+
+def arrow_type(column: str) -> Any:
+    """Return a column type as an Arrow type. Raises MissingDriverError."""
+    pa = arrow()
+    if column == "json":
+        return pa.string()
+    if column.startswith("list:"):
+        return pa.list_(arrow_type(column.removeprefix("list:")))
+    if column.startswith("struct:"):
+        return pa.struct([(name, pa.string()) for name in column.removeprefix("struct:").split(",")])
+    return getattr(pa, {"bool": "bool_"}.get(column, column))()
+
+
+def _converts(value: Any, column: str) -> bool:
+    """Return whether Arrow takes a value of the column's type: a number may be too large, a text no valid Unicode."""
+    try:
+        arrow().array([_arrow_value(value)], arrow_type(column))
+    except _MISFITS:
+        return False
+    return True
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 class TableColumns:
     """The columns of a file, determined by its first rows."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], plain: PlainValues) -> None:
+        self._plain = plain
         self._grouped = not is_of_rollout(rows[0])
-        prefix = "" if self._grouped else PREFIX
-        #: The metadata columns in rows of rollouts, beside the fields.
-        self._beside = frozenset(() if self._grouped else (f"{PREFIX}{name}" for name in _METADATA))
-        self._metadata = {prefix + name: column for name, column in _METADATA.items() if prefix or name in METADATA}
-        rollouts = [one for row in rows for one in row[ROLLOUTS]] if self._grouped else rows
-        self._fields = self._columns_of(rollouts) | dict.fromkeys(_JSON_FIELDS, "json")
-
-    def _columns_of(self, rollouts: Iterable[Row]) -> dict[str, str]:
+        exact = PAYLOAD in rows[0] or PREFIX + PAYLOAD in rows[0]
+        metadata = {name: column for name, column in _METADATA.items() if name != PAYLOAD or exact}
+        if not self._grouped:
+            metadata = {PREFIX + name: column for name, column in (metadata | _PLACE).items()}
+        self._metadata = metadata
+        #: The names in rows of rollouts that are no fields.
+        self._beside = frozenset() if self._grouped else frozenset(metadata)
         wanted: dict[str, set[str]] = {}
-        for row in rollouts:
-            kinds = row.get(KINDS, {})
+        for row in self._rollouts(rows):
             for name, value in row.items():
-                if name not in self._beside and name not in _JSON_FIELDS and is_unicode(name):
-                    wanted.setdefault(name, set())
-                    if value is not None:
-                        wanted[name].add(column_for(value, kinds.get(name)))
-        return {name: joined(found) for name, found in wanted.items()}
+                if _is_unicode(name) and name not in self._beside and name != MORE:
+                    wanted.setdefault(name, set()).update(() if value is None else (type_of(value),))
+        found = {name: common_type(types) for name, types in wanted.items()}
+        typed = {name: "json" if not column or column.endswith("list:") else column for name, column in found.items()}
+        self._fields = {**typed, MORE: "json"}
+
+    def _rollouts(self, rows: Sequence[Row]) -> list[Row]:
+        return [one for row in rows for one in row[ROLLOUTS]] if self._grouped else list(rows)
 
     def schema(self) -> Any:
         """Return the schema, with the metadata for reading the rows back."""
@@ -158,58 +154,54 @@ class TableColumns:
         fields = [(name, arrow_type(column)) for name, column in self._fields.items()]
         columns = [(name, arrow_type(column)) for name, column in self._metadata.items()]
         columns += [(ROLLOUTS, pa.list_(pa.struct(fields)))] if self._grouped else fields
-        about = {
-            "format": 1,
-            "rows": "groups" if self._grouped else "rollouts",
-            "json": [name for name, column in self._fields.items() if column == "json"],
-        }
+        about = {"json": [name for name, column in self._metadata.items() if column == "json"]}
+        about[ROLLOUTS] = [name for name, column in self._fields.items() if column == "json"]
         return pa.schema(columns, metadata={_ABOUT: json.dumps(about).encode()})
 
     def table(self, rows: Sequence[Row], schema: Any) -> Any:
         """Return rows as a table of these columns."""
         pa = arrow()
-        if self._grouped:
-            flat = [{**self._metadata_of(row), ROLLOUTS: [self._fitted(one) for one in row[ROLLOUTS]]} for row in rows]
-        else:
-            flat = [{**self._metadata_of(row), **self._fitted(row)} for row in rows]
-        return pa.Table.from_pylist(flat, schema=schema)
+        try:
+            return pa.Table.from_pylist([self._flat(row, checked=False) for row in rows], schema=schema)
+        except _MISFITS:
+            return pa.Table.from_pylist([self._flat(row, checked=True) for row in rows], schema=schema)
 
-    def _metadata_of(self, row: Row) -> Row:
+    def _flat(self, row: Row, *, checked: bool) -> Row:
         metadata = {name: row.get(name) for name in self._metadata}
         tags = "tags" if self._grouped else f"{PREFIX}tags"
         metadata[tags] = None if metadata[tags] is None else json.dumps(metadata[tags])
-        return metadata
+        if self._grouped:
+            return metadata | {ROLLOUTS: [self._fitted(one, checked) for one in row[ROLLOUTS]]}
+        return metadata | self._fitted(row, checked)
 
-    def _fitted(self, row: Row) -> Row:
-        """Return the fields of a rollout, with those that don't fit their columns in `$more`."""
+    def _fitted(self, row: Row, checked: bool) -> Row:
+        """Return the fields of a rollout, with those that don't fit their columns in `group.more`."""
         fitted: Row = {}
-        more: Row = {}
-        kinds = row.get(KINDS, {})
+        more: Row = dict(row.get(MORE) or {})
         for name, value in row.items():
-            if name in self._beside:
+            if name in self._beside or name == MORE or value is None:
                 continue
             column = self._fields.get(name)
-            if name in _JSON_FIELDS:
-                fitted[name] = json.dumps(value)
-            elif column is None or value is None or not self._takes(column, value, kinds.get(name)):
-                more[name] = to_json(value) if type(value) is bytes else value
+            if column == "json":
+                fitted[name] = json.dumps(self._plain.json(name, value))
+            elif common_type({type_of(value), column or "json"}) == column and not (
+                checked and not _converts(value, column)
+            ):
+                fitted[name] = _arrow_value(value)
             else:
-                fitted[name] = (
-                    json.dumps(to_json(value) if type(value) is bytes else value) if column == "json" else value
-                )
+                more[name] = value
         if more:
-            fitted[MORE] = json.dumps(more)
+            fitted[MORE] = json.dumps(self._plain.json(MORE, more))
         return fitted
 
-    def _takes(self, column: str, value: Any, kind: str | None) -> bool:
-        if not fits(column_for(value, kind), column):
-            return False
-        if column in ("string", "list:string") or column.startswith("structs:"):
-            return is_unicode(value)
-        return True
 
-
-# TableReader
+def _arrow_value(value: Any) -> Any:
+    """Return a value as pyarrow takes it: arrays of several dimensions as lists of arrays."""
+    if isinstance(value, np.ndarray):
+        if value.ndim > 1:
+            return list(map(_arrow_value, value))
+        return value.astype("f4" if value.dtype.itemsize == 2 and value.dtype.kind == "f" else value.dtype.name)
+    return str(value) if type(value) is Status else value
 
 
 class TableReader:
@@ -219,64 +211,42 @@ class TableReader:
         twice = [name for name, count in Counter(schema.names).items() if count > 1]
         if twice:
             raise FileError(f"two columns have the name {twice[0]!r:.60}; rename one of them")
-        self._about = _about(schema)
-        self._json = frozenset(self._about["json"] if self._about else ())
+        self._json, self._json_of_rollouts = _json_columns(schema)
 
-    def rows(self, batch: Any, first: int) -> Iterable[tuple[str, Row]]:
+    def rows(self, batch: Any, first: int) -> Iterator[Placed]:
         """Yield the rows of a batch; `first` is the number of the first row."""
-        names = batch.schema.names
-        columns = [_values(name, column, first) for name, column in zip(names, batch.columns, strict=True)]
+        columns = {name: _values(name, column, first) for name, column in zip(batch.schema.names, batch, strict=True)}
         for number in range(batch.num_rows):
-            row = {name: column[number] for name, column in zip(names, columns, strict=True)}
             place = f"row {first + number}"
-            if self._about is None:
-                yield place, {name: value for name, value in row.items() if value is not None}
-            elif self._about["rows"] == "groups":
-                rollouts = row.pop(ROLLOUTS, None)
-                if type(rollouts) is not list or not all(type(one) is dict for one in rollouts):
-                    raise FileError(f"{place}: rollouts is {rollouts!r:.60}; expected a list of objects")
-                unfitted = [self._unfitted(f"{place}, rollouts[{n}]", one) for n, one in enumerate(rollouts)]
-                yield place, {**self._metadata_of(place, row, ""), ROLLOUTS: unfitted}
-            else:
-                metadata = {name: row.pop(name) for name in list(row) if name.startswith(PREFIX)}
-                yield place, {**self._metadata_of(place, metadata, PREFIX), **self._unfitted(place, row)}
-
-    def _metadata_of(self, place: str, row: Row, prefix: str) -> Row:
-        tags = f"{prefix}tags"
-        return {**row, tags: _parsed(place, tags, row.get(tags))}
-
-    def _unfitted(self, place: str, row: Row) -> Row:
-        values = {
-            name: _parsed(place, name, value) if name in self._json else value
-            for name, value in row.items()
-            if value is not None
-        }
-        more = values.pop(MORE, None)
-        if type(more) not in (dict, type(None)):
-            raise FileError(f"{place}, column {MORE!r}: {more!r:.60}; expected an object with fields")
-        return {**values, **(more or {})}
+            row = _parsed(place, {name: column[number] for name, column in columns.items()}, self._json)
+            if self._json_of_rollouts and type(row.get(ROLLOUTS)) is list:
+                names = self._json_of_rollouts
+                row[ROLLOUTS] = [_parsed(place, one, names) if type(one) is dict else one for one in row[ROLLOUTS]]
+            yield place, row
 
 
-def _about(schema: Any) -> Mapping[str, Any] | None:
-    """Return the metadata `replaybuf` in the schema of one of our exports, None for other files. Raises FileError."""
-    text = (schema.metadata or {}).get(_ABOUT)
-    if text is None:
-        return None
+def _json_columns(schema: Any) -> list[frozenset[str]]:
+    """Return the names of columns with JSON, and of fields in `rollouts`; none for others' files. Raises FileError."""
+    text = (schema.metadata or {}).get(_ABOUT, b"{}")
     try:
         about = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"the schema's metadata 'replaybuf' is damaged ({error!s:.100})") from error
-    if type(about) is dict and about.get("format") not in (None, 1):
-        raise FileError(f"the file has format {about['format']!r:.40} of replaybuf's; upgrade replaybuf")
-    if not (
-        type(about) is dict
-        and about.get("format") == 1
-        and about.get("rows") in ("rollouts", "groups")
-        and type(about.get("json")) is list
-        and all(type(name) is str for name in about["json"])
-    ):
-        raise FileError(f"the schema's metadata 'replaybuf' is damaged ({about!r:.100})")
-    return about
+        names = [frozenset(about.get(where, ())) for where in ("json", ROLLOUTS)]
+        if all(type(name) is str for one in names for name in one):
+            return [names[0] | names[1], frozenset()] if f"{PREFIX}uid" in schema.names else names
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        pass
+    raise FileError(f"the schema's metadata 'replaybuf' is damaged ({text!r:.100})")
+
+
+def _parsed(place: str, row: Row, names: frozenset[str]) -> Row:
+    """Return the values of a row that are there, those of columns with JSON parsed."""
+    found = {name: value for name, value in row.items() if value is not None}
+    for name in names & found.keys():
+        try:
+            found[name] = json.loads(found[name])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise FileError(f"{place}, column {name!r:.60}: no JSON ({error!s:.100})") from error
+    return found
 
 
 def _values(name: str, column: Any, first: int) -> list[Any]:
@@ -290,14 +260,6 @@ def _values(name: str, column: Any, first: int) -> list[Any]:
     return values
 
 
-def _parsed(place: str, name: str, text: Any) -> Any:
-    """Return the value of a column with JSON."""
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise FileError(f"{place}, column {name!r:.60}: no JSON ({error!s:.100})") from error
-
-
 #: The number of rows in memory together when a file is read.
 _ROWS: Final = 64
 #: The size at which buffered rows are written: larger pieces are better for readers, smaller ones for memory.
@@ -309,9 +271,10 @@ _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 class TableWriter:
     """Writes rows to a Parquet or Arrow file, with the columns of the first rows."""
 
-    def __init__(self, raw: IO[bytes], form: str) -> None:
+    def __init__(self, raw: IO[bytes], form: str, plain: PlainValues) -> None:
         self._raw = raw
         self._form = form
+        self._plain = plain
         self._columns: TableColumns | None = None
         self._schema: Any = None
         self._writer: Any = None
@@ -321,7 +284,7 @@ class TableWriter:
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows. The first call determines the columns."""
         if self._columns is None:
-            self._columns = TableColumns(rows)
+            self._columns = TableColumns(rows, self._plain)
             self._schema = self._columns.schema()
             self._writer = self._opened()
         self._held.append(self._columns.table(rows, self._schema))

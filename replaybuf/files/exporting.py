@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
@@ -26,7 +27,7 @@ from replaybuf.errors import (
     StorageError,
 )
 from replaybuf.files.arrow_tables import TableWriter
-from replaybuf.files.row_format import Row, RowsOf, rows_of
+from replaybuf.files.row_format import PlainValues, Row, RowsOf, as_json, rows_of
 from replaybuf.files.sources import FORMATS, dump, ending_of, open_to_write, sets_of_parts
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.query import Node
@@ -34,18 +35,20 @@ from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.values import StorageItem
 
 
 class JSONLinesWriter:
     """Writes rows as lines of JSON, compressed according to the file's name."""
 
-    def __init__(self, raw: IO[bytes], name: str) -> None:
+    def __init__(self, raw: IO[bytes], name: str, plain: PlainValues) -> None:
         self._raw = raw
+        self._plain = plain
         self._stream = open_to_write(raw, name)
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._stream.write(b"".join(map(dump, rows)))
+        self._stream.write(b"".join(dump(as_json(row, self._plain)) for row in rows))
 
     def close(self) -> None:
         if self._stream is not self._raw:
@@ -72,6 +75,7 @@ class ExportFiles:
         self._raw: IO[bytes] | None = None
         self._writer: RowWriter | None = None
         self.bytes = 0
+        self.plain = PlainValues()
 
     def __enter__(self) -> ExportFiles:
         return self
@@ -136,8 +140,10 @@ class ExportFiles:
     def _begin(self) -> None:
         partial = self._stack.enter_context(partial_file(str(self.path)))
         self._raw = open(partial, "wb")  # noqa: SIM115
-        form = JSONLinesWriter(self._raw, self._ending.lower()) if self._form == "jsonl" else None
-        self._writer = form or TableWriter(self._raw, self._form)
+        if self._form == "jsonl":
+            self._writer = JSONLinesWriter(self._raw, self._ending.lower(), self.plain)
+        else:
+            self._writer = TableWriter(self._raw, self._form, self.plain)
         self._done.append(partial)
 
     def _end(self) -> None:
@@ -183,15 +189,10 @@ def _remove(files: Iterable[Path]) -> None:
         file.unlink(missing_ok=True)
 
 
-def writer_to(stream: Any) -> RowWriter:
-    """Return a writer of JSON lines to a stream, such as stdout."""
-    return JSONLinesWriter(stream, "")
-
-
 T = TypeVar("T")
 
-#: Reads and writes payloads as trees, whatever the class of the rollouts.
-TREES: Final = Codec(RolloutType(dict)).as_trees()
+#: Reads and writes payloads of any class unchanged, for exact exports where the classes aren't known.
+AS_STORED: Final = Codec(RolloutType(dict)).as_trees()
 
 #: The number of groups converted to rows at a time. (A store reads them in pieces of some megabytes.)
 _GROUPS: Final = 32
@@ -199,12 +200,16 @@ _GROUPS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ExportQuery:
-    """The groups of an export: those that match, in order, at most `limit`; a row is a rollout or a group."""
+    """The groups of an export: those that match, in order, at most `limit`; a row is a rollout or a group.
+
+    `exact`: with the groups' payloads, so that an import gives the same rollouts.
+    """
 
     query: Node
     order: Order = ()
     limit: int | None = None
     rows: RowsOf = "rollouts"
+    exact: bool = False
 
 
 @dataclass(slots=True)
@@ -212,7 +217,8 @@ class Exported:
     """The result of an export: its files, and the groups and rollouts in them.
 
     `left` is the number of groups removed from the buffer before they were read, `unreadable` the uids of groups whose
-    payload can't be decoded; both are missing from the files. `bytes` is the size of the files.
+    payload can't be decoded; both are missing from the files. `bytes` is the size of the files. `warnings` name the
+    values that are text in the files, because JSON and Arrow lack their kind.
     """
 
     files: list[Path] = field(default_factory=list)
@@ -221,6 +227,7 @@ class Exported:
     bytes: int = 0
     left: int = 0
     unreadable: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 async def export_files(
@@ -239,21 +246,30 @@ async def export_files(
     """
     with ExportFiles(path, max_bytes=max_bytes, force=force) as parts:
         await in_thread(parts.check)
-        done = await export_rows(storage, chosen, parts, progress)
+        done = await _export(storage, chosen, parts, progress)
         done.files = await in_thread(parts.publish)
-        done.bytes = parts.bytes
+        done.bytes, done.warnings = parts.bytes, parts.plain.warnings()
     return done
 
 
-async def export_rows(
-    storage: SQLStorage, chosen: ExportQuery, writer: RowWriter | ExportFiles, progress: OnProgress | None = None
+async def export_lines(
+    storage: SQLStorage, chosen: ExportQuery, stream: Any, progress: OnProgress | None = None
 ) -> Exported:
-    """Write groups as rows with this writer. Return the counts."""
+    """Write groups as lines of JSON to a stream, such as stdout. Return the counts."""
+    plain = PlainValues()
+    done = await _export(storage, chosen, JSONLinesWriter(stream, "", plain), progress)
+    done.warnings = plain.warnings()
+    return done
+
+
+async def _export(
+    storage: SQLStorage, chosen: ExportQuery, writer: RowWriter | ExportFiles, progress: OnProgress | None
+) -> Exported:
     total = await storage.count(chosen.query, at_most=chosen.limit)
     done, reporter = Exported(), ProgressReporter(progress, total)
     async with aclosing(batches_of(storage, chosen, done)) as batches:
         async for rows, groups in batches:
-            await in_thread(lambda rows=rows: writer.write(rows))  # type: ignore[misc]
+            await in_thread(partial(writer.write, rows))
             reporter.add(groups, 0)
     reporter.finish()
     done.left = max(0, total - done.groups - len(done.unreadable))
@@ -275,18 +291,21 @@ async def batches_of(
             done.groups += 1
             done.rollouts += len(item.item)
             if len(held) >= _GROUPS:
-                yield await in_thread(lambda: _rows(storage.codec, held, chosen.rows)), len(held)
+                yield await in_thread(lambda: _rows(storage.codec, held, chosen)), len(held)
                 held.clear()
     if held:
-        yield await in_thread(lambda: _rows(storage.codec, held, chosen.rows)), len(held)
+        yield await in_thread(lambda: _rows(storage.codec, held, chosen)), len(held)
 
 
-def _rows(codec: Codec, items: Sequence[StorageItem], rows: RowsOf) -> list[Row]:
+def _rows(codec: Codec, items: Sequence[StorageItem], chosen: ExportQuery) -> list[Row]:
     made: list[Row] = []
     for item in items:
         try:
-            trees = item.item if codec is TREES else TREES.decode(codec.encode(item.item), owned=True)
-            made += rows_of(item, trees, rows)
+            rollouts, payload = item.item, None
+            if codec is not AS_DICTS:
+                payload = codec.encode(rollouts)
+                rollouts = AS_DICTS.decode(payload)
+            made += rows_of(item, rollouts, chosen.rows, payload if chosen.exact else None)
         except RecursionError as error:
             raise FileError(f"group {item.uid} can't be written: its values are nested too deeply") from error
         except ReplayBufError as error:
@@ -305,10 +324,10 @@ _DATASET_FILE_BYTES = 1 << 28
 async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
     """Return groups as a DataFrame with the rows of an export."""
     pandas = needed("pandas", "to_pandas() needs the package pandas: pip install pandas")
-    every: list[Row] = []
+    every, plain = list[Row](), PlainValues()
     async with aclosing(batches_of(storage, chosen, Exported())) as batches:
         async for rows, _ in batches:
-            every += rows
+            every += await in_thread(lambda rows=rows: [as_json(row, plain) for row in rows])  # type: ignore[misc]
     return await in_thread(lambda: pandas.DataFrame.from_records(every))
 
 

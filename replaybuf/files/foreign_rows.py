@@ -8,12 +8,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
-
 from replaybuf.checks import check_task_name
-from replaybuf.codec.torch_tensors import StoredTensor
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number, to_json
+from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number
 from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
@@ -104,14 +101,14 @@ def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]
             rollout, metadata, odd = _rollout(place, row, mapped)
             task, same = rollout["task_name"], rollout.get("group_id")
             if same is not None:
-                yield _Member(("group_id", _comparable(same), task), place, rollout, metadata, odd)
+                yield _Member(("group_id", same, task), place, rollout, metadata, odd)
                 continue
             if not _says_something(rollout.get("message")) and rollout.get("prompt_ids") is None:
                 odd.append("rows without a group_id and a prompt: each is a group by itself")
                 yield _Member((None, number, task), place, rollout, metadata, odd)
                 continue
             odd.append("rows without a group_id: those that follow each other with the same prompt are a group")
-            same = _comparable([rollout.get("message"), rollout.get("prompt_ids")])
+            same = [rollout.get("message"), rollout.get("prompt_ids")]
             yield _Member(("prompt", same, task), place, rollout, metadata, odd)
         elif not members:
             raise FileError(f"{place}: rollouts is an empty list; expected the rollouts of a group")
@@ -243,15 +240,13 @@ def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str
         rollout["message"] = []
         odd.append("rollouts without a prompt: message is []")
     for name in ("response_ids", "prompt_ids", "response_mask", "response_model_steps", "logprobs"):
-        values = _as_list(rollout.get(name))
+        values = rollout.get(name)
         numbers = {int, float} if name == "logprobs" else {int, bool}
         if values is not None and not (type(values) is list and set(map(type, values)) <= numbers):
             raise wrong(name, "a list of numbers")
     if type(rollout.get("response")) not in (str, type(None)):
         raise wrong("response", "a text, or messages")
     reward = rollout.get("reward")
-    if isinstance(reward, StoredTensor) and reward.numpy().size == 1:
-        reward = float(reward.numpy().reshape(-1)[0])
     if reward is not None and type(reward) is not dict:
         if type(reward) is not bool and not is_number(reward):
             raise wrong("reward", "a finite number, or an object with the score")
@@ -263,22 +258,6 @@ def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str
         raise FileError(f"{place} has no task_name: say of which task the rollouts are (as_task=, --as-task NAME)")
     rollout["task_name"] = task
     rollout["status"] = _status(place, rollout, mapped)
-
-
-def _as_list(values: Any) -> Any:
-    """Return a one-dimensional array or tensor of numbers as a list, other values unchanged."""
-    if isinstance(values, StoredTensor):
-        values = values.numpy()
-    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
-
-
-def _comparable(value: Any) -> Any:
-    """Return a comparable value: arrays and tensors become lists of numbers, at any depth."""
-    if type(value) is list:
-        return list(map(_comparable, value))
-    if type(value) is dict:
-        return {name: _comparable(item) for name, item in value.items()}
-    return to_json(_as_list(value))
 
 
 def is_answered(rollout: Row) -> bool:

@@ -23,7 +23,7 @@ from replaybuf import checks
 from replaybuf.checks import check_staleness, check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
-from replaybuf.files.exporting import TREES, in_thread
+from replaybuf.files.exporting import in_thread
 from replaybuf.files.foreign_rows import FIELDS, is_answered
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
@@ -36,11 +36,14 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.worker_name import check_worker, worker_name
 
+#: Writes the payloads of rows without one, whose rollouts are dicts.
+_PLAIN: Final = Codec(RolloutType(dict))
+
 
 def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     """Return a group as every store accepts it, validated. Raises FileError with the place in the file."""
     try:
-        payload = TREES.encode(group.rollouts)
+        payload = _PLAIN.encode(group.rollouts) if group.payload is None else group.payload
         new = NewGroup(
             task_name=check_task_name(group.task_name),
             status=group.status,
@@ -57,6 +60,8 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
             worker=None if group.worker is None else check_worker(group.worker),
             trained_step=None if group.trained_step is None else checks.check_step(group.trained_step, "trained_step"),
         )
+        if len(new.rollouts) != len(group.rollouts):
+            raise FileError(f"the payload has {len(new.rollouts)} rollouts, and there are {len(group.rollouts)} here")
         _check_rollouts(new.rollouts, codec.rollout_type)
     except (ReplayBufError, ArithmeticError) as error:
         raise FileError(f"{group.place}: {error}") from error
@@ -108,7 +113,7 @@ class ImportWarnings:
             self._by[group.by] += 1
             names = ("message", "prompt_ids") if group.by == "prompt" else ("group_id",)
             shared = {name: group.rollouts[0].get(name) for name in names} | {"task_name": group.task_name}
-            fingerprint = xxh3_64_intdigest(TREES.encode([shared]))
+            fingerprint = xxh3_64_intdigest(_PLAIN.encode([shared]))
             if fingerprint in self._seen:
                 self._repeated[group.by] += 1
             elif len(self._seen) < _PROMPTS:

@@ -2,14 +2,11 @@
 
 A row of a rollout has the rollout's fields by their names, and the metadata of its group as `group.uid`,
 `group.task_name`, ...; `group.index` and `group.size` are its place in the group and the number of its rollouts. A row
-of a group has the metadata by their names, and `rollouts`, a list of objects with fields. `$rest` has the fields with
-ambiguous names.
+of a group has the metadata by their names, and `rollouts`, a list of objects with fields.
 
-JSON values are written unchanged, all others with a tag: an object of one entry whose name begins with "$":
-`{"$tuple": [1, 2]}`, `{"$bytes": "aGk="}`, `{"$ndarray": ["<f4", [2, 3], "..."]}`. Its content is that of the extension
-type of this name in payloads (`codec.extension_types`), bytes in base64. A field of a rollout that is a one-dimensional
-array or tensor of numbers is a plain list; its *kind* ("array:<i4", "tensor:bfloat16:0", "status") is in `$kinds`
-beside the fields, and names the type of the list.
+Values are those of JSON, or of Arrow (`files.arrow_tables`), for people and other programs; whatever these lack is
+text. An *exact* export also has the group's payload, `group.payload` in the group's first row or `payload`, and an
+import reads that instead of the fields.
 """
 
 from __future__ import annotations
@@ -18,190 +15,21 @@ import base64
 import binascii
 import math
 import re
-import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from enum import Enum
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from replaybuf.checks import Tags
-from replaybuf.codec.extension_types import TAG_NAMES, TaggedValue
-from replaybuf.codec.numpy_arrays import array_of, describe_dtype
-from replaybuf.codec.torch_tensors import StoredTensor
 from replaybuf.errors import FileError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
-
-_NUMBERS: Final = {name: number for number, name in TAG_NAMES.items()}
-_PLAIN: Final = frozenset({type(None), bool, int, str})
-_SMALL: Final = _PLAIN | {float}
-_ROW: Final = re.compile(r"[<|]([iu][1248]|f[248]|b1)")
-_KINDS: Final[dict[str, set[type]]] = {"i": {int}, "u": {int}, "f": {int, float}, "b": {bool}}
-#: The dtypes of one-dimensional tensors that are written as lists, with numpy's dtype for their values.
-_TENSORS: Final = {
-    **{name: np.dtype(name).str for name in ("int8", "int16", "int32", "int64", "uint8", "float16", "float32")},
-    **{name: np.dtype(name).str for name in ("float64", "bool")},
-    "bfloat16": "<f4",
-}
-
-
-def to_json(value: Any) -> Any:
-    """Return a value of a tree as JSON values and tags. RecursionError when it is nested too deeply."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": _odd_float(value)}
-    if kind is list:
-        kinds = set(map(type, value))
-        if kinds <= _PLAIN or (kinds <= _SMALL and all(math.isfinite(one) for one in value if type(one) is float)):
-            return value
-        return list(map(to_json, value))
-    if kind is dict:
-        if all(type(name) is str and not name.startswith("$") for name in value):
-            return {name: to_json(item) for name, item in value.items()}
-        return {"$dict": [[to_json(name), to_json(item)] for name, item in value.items()]}
-    if kind is bytes:
-        return {"$bytes": _to_text(value)}
-    if kind is TaggedValue:
-        return {f"${TAG_NAMES[value.code]}": to_json(value.content)}
-    if kind is Status:
-        return {"$status": value.value}
-    if isinstance(value, np.ndarray):
-        return {"$ndarray": [describe_dtype(value.dtype), list(value.shape), _to_text(value.tobytes())]}
-    if kind is StoredTensor:
-        name, shape, items, flags = value.content
-        return {"$tensor": [name, shape, _to_text(items.tobytes()), flags]}
-    raise TypeError(f"a {kind.__qualname__} in a tree")
-
-
-def from_json(value: Any) -> Any:
-    """Return the value of a tree for the output of `to_json`. ValueError for an invalid tag."""
-    if type(value) is list:
-        return value if set(map(type, value)) <= _SMALL else list(map(from_json, value))
-    if type(value) is not dict:
-        return value
-    if len(value) == 1:
-        [(name, content)] = value.items()
-        if name.startswith("$"):
-            return _untagged(name[1:], content)
-    return {name: from_json(item) for name, item in value.items()}
-
-
-def _untagged(name: str, content: Any) -> Any:
-    if name in _NUMBERS:
-        return TaggedValue(_NUMBERS[name], from_json(content))
-    build_it = _BUILT.get(name)
-    if build_it is None:
-        raise ValueError(f"there is no tag {'$' + name!r:.60}")
-    try:
-        return build_it(content)
-    except (TypeError, ValueError, KeyError, struct.error) as error:
-        raise ValueError(f"a {'$' + name} can't be {content!r:.60} ({error!s:.100})") from error
-
-
-def _build_array(content: Any) -> Any:
-    description, shape, text = content
-    return array_of(description, shape, _to_bytes(text))
-
-
-def _build_tensor(content: Any) -> StoredTensor:
-    name, shape, text, flags = content
-    return StoredTensor([name, shape, _to_bytes(text), flags])
-
-
-def _build_float(content: Any) -> float:
-    number = float(content) if content in _ODD else struct.unpack(">d", bytes.fromhex(content))[0]
-    return float(number)
-
-
-_BUILT: Final[dict[str, Callable[[Any], Any]]] = {
-    "dict": lambda pairs: {from_json(name): from_json(item) for name, item in pairs},
-    "bytes": lambda text: _to_bytes(text),
-    "ndarray": _build_array,
-    "tensor": _build_tensor,
-    "status": Status,
-    "float": _build_float,
-}
-
-_ODD: Final = ("nan", "inf", "-inf")
-
-
-def _odd_float(value: float) -> str:
-    """Return a number that JSON lacks as a text; a NaN other than the usual one as its bits."""
-    bits = struct.pack(">d", value).hex()
-    return next((name for name in _ODD if struct.pack(">d", float(name)).hex() == bits), bits)
-
-
-def _to_text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode("ascii")
-
-
-def _to_bytes(text: Any) -> bytes:
-    if type(text) is not str:
-        raise ValueError("no base64")
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(str(error)) from error
-
-
-# Fields of rollouts
-
-
-def to_field(value: Any) -> tuple[Any, str | None]:
-    """Return a field's value for a row, as JSON values, tags or bytes, and its kind if there is more to know."""
-    if type(value) is bytes:
-        return value, None
-    if type(value) is Status:
-        return value.value, "status"
-    if isinstance(value, np.ndarray) and value.ndim == 1 and _ROW.fullmatch(value.dtype.str) and _finite(value):
-        return value.tolist(), f"array:{value.dtype.str}"
-    if type(value) is StoredTensor:
-        name, shape, _, flags = value.content
-        if len(shape) == 1 and name in _TENSORS and _finite(numbers := value.numpy()):
-            return numbers.tolist(), f"tensor:{name}:{flags}"
-    return to_json(value), None
-
-
-def from_field(value: Any, kind: str | None) -> Any:
-    """Return a field's value as a tree. ValueError when the value isn't of this kind."""
-    if kind is None:
-        return value if type(value) is bytes else from_json(value)
-    name, _, rest = kind.partition(":")
-    if name == "status":
-        return Status(value)
-    if name == "array":
-        return _row(value, rest)
-    dtype, _, flags = rest.partition(":")
-    if name != "tensor" or dtype not in _TENSORS or flags not in ("0", "1", "2", "3"):
-        raise ValueError(f"there is no kind of value {kind!r:.60}")
-    numbers = _row(value, _TENSORS[dtype])
-    if dtype == "bfloat16":
-        numbers = (numbers.view("<u4") >> 16).astype("<u2")
-    return StoredTensor([dtype, [len(numbers)], numbers.tobytes(), int(flags)])
-
-
-def _row(value: Any, dtype: str) -> Any:
-    if not _ROW.fullmatch(dtype):
-        raise ValueError(f"there is no dtype {dtype!r:.40} of rows of numbers")
-    if type(value) is not list or not set(map(type, value)) <= _KINDS[dtype[1]]:
-        raise ValueError(f"expected a list of numbers (dtype {dtype}), got {value!r:.60}")
-    try:
-        with np.errstate(over="ignore"):
-            row = np.array(value, dtype)
-    except OverflowError as error:
-        raise ValueError(f"{error} (dtype {dtype})") from error
-    if not _finite(row):  # rows with other numbers are never written as lists
-        raise ValueError(f"a number is too large for the dtype {dtype}: {value!r:.60}")
-    return row
-
-
-def _finite(numbers: Any) -> bool:
-    return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
-
 
 RowsOf = Literal["rollouts", "groups"]
 Row = dict[str, Any]
@@ -209,22 +37,65 @@ Row = dict[str, Any]
 Placed = tuple[str, Row]
 
 PREFIX: Final = "group."
-KINDS: Final = "$kinds"
-REST: Final = "$rest"
+#: The fields of a rollout whose names or values don't fit the columns of the file.
+MORE: Final = f"{PREFIX}more"
+PAYLOAD: Final = "payload"
 ROLLOUTS: Final = "rollouts"
-METADATA: Final = (
-    *("uid", "task_name", "status", "staleness", "priority", "times_sampled", "created_at", "reward", "tags", "key"),
-    *("error", "deliveries", "worker", "trained_step"),
-)
+
+_PLAIN: Final = frozenset({type(None), bool, int, str})
+_LISTS: Final = (list, tuple, Set, deque)
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+
+
+class PlainValues:
+    """Converts the values of an export to JSON's, and notes the kinds of values that became text, by field."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, set[str]] = {}
+
+    def json(self, field: str, value: Any) -> Any:
+        """Return the value of a field as JSON values. RecursionError when it is nested too deeply."""
+        kind = type(value)
+        if kind in _PLAIN or (kind is float and math.isfinite(value)):
+            return value
+        if isinstance(value, Mapping):
+            return {self._name(field, name): self.json(field, item) for name, item in value.items()}
+        if isinstance(value, _LISTS):
+            kinds = set(map(type, value))
+            if kinds <= _PLAIN or (kinds == {float} and all(map(math.isfinite, value))):
+                return list(value)
+            return [self.json(field, item) for item in value]
+        if isinstance(value, Enum):
+            return self.json(field, value.value)
+        if isinstance(value, np.ndarray | np.generic) and not isinstance(items := value.tolist(), np.generic):
+            return self.json(field, items)
+        return self._text(field, value)
+
+    def _name(self, field: str, name: Any) -> str:
+        return name if type(name) is str else self._text(field, name)
+
+    def _text(self, field: str, value: Any) -> str:
+        self._texts.setdefault(field, set()).add(type(value).__name__ if type(value) is not float else str(value))
+        if isinstance(value, bytes | bytearray | memoryview):
+            return base64.b64encode(value).decode("ascii")
+        return value.isoformat() if hasattr(value, "isoformat") else _ADDRESS.sub("", str(value))
+
+    def warnings(self) -> list[str]:
+        """Return a sentence that names what became text, if anything did."""
+        if not self._texts:
+            return []
+        names = ", ".join(f"{name} ({', '.join(sorted(kinds))})" for name, kinds in sorted(self._texts.items()))
+        return [f"these values are text in the file: {names:.300}; an exact export has them as they are, too"]
 
 
 @dataclass(slots=True)
 class FileGroup:
-    """A group read from a file: its metadata, its rollouts as trees (`TaggedValue`), and its place in the file.
+    """A group read from a file: its metadata, its rollouts as dicts, and its place in the file.
 
-    `created_at` is None where the file doesn't have it; `odd` has notices about the group. `guessed`: its status is a
-    guess, because its rows have none. `by` is the column by which its rows were grouped, "prompt" or "group_id"; None
-    for a group that is one row, or from an export of replaybuf.
+    `payload` is that of an exact export, whose `rollouts` are empty dicts. `created_at` is None where the file doesn't
+    have it; `odd` has notices about the group. `guessed`: its status is a guess, because its rows have none. `by` is
+    the column by which its rows were grouped, "prompt" or "group_id"; None for a group that is one row, or from an
+    export of replaybuf.
     """
 
     place: str
@@ -241,45 +112,74 @@ class FileGroup:
     deliveries: int = 0
     worker: str | None = None
     trained_step: int | None = None
+    payload: bytes | None = None
     odd: list[str] = field(default_factory=list)
     guessed: bool = False
     by: Literal["prompt", "group_id"] | None = None
 
 
-# Writing
+_Count = Annotated[int, Field(ge=0)]
 
 
-def rows_of(item: StorageItem, trees: Sequence[Mapping[Any, Any]], rows: RowsOf) -> list[Row]:
-    """Return the rows of a group, whose rollouts are given as trees, with JSON values, tags, or bytes."""
-    metadata = {name: getattr(item, name) for name in METADATA}
+class _Metadata(TypedDict):
+    """The metadata of a group in a file."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
+    uid: int
+    task_name: str
+    status: Annotated[Status, Field(strict=False)]
+    staleness: int
+    priority: Annotated[float, Field(allow_inf_nan=False)]
+    times_sampled: _Count
+    created_at: Annotated[float, Field(allow_inf_nan=False)]
+    reward: Any
+    tags: dict[str, Any] | None
+    key: str | None
+    error: str | None
+    deliveries: _Count
+    worker: str | None
+    trained_step: int | None
+
+
+METADATA: Final = tuple(_Metadata.__annotations__)
+_METADATA: Final = TypeAdapter(_Metadata)
+
+
+def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], rows: RowsOf, payload: bytes | None) -> list[Row]:
+    """Return the rows of a group, whose rollouts are given as dicts; of an exact export with its payload."""
+    metadata: Row = {name: getattr(item, name) for name in METADATA}
     metadata["status"] = str(item.status)
-    fields = list(map(_fields, trees))
+    if payload is not None:
+        metadata[PAYLOAD] = payload
+    fields = list(map(_fields, rollouts))
     if rows == "groups":
         return [{**metadata, ROLLOUTS: fields}]
     prefixed = {PREFIX + name: value for name, value in metadata.items()}
-    size = len(fields)
-    return [{**prefixed, "group.index": index, "group.size": size, **one} for index, one in enumerate(fields)]
+    size, made = len(fields), []
+    for index, one in enumerate(fields):
+        made.append({**prefixed, "group.index": index, "group.size": size, **one})
+        prefixed.pop(PREFIX + PAYLOAD, None)  # of the whole group: once
+    return made
 
 
-def _fields(tree: Mapping[Any, Any]) -> Row:
-    row: Row = {}
-    kinds: dict[str, str] = {}
-    rest: dict[Any, Any] = {}
-    for name, value in tree.items():
-        if type(name) is not str or name.startswith(("$", PREFIX)):
-            rest[name] = value
-            continue
-        row[name], kind = to_field(value)
-        if kind is not None:
-            kinds[name] = kind
-    if kinds:
-        row[KINDS] = kinds
-    if rest:
-        row[REST] = [[to_json(name), to_json(value)] for name, value in rest.items()]
-    return row
+def _fields(rollout: Mapping[Any, Any]) -> Row:
+    """Return the fields of a rollout; those that would be taken for metadata are in `group.more`."""
+    fields = {name: value for name, value in rollout.items() if type(name) is str and not name.startswith(PREFIX)}
+    if len(fields) < len(rollout):
+        fields[MORE] = {str(name): value for name, value in rollout.items() if name not in fields}
+    return fields
 
 
-# Reading
+def as_json(row: Row, plain: PlainValues) -> Row:
+    """Return a row with its rollouts' values as those of JSON, and its payload as text."""
+    made = dict(row)
+    payload = PREFIX + PAYLOAD if is_of_rollout(row) else PAYLOAD
+    if type(row.get(payload)) is bytes:
+        made[payload] = base64.b64encode(row[payload]).decode("ascii")
+    if is_of_rollout(row):
+        return {name: plain.json(name, value) for name, value in made.items()}
+    made[ROLLOUTS] = [{name: plain.json(name, value) for name, value in one.items()} for one in row[ROLLOUTS]]
+    return made
 
 
 def is_of_rollout(row: Row) -> bool:
@@ -295,19 +195,20 @@ def is_ours(row: Row) -> bool:
 def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
     """Yield the groups of the rows of an export. FileError names the invalid row and field.
 
-    FileError when the rows end within a group.
+    FileError of reason "ends" when the rows end within a group.
     """
     group: FileGroup | None = None
     size = 0
     for place, row in rows:
         if group is None:
             group, size = _begin(place, row)
-        else:
-            _follow(place, row, len(group.rollouts), size)
-        if not is_of_rollout(row):
-            group.rollouts = [_tree(f"{place}, rollouts[{n}]", one) for n, one in enumerate(_rollouts(place, row))]
-        else:
-            group.rollouts.append(_tree(place, {k: v for k, v in row.items() if not k.startswith(PREFIX)}))
+        elif (row.get("group.index"), row.get("group.size")) != (len(group.rollouts), size):
+            raise FileError(
+                f"{place}: group.index is {row.get('group.index')!r:.60} of {row.get('group.size')!r:.60}, expected "
+                f"{len(group.rollouts)} of {size}: rows are missing, or not in their order"
+            )
+        members = [row] if is_of_rollout(row) else _rollouts(place, row)
+        group.rollouts += [_rollout(place, one) if group.payload is None else {} for one in members]
         if len(group.rollouts) == size:
             yield group
             group = None
@@ -320,40 +221,50 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
 
 
 def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
+    """Return the group that begins with a row, without its rollouts, and how many it has."""
     if is_of_rollout(row):
-        values: Row = {name: row.get(PREFIX + name) for name in METADATA}
-        size, index, prefix = row.get("group.size"), row.get("group.index"), PREFIX
+        prefix, size, index = PREFIX, row.get("group.size"), row.get("group.index")
         if index != 0 or type(size) is not int or size < 1:
             raise FileError(
                 f"{place}: group.index is {index!r:.60} and group.size {size!r:.60} where a group begins: rows are "
                 "missing, or not in their order"
             )
     else:
-        values, prefix = {name: row.get(name) for name in METADATA}, ""
-        size = len(_rollouts(place, row))
-
-    def wrong(name: str, expected: str) -> FileError:
-        return FileError(f"{place}: {prefix}{name} is {values[name]!r:.60}; expected {expected}")
-
-    for name in ("task_name", "key", "error", "worker"):
-        if type(values[name]) is not str and (name == "task_name" or values[name] is not None):
-            raise wrong(name, "a text")
-    for name in ("staleness", "times_sampled", "deliveries"):
-        if type(values[name]) is not int or (values[name] < 0 and name != "staleness"):
-            raise wrong(name, "a whole number")
-    if type(values["trained_step"]) not in (int, type(None)):
-        raise wrong("trained_step", "a whole number")
-    for name in ("priority", "created_at"):
-        if not is_number(values[name]):
-            raise wrong(name, "a number")
-    if values["tags"] is not None and type(values["tags"]) is not dict:
-        raise wrong("tags", "an object")
+        prefix, size = "", len(_rollouts(place, row))
     try:
-        status = Status(values["status"])
-    except ValueError:
-        raise wrong("status", f"one of {', '.join(Status)}") from None
-    del values["uid"], values["reward"], values["status"]
-    return FileGroup(place=place, rollouts=[], status=status, **values), size
+        values: Any = _METADATA.validate_python({name: row.get(prefix + name) for name in METADATA})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = ".".join(map(str, wrong["loc"]))
+        raise FileError(f"{place}: {prefix}{name} is {wrong['input']!r:.60}: {wrong['msg']}") from error
+    del values["uid"], values["reward"]
+    return FileGroup(place, rollouts=[], payload=_payload(place, row.get(prefix + PAYLOAD)), **values), size
+
+
+def _payload(place: str, value: Any) -> bytes | None:
+    try:
+        return base64.b64decode(value, validate=True) if type(value) is str else None if value is None else bytes(value)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise FileError(f"{place}: the payload can't be {value!r:.60} ({error!s:.100})") from error
+
+
+def _rollouts(place: str, row: Row) -> list[Any]:
+    rollouts = row.get(ROLLOUTS)
+    if type(rollouts) is not list or not rollouts or not all(type(one) is dict for one in rollouts):
+        raise FileError(f"{place}: rollouts is {rollouts!r:.60}; expected a list of objects")
+    return rollouts
+
+
+def _rollout(place: str, row: Row) -> dict[Any, Any]:
+    """Return the fields of a rollout."""
+    rollout = {name: value for name, value in row.items() if not name.startswith(PREFIX)}
+    more = row.get(MORE)
+    if type(more) not in (dict, type(None)):
+        raise FileError(f"{place}: {MORE} is {more!r:.60}; expected an object with fields")
+    rollout |= more or {}
+    if (status := rollout.get("status")) in list(Status):
+        rollout["status"] = Status(status)
+    return rollout
 
 
 def is_number(value: Any) -> bool:
@@ -361,40 +272,3 @@ def is_number(value: Any) -> bool:
     if type(value) is int:
         return abs(value) <= sys.float_info.max
     return type(value) is float and math.isfinite(value)
-
-
-def _follow(place: str, row: Row, index: int, size: int) -> None:
-    if (row.get("group.index"), row.get("group.size")) != (index, size):
-        raise FileError(
-            f"{place}: group.index is {row.get('group.index')!r:.60} of {row.get('group.size')!r:.60}, expected "
-            f"{index} of {size}: rows are missing, or not in their order"
-        )
-
-
-def _rollouts(place: str, row: Row) -> list[Any]:
-    rollouts = row.get(ROLLOUTS)
-    if type(rollouts) is not list or not rollouts:
-        raise FileError(f"{place}: rollouts is {rollouts!r:.60}; expected a list of objects")
-    return rollouts
-
-
-def _tree(place: str, row: Any) -> dict[Any, Any]:
-    """Return the fields of a rollout as a tree."""
-    if type(row) is not dict:
-        raise FileError(f"{place} is {row!r:.60}; expected an object with the fields of a rollout")
-    kinds, rest = row.get(KINDS) or {}, row.get(REST) or []
-    name = KINDS
-    try:
-        tree = {}
-        unknown = kinds.keys() - row.keys()
-        if unknown:
-            raise ValueError(f"it names {min(unknown)!r:.60}, which the row lacks")
-        for name, value in row.items():
-            if name not in (KINDS, REST):
-                tree[name] = from_field(value, kinds.get(name))
-        name = REST
-        for key, value in rest:
-            tree[from_json(key)] = from_json(value)
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise FileError(f"{place}, field {name!r:.60}: {error!s:.200}") from error
-    return tree

@@ -26,7 +26,7 @@ from replaybuf.codec.payload_format import zstandard_module
 from replaybuf.errors import AccessError, FileError, InputError, ReplayBufError
 from replaybuf.files.arrow_tables import read_tables
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
-from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, groups_of, is_of_rollout, is_ours, to_json
+from replaybuf.files.row_format import FileGroup, Placed, Row, groups_of, is_ours
 from replaybuf.redact import redact_path
 
 #: A longer line is refused, because it would have to be in memory as a whole.
@@ -41,19 +41,11 @@ _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 def dump(row: Row) -> bytes:
-    """Return a row as a line."""
-    row = _tagged(row)
-    if not is_of_rollout(row):
-        row[ROLLOUTS] = list(map(_tagged, row[ROLLOUTS]))
+    """Return a row of JSON values as a line."""
     try:
         return pydantic_core.to_json(row) + b"\n"
     except pydantic_core.PydanticSerializationError:  # half of a surrogate pair, or nested deeply
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def _tagged(row: Row) -> Row:
-    """Return a row with its top-level bytes as tagged JSON."""
-    return {name: to_json(value) if type(value) is bytes else value for name, value in row.items()}
 
 
 def open_to_write(raw: IO[bytes], name: str) -> IO[bytes]:

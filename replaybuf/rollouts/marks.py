@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import RolloutError
+from replaybuf.rollouts.group_fields import GroupFields
 from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
-    STEP_FIELDS,
     ExpiryRule,
     expired_before,
     has_response,
@@ -24,10 +24,7 @@ from replaybuf.rollouts.staleness import (
     reset_response,
     set_staleness,
     staleness_of,
-    step_ranges,
 )
-
-_FIELDS: Final = (*STEP_FIELDS, "reward")
 
 
 @dataclass(slots=True)
@@ -49,21 +46,27 @@ class Marks:
     due: list[bool] | None = None
 
     @classmethod
-    def of(cls, rollouts: Sequence[Any], kind: RolloutType, status: Status | None = None) -> Marks:
+    def of(
+        cls,
+        rollouts: Sequence[Any],
+        kind: RolloutType,
+        status: Status | None = None,
+        group: GroupFields | None = None,
+    ) -> Marks:
         """Return the marks of decoded rollouts. Raises RolloutError.
 
-        `status` is the group's, if it was put without a train step.
+        `status` is the group's, if it was put without a train step; `group` has the fields of the rollouts, if known.
         """
-        values = [*map(kind.reader(_FIELDS), rollouts)]
+        group = group or GroupFields.of(rollouts, kind)
         try:
-            ranges = step_ranges(values)
+            ranges = group.ranges()
         except (TypeError, ValueError, OverflowError) as error:
             raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
         oldest, newest = map(list, zip(*ranges, strict=True)) if ranges else ([], [])
         for step in (*oldest, *newest):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
-        rewards = [reward_value(one[-1], kind.reward_key) for one in values]
+        rewards = [reward_value(reward, kind.reward_key) for reward in group.reward]
         return cls(oldest, newest, rewards, due=_due(rollouts, kind, status))
 
     @classmethod

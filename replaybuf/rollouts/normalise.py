@@ -7,25 +7,25 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from replaybuf.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
+from replaybuf.rollouts.group_fields import GroupFields
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
-    date_response,
+    date_responses,
     expired_before,
     find_expired,
     group_staleness,
     has_response,
     mask_stale_tokens,
-    oldest_step,
     refresh_group,
     reset_response,
     undated,
@@ -80,6 +80,7 @@ class Normalised:
     train_step: int | None
     dropped: bool = False
     doubts: dict[str, str] = field(default_factory=dict)
+    fields: GroupFields | None = None
 
 
 async def normalise(
@@ -102,16 +103,18 @@ async def normalise(
         rule.token_stale_threshold is not None,
     )
     rollout_type.require_all(rollouts, features)
-    listed, tokens = _count_tokens(rollouts, rollout_type)
+    group = GroupFields.of(rollouts, rollout_type)
+    work = partial(_normalise, rollouts, group, rollout_type, model_step, train_step, rule, said)
+    listed, tokens = _count_tokens(group.response_ids)
     if tokens >= _MANY_TOKENS:
         loop = asyncio.get_running_loop()
         turns = _loops.get(loop) or _loops.setdefault(loop, Turns())
         if listed >= _MANY_TOKENS:
             # One at a time: each computing thread can hold the GIL against the loop for some milliseconds.
             async with turns.in_thread:
-                return await asyncio.to_thread(_normalise, rollouts, rollout_type, model_step, train_step, rule, said)
+                return await asyncio.to_thread(work)
         await turns.begin(loop)
-    return _normalise(rollouts, rollout_type, model_step, train_step, rule, said)
+    return work()
 
 
 @lru_cache
@@ -136,6 +139,7 @@ def _features(
 
 def _normalise(
     rollouts: Sequence[Any],
+    group: GroupFields,
     kind: RolloutType,
     model_step: int | None,
     train_step: int | None,
@@ -143,13 +147,12 @@ def _normalise(
     said: Status | None,
 ) -> Normalised:
     try:
-        status = _status_of(rollouts, kind) if said is None else said
+        status = _status_of(rollouts, group, kind) if said is None else said
         if model_step is not None:
-            for rollout in rollouts:
-                date_response(rollout, model_step, kind)
+            date_responses(rollouts, group, model_step, kind)
         expiring = status in EXPIRING_STATUSES
-        doubts = _check_tokens(rollouts, kind) if expiring else {}
-        normal = _apply_rules(rollouts, kind, status, train_step, rule)
+        doubts = _check_tokens(group) if expiring else {}
+        normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and train_step is not None and rule.stale_threshold is not None:
             doubts |= _check_dated(rollouts, kind)
         normal.doubts = doubts
@@ -166,21 +169,22 @@ _PLAIN = (float, int, bool)
 _LISTS = frozenset({list, tuple})
 
 
-def _check_tokens(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
+def _check_tokens(group: GroupFields) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length. Raises RolloutError for None among the values."""
-    read = kind.reader((*_BY_TOKEN, "input_ids", "labels"))
-    *columns, input_ids, labels = zip(*map(read, rollouts), strict=True)
+    columns = group.response_ids, group.logprobs, group.response_mask, group.response_model_steps
     lengths = []
     for name, values in zip(_BY_TOKEN, columns, strict=True):
-        if not _LISTS.isdisjoint(map(type, values)) or any(map(_of_objects, values)):
+        kinds = {*map(type, values)}
+        fresh = name == "response_model_steps" and all(group.dated or (False,))
+        if not fresh and (not _LISTS.isdisjoint(kinds) or any(map(_of_objects, values))):
             _refuse_none(name, values)
-        lengths.append([*map(_length, values)])
+        lengths.append([*map(len if kinds <= _LISTS else _length, values)])
     given = [one for one in lengths[1:] if any(one)]
     if given.count(lengths[0]) == len(given):
         return {}
     doubts: dict[str, str] = {}
     for index, found in enumerate(zip(*lengths, strict=True)):
-        of_these = input_ids[index] is None and labels[index] is None  # these two may be of other tokens
+        of_these = group.input_ids[index] is None and group.labels[index] is None  # these two may be of other tokens
         if of_these and found[0] and len({0, *found}) > 2:
             listed = ", ".join(f"{length} {name}" for length, name in zip(found, _BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
@@ -225,7 +229,7 @@ def _may_hold_none(values: Sequence[Any]) -> bool:
 
 def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
     """Return a doubt if the group has responses, and none of its rollouts has model steps."""
-    if any(oldest_step(rollout, kind) is not None for rollout in rollouts):
+    if any(oldest is not None for oldest, _ in GroupFields.of(rollouts, kind).ranges()):
         return {}
     if not any(has_response(rollout, kind) for rollout in rollouts):
         return {}
@@ -236,20 +240,25 @@ def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
 
 
 def _apply_rules(
-    rollouts: Sequence[Any], kind: RolloutType, status: Status, train_step: int | None, rule: ExpiryRule
+    rollouts: Sequence[Any],
+    group: GroupFields,
+    kind: RolloutType,
+    status: Status,
+    train_step: int | None,
+    rule: ExpiryRule,
 ) -> Normalised:
-    refreshed = None if train_step is None else refresh_group(rollouts, train_step, kind)
-    staleness = group_staleness(rollouts, kind) if refreshed is None else max(refreshed)
+    refreshed = None if train_step is None else refresh_group(rollouts, train_step, kind, group)
+    staleness = group_staleness(rollouts, kind, group) if refreshed is None else max(refreshed)
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
-        return Normalised(status, staleness, train_step)
-    if rule.token_stale_threshold is not None and (index := unmatched(rollouts, kind)) is not None:
+        return Normalised(status, staleness, train_step, fields=group)
+    if rule.token_stale_threshold is not None and (index := unmatched(group)) is not None:
         raise RolloutError(
             f"rollouts[{index}] has more response_model_steps than places in its response_mask; both, and "
             "response_ids, must be of the same tokens: those of the response"
         )
-    expired = find_expired(rollouts, rule, train_step, kind, refreshed)
+    expired = find_expired(rollouts, rule, train_step, kind, refreshed, group)
     if train_step is not None and status != Status.COMPLETED:
         expired = sorted({*expired, *expired_before(rollouts, kind)})
     if (expired or status == Status.EXPIRED) and not rule.retryable:
@@ -258,18 +267,17 @@ def _apply_rules(
         return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)
     for index in expired:
         reset_response(rollouts[index], kind)
-    _mask(rollouts, kind, rule, train_step)
+    through = rule.masked_through(train_step)
+    if through is not None:
+        _mask(rollouts, kind, through)
     if not expired:
-        return Normalised(status, staleness, train_step)
+        return Normalised(status, staleness, train_step, fields=group if through is None else None)
     return Normalised(Status.EXPIRED, staleness, None)
 
 
-def _mask(rollouts: Sequence[Any], kind: RolloutType, rule: ExpiryRule, train_step: int | None) -> None:
+def _mask(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
     """Mask out the tokens that are too old. Raises RolloutError for a response whose age is unknown."""
-    through = rule.masked_through(train_step)
-    if through is None:
-        return
-    if (index := undated(rollouts, kind)) is not None:
+    if (index := undated(GroupFields.of(rollouts, kind))) is not None:
         raise RolloutError(
             f"rollouts[{index}] has a response without response_model_steps, so token_stale_threshold can't tell how "
             "old its tokens are; give put the model_step of the weights that wrote them, or no token_stale_threshold"
@@ -277,11 +285,10 @@ def _mask(rollouts: Sequence[Any], kind: RolloutType, rule: ExpiryRule, train_st
     mask_stale_tokens(rollouts, through, kind)
 
 
-def _count_tokens(rollouts: Sequence[Any], kind: RolloutType) -> tuple[int, int]:
+def _count_tokens(column: Sequence[Any]) -> tuple[int, int]:
     """Return the numbers of response tokens in lists and of all, as far as known."""
     listed = others = 0
-    for rollout in rollouts:
-        tokens = kind.get(rollout, "response_ids")
+    for tokens in column:
         if isinstance(tokens, (list, tuple)):
             listed += len(tokens)
         elif isinstance(tokens, np.ndarray):
@@ -289,7 +296,9 @@ def _count_tokens(rollouts: Sequence[Any], kind: RolloutType) -> tuple[int, int]
     return listed, listed + others
 
 
-def _status_of(rollouts: Sequence[Any], kind: RolloutType) -> Status:
+def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> Status:
+    if {*map(type, group.status)} == {Status}:
+        return group_status(group.status)
     statuses = []
     for index, rollout in enumerate(rollouts):
         try:

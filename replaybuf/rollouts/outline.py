@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from replaybuf.errors import RolloutError
+from replaybuf.rollouts.group_fields import GroupFields
 from replaybuf.rollouts.rewards import reward_value, unreadable
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -21,15 +22,44 @@ class FindText(Protocol):
     def __call__(self, text: str, since: int | None = None) -> list[int] | None: ...
 
 
-def outline(rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = None) -> list[dict[str, Any]]:
+def outline(
+    rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = None, group: GroupFields | None = None
+) -> list[dict[str, Any]]:
     """Return the outline of a group: one record for each rollout, as it was put.
 
     `rewards` and `error_msg` are optional. With `find` there are positions of texts in the payload: `response_at` if
     the response is longer than its preview; for the first rollout also `prompt_at`, likewise, and, if there are several
-    messages, `messages` with the role and the position of the text of each.
+    messages, `messages` with the role and the position of the text of each. `group` has the fields of the rollouts, if
+    they are known.
     """
-    read = kind.reader(_FIELDS)
-    records = [_record(rollout, kind, *read(rollout)) for rollout in rollouts]
+    group = group or GroupFields.of(rollouts, kind)
+    records: list[dict[str, Any]] = [
+        {
+            "id": _plain_id(rollout_id),
+            "status": status._value_ if type(status) is Status else _status(rollout, kind),
+            "staleness": int(staleness or 0),
+            "prompt_tokens": _length(prompt_ids),
+            "response_tokens": _length(response_ids),
+            "finish_reason": preview(finish_reason),
+            "response": preview(response),
+        }
+        for rollout, status, rollout_id, staleness, prompt_ids, response_ids, finish_reason, response in zip(
+            rollouts,
+            group.status,
+            group.rollout_id,
+            group.seq_staleness,
+            group.prompt_ids,
+            group.response_ids,
+            group.finish_reason,
+            group.response,
+            strict=True,
+        )
+    ]
+    for record, reward, error_msg in zip(records, group.reward, group.error_msg, strict=True):
+        if isinstance(reward, dict) and (parts := reward_parts(reward)):
+            record["rewards"] = parts
+        if error := preview(error_msg):
+            record["error_msg"] = error
     if find is not None and records:
         _add_places(records, rollouts, kind, find)
     return records
@@ -67,41 +97,6 @@ def _messages(messages: Sequence[Any], find: FindText) -> list[list[Any]]:
         else:
             described.append([preview(role)])
     return described
-
-
-_FIELDS: Final = (
-    *("status", "rollout_id", "seq_staleness", "prompt_ids", "response_ids"),
-    *("finish_reason", "response", "reward", "error_msg"),
-)
-
-
-def _record(
-    rollout: Any,
-    kind: RolloutType,
-    status: Any,
-    rollout_id: Any,
-    seq_staleness: Any,
-    prompt_ids: Any,
-    response_ids: Any,
-    finish_reason: Any,
-    response: Any,
-    reward: Any,
-    error_msg: Any,
-) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "id": _plain_id(rollout_id),
-        "status": status._value_ if type(status) is Status else _status(rollout, kind),
-        "staleness": int(seq_staleness or 0),
-        "prompt_tokens": _length(prompt_ids),
-        "response_tokens": _length(response_ids),
-        "finish_reason": preview(finish_reason),
-        "response": preview(response),
-    }
-    if isinstance(reward, dict) and (parts := reward_parts(reward)):
-        record["rewards"] = parts
-    if error := preview(error_msg):
-        record["error_msg"] = error
-    return record
 
 
 def reward_parts(reward: Any) -> dict[str, float | str]:

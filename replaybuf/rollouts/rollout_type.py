@@ -208,6 +208,10 @@ class RolloutType:
             known = self._readers[names] = self._reader(names)
         return known
 
+    def columns(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[list[Any]]:
+        """Return the values of these fields of ours, in a list for each field, None for a missing one."""
+        return [*map(list, zip(*map(self.reader(names), rollouts), strict=True))]
+
     def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
         theirs = [self._theirs.get(name, name) for name in names]
         if self.is_dict and None not in theirs:
@@ -248,6 +252,15 @@ class RolloutType:
             self._shape.set(rollout, theirs, value)
         except (AttributeError, TypeError, ValueError) as error:
             raise RolloutError(f"can't set {theirs!r} of a {type(rollout).__qualname__}: {error}") from error
+
+    def set_all(self, rollouts: Sequence[Any], name: str, values: list[Any]) -> list[Any]:
+        """Set our field `name` of rollouts, in place, as `set` does; return the values that they have then."""
+        theirs = self._theirs.get(name, name)
+        if theirs is not None and self._shape.set_directly(rollouts, theirs, values):
+            return values
+        for rollout, value in zip(rollouts, values, strict=True):
+            self.set(rollout, name, value)
+        return [self.get(rollout, name) for rollout in rollouts]
 
     def status(self, rollout: Any) -> Status:
         """Return the status of a rollout; COMPLETED without one. Raises RolloutError for an unknown status."""

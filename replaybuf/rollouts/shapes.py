@@ -87,6 +87,10 @@ class Shape(ABC):
                 raise
             object.__setattr__(instance, name, value)
 
+    def set_directly(self, instances: Sequence[Any], name: str, values: Sequence[Any]) -> bool:
+        """Set a field of instances and return True, if that runs no code of their class."""
+        return False
+
     def problem(self, fields: Fields) -> str:
         """Describe unknown and missing fields; "" if there are none."""
         # Cache of valid tuples of names.
@@ -152,6 +156,14 @@ class _ModelShape(Shape):
             instance.__pydantic_fields_set__.add(name)
         else:
             super().set(instance, name, value)
+
+    def set_directly(self, instances: Sequence[Any], name: str, values: Sequence[Any]) -> bool:
+        if name not in self._set_directly:
+            return False
+        for instance, value in zip(instances, values, strict=True):
+            instance.__dict__[name] = value
+            instance.__pydantic_fields_set__.add(name)
+        return True
 
     def read(self, instance: Any) -> Fields:
         if self._few_omitted is not None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from replaybuf.checks import check_threshold
 from replaybuf.rollouts import fields
 from replaybuf.rollouts.fields import as_array, is_tensor
+from replaybuf.rollouts.group_fields import GroupFields, is_empty, is_text
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
@@ -80,8 +80,7 @@ def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) 
     an array. A token without a model step counts as old as the oldest of its response. Rollouts aren't changed if
     token-level expiry doesn't apply, or if no trainable token would be left, since those expire.
     """
-    for rollout, newest in zip(rollouts, newest_trainable_steps(rollouts, kind), strict=True):
-        oldest = oldest_step(rollout, kind)
+    for rollout, (oldest, newest) in zip(rollouts, GroupFields.of(rollouts, kind).ranges(), strict=True):
         if newest is not None and oldest is not None and oldest <= through < newest:
             _mask_one(rollout, through, kind)
 
@@ -107,10 +106,17 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
     kind.set(rollout, "response_mask", masked)
 
 
-def refresh_group(rollouts: Sequence[Any], train_step: int, kind: RolloutType) -> list[int]:
-    """Set each rollout's `seq_staleness`, if it has that field, to its staleness at `train_step`; return the values."""
-    values = [staleness_of(oldest_step(rollout, kind), train_step) for rollout in rollouts]
-    set_staleness(rollouts, values, kind)
+def refresh_group(
+    rollouts: Sequence[Any], train_step: int, kind: RolloutType, group: GroupFields | None = None
+) -> list[int]:
+    """Set each rollout's `seq_staleness`, if it has that field, to its staleness at `train_step`; return the values.
+
+    `group` has the fields of the rollouts, if they are known.
+    """
+    group = group or GroupFields.of(rollouts, kind)
+    values = [staleness_of(oldest, train_step) for oldest, _ in group.ranges()]
+    if group.seq_staleness != values:
+        group.seq_staleness = kind.set_all(rollouts, "seq_staleness", values)
     return values
 
 
@@ -121,13 +127,9 @@ def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutT
             kind.set(rollout, "seq_staleness", staleness)
 
 
-def group_staleness(rollouts: Sequence[Any], kind: RolloutType) -> int:
+def group_staleness(rollouts: Sequence[Any], kind: RolloutType, group: GroupFields | None = None) -> int:
     """Return a group's staleness: the largest `seq_staleness` of its rollouts (0 for rollouts without that field)."""
-    return max(_own_staleness(rollout, kind) for rollout in rollouts)
-
-
-def _own_staleness(rollout: Any, kind: RolloutType) -> int:
-    return int(kind.get(rollout, "seq_staleness", 0) or 0)
+    return max(int(value or 0) for value in (group or GroupFields.of(rollouts, kind)).seq_staleness)
 
 
 def find_expired(
@@ -136,14 +138,16 @@ def find_expired(
     train_step: int | None,
     kind: RolloutType,
     staleness: Sequence[int] | None = None,
+    group: GroupFields | None = None,
 ) -> list[int]:
     """Return the indices of the rollouts that have expired, by their `staleness` (default: their `seq_staleness`)."""
     if not rule.active:
         return []
+    group = group or GroupFields.of(rollouts, kind)
     if staleness is None:
-        staleness = [_own_staleness(rollout, kind) for rollout in rollouts]
+        staleness = [int(value or 0) for value in group.seq_staleness]
     tokenwise = rule.token_stale_threshold is not None
-    newest = newest_trainable_steps(rollouts, kind) if tokenwise else [None] * len(rollouts)
+    newest = [step for _, step in group.ranges()] if tokenwise else [None] * len(rollouts)
     return [
         index
         for index, (value, step) in enumerate(zip(staleness, newest, strict=True))
@@ -185,109 +189,20 @@ def reset_response(rollout: Any, kind: RolloutType) -> None:
 
 # Model steps: the versions of the weights that wrote the tokens of a response
 
-#: Smaller arrays are compared as bytes, which is faster than comparing numbers.
-_LARGE = 16384
-
-
-def oldest_step(rollout: Any, kind: RolloutType) -> int | None:
-    """Return the oldest model step of the rollout's response, or None."""
-    steps = kind.get(rollout, "response_model_steps")
-    steps = steps if type(steps) is list else as_array(steps)
-    if steps is None or len(steps) == 0:
-        return None
-    return int(steps[0]) if _are_same(steps) else _lowest(steps)
-
 
 def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[int | None]:
-    """Return for each rollout the newest model step among its trainable tokens (response mask set).
-
-    None if token-level expiry doesn't apply: the group has `input_ids` or `labels`, or the rollout has no response, no
-    model steps, or no trainable token in its mask. A text response without token ids has its oldest model step.
-    """
-    return [newest for _, newest in step_ranges([*map(kind.reader(STEP_FIELDS), rollouts)])]
+    """Return for each rollout the newest model step among its trainable tokens, or None (`GroupFields.ranges`)."""
+    return [newest for _, newest in GroupFields.of(rollouts, kind).ranges()]
 
 
-#: The fields from which step ranges are computed.
-STEP_FIELDS: Final = ("response_model_steps", "response_ids", "response_mask", "input_ids", "labels", "response")
-
-
-def step_ranges(rollouts: Sequence[Sequence[Any]]) -> list[tuple[int | None, int | None]]:
-    """Return the oldest and the newest trainable model step of each rollout of a group, given its STEP_FIELDS.
-
-    As `oldest_step` and `newest_trainable_steps` do, in one pass. Further fields are ignored.
-    """
-    agentic = any(one[3] is not None or one[4] is not None for one in rollouts)
-    return [_step_range(one[0], one[1], one[2], one[5], agentic) for one in rollouts]
-
-
-def _is_empty(tokens: Any) -> bool:
-    try:
-        return len(tokens) == 0
-    except OverflowError:  # a range with more numbers than any memory holds
-        return False
-
-
-def _step_range(
-    steps: Any, response_ids: Any, mask: Any, response: Any, agentic: bool
-) -> tuple[int | None, int | None]:
-    steps = steps if type(steps) is list else as_array(steps)
-    if steps is None or len(steps) == 0:
-        return None, None
-    same = _are_same(steps)
-    oldest = int(steps[0]) if same else _lowest(steps)
-    if agentic:
-        return oldest, None
-    if response_ids is None or _is_empty(response_ids):
-        return oldest, oldest if _is_text(response) else None
-    if mask is None:
-        return oldest, oldest if same else _highest(steps)
-    mask = as_array(mask)
-    if same and len(mask) and mask[0]:
-        return oldest, oldest
-    return oldest, _newest_trainable(steps, mask, oldest)
-
-
-def _are_same(steps: Any) -> bool:
-    """Return whether all tokens have the same step, far faster than by minimum and maximum.
-
-    Most responses are written by the same weights from beginning to end.
-    """
-    if type(steps) is np.ndarray:
-        if steps.ndim != 1 or steps.nbytes > _LARGE:
-            return steps.ndim == 1 and bool((steps == steps[0]).all())
-        raw, size = steps.tobytes(), steps.itemsize
-        return raw[size:] == raw[:-size]
-    return type(steps) is list and steps.count(steps[0]) == len(steps)
-
-
-def _lowest(steps: Any) -> int:
-    return int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
-
-
-def _newest_trainable(steps: Any, mask: Any, oldest: int) -> int | None:
-    if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
-        length = min(len(steps), len(mask))
-        newest = _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
-    else:
-        newest = max(map(int, compress(steps, mask)), default=None)
-    if newest is None and np.any(np.asarray(mask[len(steps) :]) != 0):
-        return oldest  # trainable tokens without a step count as old as the oldest
-    return newest
-
-
-def _agentic(rollouts: Sequence[Any], kind: RolloutType) -> bool:
-    return any(kind.get(r, "input_ids") is not None or kind.get(r, "labels") is not None for r in rollouts)
-
-
-def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
+def undated(group: GroupFields) -> int | None:
     """Return the index of the first rollout with trainable tokens but without model steps, or None."""
-    if _agentic(rollouts, kind):
+    if group.agentic:
         return None
-    for index, rollout in enumerate(rollouts):
-        response_ids, mask = kind.get(rollout, "response_ids"), as_array(kind.get(rollout, "response_mask"))
-        if response_ids is None or len(response_ids) == 0 or oldest_step(rollout, kind) is not None:
+    for index, (tokens, mask) in enumerate(zip(group.response_ids, group.response_mask, strict=True)):
+        if tokens is None or len(tokens) == 0 or group.ranges()[index][0] is not None:
             continue
-        if mask is None or np.any(np.asarray(mask) != 0):
+        if mask is None or np.any(np.asarray(as_array(mask)) != 0):
             return index
     return None
 
@@ -295,38 +210,24 @@ def undated(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
 def is_undated(rollout: Any, kind: RolloutType) -> bool:
     """Return whether a rollout, of a class that may have model steps, has response tokens without one."""
     tokens, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
-    if not kind.may_have("response_model_steps") or tokens is None or _is_empty(tokens):
+    if not kind.may_have("response_model_steps") or tokens is None or is_empty(tokens):
         return False
     return len(tokens) > (0 if steps is None else len(steps))
 
 
-def unmatched(rollouts: Sequence[Any], kind: RolloutType) -> int | None:
+def unmatched(group: GroupFields) -> int | None:
     """Return the index of the first rollout with model steps beyond its mask, or None.
 
     Steps and mask then belong to different tokens, so that stale tokens can't be determined.
     """
-    if _agentic(rollouts, kind):
+    if group.agentic:
         return None
-    for index, rollout in enumerate(rollouts):
-        mask, steps = kind.get(rollout, "response_mask"), kind.get(rollout, "response_model_steps")
-        if mask is not None and steps is not None and len(steps) > len(mask) and _has_tokens(rollout, kind):
+    columns = group.response_mask, group.response_model_steps, group.response_ids
+    for index, (mask, steps, tokens) in enumerate(zip(*columns, strict=True)):
+        given = mask is not None and steps is not None and tokens is not None
+        if given and len(steps) > len(mask) and not is_empty(tokens):
             return index
     return None
-
-
-def _has_tokens(rollout: Any, kind: RolloutType) -> bool:
-    response_ids = kind.get(rollout, "response_ids")
-    return response_ids is not None and not _is_empty(response_ids)
-
-
-def _is_text(response: Any) -> bool:
-    return isinstance(response, str) and response != ""
-
-
-def _highest(steps: Any) -> int | None:
-    if len(steps) == 0:
-        return None
-    return int(steps.max() if isinstance(steps, np.ndarray) else max(steps))
 
 
 def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
@@ -334,43 +235,51 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
 
     New steps are a list, or an int32 array or tensor if `response_ids` is an array or tensor.
     """
-    response_ids = kind.get(rollout, "response_ids")
-    _extend(rollout, 0 if response_ids is None else len(response_ids), model_step, kind)
+    response_ids, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
+    missing = (0 if response_ids is None else len(response_ids)) - (0 if steps is None else len(steps))
+    if missing > 0:
+        kind.set(rollout, "response_model_steps", _extended(steps, response_ids, missing, model_step))
 
 
-def date_response(rollout: Any, model_step: int, kind: RolloutType) -> None:
-    """Fill the model steps as `fill_model_steps` does; a text response without token ids gets one step.
+def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int, kind: RolloutType) -> None:
+    """Fill the model steps of rollouts as `fill_model_steps` does; text responses without token ids get one step.
 
     Raises RolloutError for a class with neither.
     """
-    response_ids = kind.get(rollout, "response_ids")
-    tokens = 0 if response_ids is None else len(response_ids)
-    if not tokens and _is_text(kind.get(rollout, "response")):
-        tokens = 1
-    elif not tokens and not kind.has(rollout, "response"):
-        kind.require(rollout, ("response_ids",), "model_step of a rollout that has no 'response'")
-    _extend(rollout, tokens, model_step, kind)
+    filled, whole = [*group.response_model_steps], [False] * len(rollouts)
+    columns = group.response_ids, group.response, group.response_model_steps
+    for index, (response_ids, response, steps) in enumerate(zip(*columns, strict=True)):
+        tokens = 0 if response_ids is None else len(response_ids)
+        if not tokens and is_text(response):
+            tokens = 1
+        elif not tokens and response is None and not kind.has(rollouts[index], "response"):
+            feature = "model_step of a rollout that has no 'response'"
+            kind.require(rollouts[index], ("response_ids",), feature)
+        known = 0 if steps is None else len(steps)
+        if tokens > known:
+            filled[index] = _extended(steps, response_ids, tokens - known, model_step)
+            whole[index] = known == 0
+    changed = [index for index, steps in enumerate(filled) if steps is not group.response_model_steps[index]]
+    if changed:
+        chosen = rollouts if len(changed) == len(rollouts) else [rollouts[index] for index in changed]
+        now = kind.set_all(chosen, "response_model_steps", [filled[index] for index in changed])
+        for index, steps in zip(changed, now, strict=True):
+            whole[index] = whole[index] and steps is filled[index]
+            group.response_model_steps[index] = steps
+        group.dated = whole
 
 
-def _extend(rollout: Any, length: int, model_step: int, kind: RolloutType) -> None:
-    """Extend the model steps of a rollout to this length."""
-    steps = kind.get(rollout, "response_model_steps")
-    missing = length - (0 if steps is None else len(steps))
-    if missing <= 0:
-        return
-    response_ids = kind.get(rollout, "response_ids")
-    filled: Any
+def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:
+    """Return model steps with so many more."""
+    if steps is None and isinstance(response_ids, np.ndarray):
+        return _repeated(model_step, missing)
+    if isinstance(steps, np.ndarray):
+        return np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     if is_tensor(steps):
-        filled = fields.extended(steps, missing, model_step)
-    elif steps is None and is_tensor(response_ids):
-        filled = fields.repeated(model_step, missing, like=response_ids)
-    elif isinstance(steps, np.ndarray):
-        filled = np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
-    elif steps is None and isinstance(response_ids, np.ndarray):
-        filled = _repeated(model_step, missing)
-    else:
-        filled = [*(steps or ()), *([model_step] * missing)]
-    kind.set(rollout, "response_model_steps", filled)
+        return fields.extended(steps, missing, model_step)
+    if steps is None and is_tensor(response_ids):
+        return fields.repeated(model_step, missing, like=response_ids)
+    return [*(steps or ()), *([model_step] * missing)]
 
 
 def _repeated(step: int, times: int) -> npt.NDArray[np.int32]:

@@ -56,6 +56,10 @@ class Clock:
             else:
                 self.idle_time = max(self.idle_time, key / IDLE - 1.0)
 
+    def tick(self) -> None:
+        """Advance to the next moment, which has other samples. It is so near that all keys stay valid."""
+        self.time, self.idle_time = math.nextafter(self.time, math.inf), math.nextafter(self.idle_time, math.inf)
+
     def is_worn(self, weights: Iterable[float]) -> bool:
         """Return whether keys of these weights have lost too many digits, so that all keys must be drawn anew."""
         return self.idle_time > _FEW_DIGITS or any(self.time * weight > _FEW_DIGITS for weight in weights)

@@ -12,6 +12,7 @@ from replaybuf import notebook, units
 from replaybuf.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.query import Node
+from replaybuf.rollouts.group_fields import GroupFields
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import Status
 
@@ -48,7 +49,8 @@ class NewGroup:
     `stays_leased` the lease holds the new group instead. `tags` belong to the caller: the store keeps and returns
     copies, and stores `{}` as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for `Codec.encode`. If
     `dropped` is a list, the groups removed in the same transaction are added to it after the commit. `worker` is the
-    worker name recorded with the put, and `put_step` the train step given to it.
+    worker name recorded with the put, and `put_step` the train step given to it. `fields` has the fields of the
+    rollouts, if they are known.
 
     A group from another store has its `payload`, which is stored unchanged, and its `times_sampled`, `deliveries`,
     `error` and `trained_step`; `rollouts` are then only read.
@@ -75,6 +77,7 @@ class NewGroup:
     worker: str | None = None
     put_step: int | None = None
     trained_step: int | None = None
+    fields: GroupFields | None = None
 
 
 @dataclass(slots=True)

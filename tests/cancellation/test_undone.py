@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer, Status
+from replaybuf.storage.sql.tasks.delivery import Drawing, Taken
 from tests.cancellation.ways import by_cancel, ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
@@ -24,6 +25,33 @@ async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_
         undo = await take(buffer, 4)
         await undo()
         assert +Counter(await buffer.storage.tallies()) == before
+
+
+async def test_groups_that_were_offered_but_not_received_are_back_before_the_next_call(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's loop is busy when they are offered, and then cancels their take."""
+    await fill(buffer, 3)
+    undo, counted = Drawing.undo, threading.Event()
+
+    async def undo_late(drawing: Drawing, taken: Taken | None) -> None:
+        for _ in range(200):
+            if not counted.is_set():
+                await asyncio.sleep(0.001)
+        await undo(drawing, taken)
+
+    monkeypatch.setattr(Drawing, "undo", undo_late)
+    task = asyncio.create_task(buffer.get(3, TASK))
+    await asyncio.sleep(0)
+    thread, deadline = buffer.storage.thread, time.monotonic() + 10
+    while not any(one.outcome for ref in list(thread._calls.values()) if (one := ref())):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # noqa: ASYNC251
+    task.cancel()
+    assert await ended(task) is None
+    found = await buffer.count_where({})
+    counted.set()
+    assert found == 3
 
 
 @pytest.mark.parametrize("times", [1, 0])

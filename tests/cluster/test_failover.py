@@ -164,6 +164,9 @@ async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchron
             assert await take_all(buffer) == [2]
 
 
+_END_WAITS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
 @pytest.mark.long
 async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_not_believed(
     synchronous: Cluster,
@@ -172,7 +175,7 @@ async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_
     url = synchronous.new_database()
 
     async def cut_soon(link: Link) -> bool:
-        asyncio.get_running_loop().call_later(0.5, link.cut)
+        asyncio.get_running_loop().call_later(0.3, link.cut)
         return True
 
     async with behind_proxy(synchronous, url) as (proxy, behind), build(behind) as buffer:
@@ -184,6 +187,9 @@ async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_
         putting = asyncio.create_task(buffer.put(group(2), TASK))
 
         async def is_there() -> bool:
+            synchronous.primary.ask(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            )
             return synchronous.primary.ask_in(url, "SELECT count(*) FROM rb_group") == [3]
 
         await until(is_there, 30)

@@ -50,7 +50,6 @@ CONVERTERS = {
     Box: ("box", _open, Box),
     Moves: ("moves", lambda moves: ";".join(moves.names), lambda text: Moves(text.split(";"))),
     fractions.Fraction: ("fraction", str, fractions.Fraction),
-    np.ndarray: ("array", lambda array: array.tolist(), np.array),
     set: ("set", sorted, set),
 }
 
@@ -69,12 +68,12 @@ def test_what_a_converter_returns_comes_back_as_it_was(value: Any) -> None:
 
 
 def test_a_converter_wins_over_what_is_known_of_its_class() -> None:
-    value = {"a": Moves(["x", "y"]), "b": fractions.Fraction(1, 3), "c": np.arange(3), "d": {3, 1}}
+    value = {"a": Moves(["x", "y"]), "b": fractions.Fraction(1, 3), "c": {3, 1}}
     payload = CODEC.encode([value])
     (back,) = CODEC.decode(payload)
     assert same(list(back.items()), list(value.items()))
     (bare,) = Codec(RolloutType(dict), as_plain=True).decode(payload)
-    assert bare == {"a": "x;y", "b": "1/3", "c": [0, 1, 2], "d": [1, 3]}
+    assert bare == {"a": "x;y", "b": "1/3", "c": [1, 3]}
 
 
 def test_a_converter_is_for_exactly_its_class() -> None:
@@ -167,6 +166,7 @@ def test_hostile_contents_are_refused(content: Any) -> None:
     [
         ({"Box": ("box", _open, Box)}, "'Box' is no class"),
         ({list: ("list", _open, list)}, "list is stored as it is"),
+        ({np.ndarray: ("array", _open, list)}, "numpy.ndarray is stored as it is"),
         ({msgpack.ExtType: ("x", _open, Box)}, "ExtType is stored as it is"),
         ({Box: ("box", _open)}, r"Box needs \(name, encode, decode\)"),
         ({Box: "box"}, r"Box needs \(name, encode, decode\)"),

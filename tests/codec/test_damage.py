@@ -19,7 +19,7 @@ from replaybuf.codec import columns
 from replaybuf.codec import extension_types as ext
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import RolloutState, Status
-from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, head, hostile_field, sealed, with_checksum
+from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, hostile_field, sealed, with_checksum
 
 
 def shared_group() -> list[RolloutState]:
@@ -129,7 +129,7 @@ wire = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=10)
         | st.dictionaries(st.text(), inner, max_size=3)
-        | st.tuples(st.sampled_from([*range(1, 26), *range(30, 45)]), inner).map(lambda p: {MARK[p[0]]: p[1]})
+        | st.tuples(st.sampled_from([*range(1, 31)]), inner).map(lambda p: {MARK[p[0]]: p[1]})
     ),
     max_leaves=12,
 )
@@ -151,12 +151,12 @@ def test_any_column_with_a_right_checksum_raises_nothing_else(kind: int, content
     decodes_or_decode_error(sealed(msgpack.packb(["a", columns.ARRAYS, 0]), rows, table=table, blocks=[bytes(64)]))
 
 
-def small_array(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
-    return hostile_field(msgpack.ExtType(ext.SMALL_ARRAY, bytes(4) + head(dtype, shape) + raw))
-
-
 def reference(entry: int = 0, place: int = 0) -> msgpack.ExtType:
-    return msgpack.ExtType(ext.ARRAY_IN_BLOCK, struct.pack("<II", entry, place))
+    return msgpack.ExtType(ext.ARRAY, struct.pack("<II", entry, place))
+
+
+def small_array(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
+    return hostile_field(reference(), table=[dtype.decode("latin-1"), raw, [shape]])
 
 
 def array_in_block(dtype: bytes, shape: list[int], raw: bytes) -> bytes:
@@ -188,14 +188,11 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
     "payload",
     [
         *(make(*content) for make in (small_array, array_in_block) for content in ODD_ARRAYS),
-        hostile_field(msgpack.ExtType(ext.SMALL_ARRAY, b"")),
-        hostile_field(msgpack.ExtType(ext.SMALL_ARRAY, b"\0\0\0\0\xff\x01<i8")),
         hostile_field(msgpack.ExtType(ext.STATUS, b"eaten")),
-        hostile_field(msgpack.ExtType(ext.ARRAY_IN_BLOCK, b"")),
+        hostile_field(msgpack.ExtType(ext.ARRAY, b"")),
         hostile_field(reference()),
         hostile_field(reference(1), bytes(8), table=["<i8", [0], [1]]),
         hostile_field(reference(place=1), bytes(8), table=["<i8", [0], [1]]),
-        hostile_field(1, bytes(64)),
         tabled("<i8", 0, [1, 2]),
         tabled("<i8", 0, [3, -1]),
         tabled("<i8", 0, [2]),
@@ -204,13 +201,10 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         tabled("<i8", -1, [1, 1]),
         tabled("<i8", [-1], [2]),
         tabled("<i8", [0], [1]),
-        tabled("<i8", [0] * 17, [2] * 17),
-        tabled("<i8", 0, [1, 1], "<i8", 0, [1, 1]),
-        tabled("<i8", 0, [1, 1], "<i8", [0], [2]),
+        tabled("<i8", [0] * 99, [2] * 99),
         tabled("<i8", 0, [1, 1], entry=-1),
         tabled("<i8", 0, [1, 1], entry=1),
         tabled("<i8", 0, [1, 1], entry=[0]),
-        tabled("<i8", 0, [1, 1], blocks=[bytes(16), bytes(8)]),
         tabled("|O", 0, [1, 1]),
         tabled("<i8", 0, []),
         tabled("<i8", 0),
@@ -234,9 +228,7 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         sealed(msgpack.packb([None, columns.ROWS, {}, 1]), 2),
         sealed(msgpack.packb([None, columns.ROWS, {}]), 2),
         sealed(msgpack.packb(7), 2),
-        sealed(msgpack.packb([]), blocks=[bytes(8)]),
         *(sealed(msgpack.packb([]), blocks=[bytes(8)], **{name: 2**31}) for name in ("msgpack", "head", "size")),
-        hostile_field({MARK[ext.BYTEARRAY]: 10**12}),
         hostile_field({MARK[ext.TUPLE]: 3}),
         hostile_field({MARK[ext.SET]: [[]]}),
         hostile_field({MARK[ext.DECIMAL]: "x"}),
@@ -250,9 +242,6 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         hostile_field({MARK[ext.DEQUE]: [None, "ab"]}),
         hostile_field({MARK[ext.PATH]: ["Path", "a"]}),
         hostile_field({MARK[ext.PATH]: ["PosixPath", 1]}),
-        hostile_field({MARK[ext.MEMORYVIEW]: ["i", [2**40], bytes(4)]}),
-        hostile_field({MARK[ext.MEMORYVIEW]: ["B", [2], bytes(4)]}),
-        hostile_field({MARK[ext.MEMORYVIEW]: ["O", [1], bytes(8)]}),
         hostile_field({MARK[ext.ORDERED_DICT]: []}),
         hostile_field({MARK[ext.DEFAULT_DICT]: ["exit", {}]}),
         hostile_field({MARK[ext.DEFAULT_DICT]: ["list", []]}),

@@ -18,10 +18,10 @@ from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
-from tests.codec.values import DICTS, MARK, head, hostile_field, round_trip, with_checksum
+from tests.codec.values import DICTS, MARK, hostile_field, round_trip, with_checksum
 
 MODES = ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F")
-SMALL = [msgpack.ExtType(ext.SMALL_ARRAY, bytes(4) + head(b"|u1", [size]) + bytes(size)) for size in range(4)]
+PIXELS = msgpack.ExtType(ext.ARRAY, bytes(8))
 PLAIN = Codec(RolloutType(dict), as_plain=True)
 
 
@@ -126,19 +126,21 @@ def test_changed_images_with_a_right_checksum_raise_nothing_else(place: int, val
 @pytest.mark.parametrize(
     "content",
     [
-        ["RGB", [2**20, 2**20], SMALL[0], {}],
-        ["RGB", [0, 2**30], SMALL[0], {}],
-        ["RGB", [-1, -1], SMALL[3], {}],
-        ["RGB", [1.0, 1], SMALL[3], {}],
-        ["nope", [1, 1], SMALL[3], {}],
-        ["P", [1, 1], SMALL[1], {}],
-        ["RGB", [1, 1], SMALL[3], []],
-        ["RGB", [1, 1], bytes(3), {}],
-        ["RGB", [1, 1], "abc", {}],
-        [],
+        ["RGB", [2**20, 2**20], PIXELS, {}, 0],
+        ["RGB", [0, 2**30], PIXELS, {}, 0],
+        ["RGB", [-1, -1], PIXELS, {}, 3],
+        ["RGB", [1.0, 1], PIXELS, {}, 3],
+        ["nope", [1, 1], PIXELS, {}, 3],
+        ["P", [1, 1], PIXELS, {}, 1],
+        ["RGB", [1, 1], PIXELS, [], 3],
+        ["RGB", [1, 1], bytes(3), {}, 3],
+        ["RGB", [1, 1], "abc", {}, 3],
+        [3],
     ],
 )
 def test_hostile_images_are_refused(content: Any) -> None:
+    *content, size = content
+    payload = hostile_field({MARK[ext.IMAGE]: content}, table=["|u1", bytes(size), [size]])
     for codec in (DICTS, PLAIN):
         with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
-            codec.decode(hostile_field({MARK[ext.IMAGE]: content}))
+            codec.decode(payload)

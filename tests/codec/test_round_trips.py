@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import struct
 import subprocess
@@ -53,28 +52,8 @@ def test_numpy_strings_keep_trailing_zeros() -> None:
     assert same(round_trip([np.str_("a\0"), np.bytes_(b"a\0")]), [np.str_("a\0"), np.bytes_(b"a\0")])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [bytearray(b"x"), {"a": [1, (bytearray(b"x"),)]}, [{1: bytearray(b"x")}, "s"], [1, np.int8(1), bytearray(b"x"), 1]],
-)
-def test_a_bytearray_comes_back_as_bytearray(value: Any) -> None:
-    assert same(round_trip(value), value)
-
-
-def test_a_bytearray_amid_a_long_list_of_numbers_comes_back_as_bytes() -> None:
+def test_bytes_in_a_long_list_of_numbers_come_back_as_bytes() -> None:
     assert same(round_trip([*range(32), bytearray(b"x"), 1]), [*range(32), b"x", 1])
-    assert same(round_trip([*range(30), bytearray(b"x"), 1]), [*range(30), bytearray(b"x"), 1])
-
-
-@pytest.mark.parametrize("long", [[7] * 33, [0.5] * 33, [7, *[0.5] * 40, 9]])
-def test_the_garbage_collector_passes_over_long_lists_of_numbers(long: list[Any]) -> None:
-    assert not gc.is_tracked(round_trip(long))
-    assert not gc.is_tracked(round_trip({"nested": [long]})["nested"][0])
-
-
-@pytest.mark.parametrize("other", [[[1]] * 40, [{"a": 1}] * 40, [1, {"a": [2]}]])
-def test_the_garbage_collector_knows_lists_that_hold_others(other: list[Any]) -> None:
-    assert gc.is_tracked(round_trip(other))
 
 
 def test_a_fold_and_a_time_zone_survive() -> None:
@@ -104,9 +83,9 @@ def test_the_payload_shares_nothing_with_the_rollouts() -> None:
 
 
 def test_encoding_leaves_the_rollouts_as_they_are() -> None:
-    rollout = {"a": bytearray(b"x"), "b": (1, [Status.INIT])}
+    rollout = {"a": {"x": b"x"}, "b": (1, [Status.INIT])}
     DICTS.encode([rollout])
-    assert same(rollout, {"a": bytearray(b"x"), "b": (1, [Status.INIT])})
+    assert same(rollout, {"a": {"x": b"x"}, "b": (1, [Status.INIT])})
 
 
 def test_encoding_is_deterministic() -> None:
@@ -158,7 +137,8 @@ def test_the_format_is_what_the_docstrings_say() -> None:
     packed = msgpack.packb([None, columns.ROWS, {"a": 1}])
     assert DICTS.encode([{"a": 1}]) == sealed(packed)
     many, few = np.arange(128, dtype="<i2"), np.arange(100, dtype="<i4")
-    packed = msgpack.packb([None, columns.ROWS, {"a": [msgpack.ExtType(ext.ARRAY_IN_BLOCK, bytes(8))]}])
+    packed = msgpack.packb([None, columns.ROWS, {"a": [msgpack.ExtType(ext.ARRAY, bytes(8))]}])
+    assert DICTS.encode([{"a": [few[:3]]}]) == sealed(packed, table=["<i4", few[:3].tobytes(), [3]])
     assert DICTS.encode([{"a": [many]}]) == sealed(packed, table=["<i2", [0], [128]], blocks=[many.tobytes()])
     group = [{"a": few[:40], "b": 1, "c": "x", "d": {"e": 1.5}}, {"a": few[40:], "b": 2, "c": "x", "d": {"e": 2.5}}]
     packed = msgpack.packb(

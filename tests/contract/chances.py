@@ -13,6 +13,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.rollouts.rollout import Status
+from replaybuf.storage.sql.statements import ordering
 from tests.contract.filling import numbers
 from tests.contract.harness import Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids
 
@@ -96,8 +97,12 @@ class ChanceLaws(Harness):
         assert chi_square(await tally(buffer, uids, 250), [50] * 5) < CRITICAL[4]
 
     @RANDOM
-    async def test_draws_with_a_where_are_as_random(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """Among the groups that match; and draws of all stay as random after them."""
+    @pytest.mark.parametrize("is_sparse", [False, True])
+    async def test_draws_with_a_where_are_as_random(
+        self, open_buffer: OpenBuffer, policy: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Among the groups that match, in the order of keys or afresh; and draws of all stay as random after them."""
+        monkeypatch.setattr(ordering.Source, "is_sparse", lambda *_: is_sparse)
         buffer = await open_buffer(policy, seed=8, max_times_sampled=0)
         tagged = await fill(buffer, 4, tags={"a": 1})
         others = await fill(buffer, 4)

@@ -1,17 +1,25 @@
-"""What is exported comes back as it was: every value, the metadata, and the order."""
+"""What is exported exactly comes back as it was; any other export has plain values, for people and programs."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import tempfile
+from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from replaybuf import ReplayBufferConfig
+from replaybuf import ReplayBufferConfig, Status
+from replaybuf.cli.app import app
+from replaybuf.files import exporting
 from replaybuf.rollouts.rollout_type import OUR_FIELDS
 from tests.codec.values import Bits, Color, Level, Name, same, values
 from tests.files.stores import contents, fill
@@ -36,7 +44,7 @@ async def test_an_import_of_an_export_gives_the_same_groups(url: str, tmp_path: 
     async with ReplayBufferConfig(url=url, max_times_sampled=3).build() as buffer:
         await fill(buffer)
         await buffer.sample({"math": 1})
-        done = await buffer.export(tmp_path / name, rows=rows)
+        done = await buffer.export(tmp_path / name, rows=rows, exact=True)
         assert (done.groups, done.rollouts, done.left, done.files) == (5, 10, 0, [tmp_path / name])
         before = await contents(buffer)
     async with ReplayBufferConfig(url="memory://").build() as other:
@@ -65,7 +73,7 @@ async def test_half_surrogate_pairs_come_back_wherever_they_are(tmp_path: Path, 
     async with config.build() as buffer, config.build() as other:
         for group in ([odd], [plain], [odd]):
             await buffer.put(group, "task", status="completed")
-        await buffer.export(tmp_path / name, rows=rows)
+        await buffer.export(tmp_path / name, rows=rows, exact=True)
         await other.import_from(tmp_path / name)
         assert [item.item async for item in other.find({})] == [[odd], [plain], [odd]]
 
@@ -89,9 +97,102 @@ def test_every_value_that_can_be_stored_comes_back(groups: list[list[dict[str, A
             for group in groups:
                 await buffer.put(group, "task", status="completed")
             before = [_sorted(item.item) async for item in buffer.find({})]
-            await buffer.export(path, rows=rows)
+            await buffer.export(path, rows=rows, exact=True)
             await other.import_from(path)
             assert same([_sorted(item.item) async for item in other.find({})], before)
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(go(Path(folder) / name))
+
+
+class Judge(Enum):
+    RULE = "rule"
+
+
+#: Values, as they are in JSON, and as Arrow's.
+PLAIN: dict[str, tuple[Any, Any, Any]] = {
+    "ids": (np.arange(3, dtype=np.int32), [0, 1, 2], "list<element: int32>"),
+    "experts": (np.arange(4, dtype=np.uint8).reshape(2, 2), [[0, 1], [2, 3]], "list<element: list<element: uint8>>"),
+    "half": (np.array([0.5], np.float16), [0.5], "list<element: float>"),
+    "mixed": ([1, 0.5], [1, 0.5], "list<element: double>"),
+    "message": ([{"role": "user", "content": "a"}], [{"role": "user", "content": "a"}], None),
+    "reward": ({"score": 0.5}, {"score": 0.5}, "string"),
+    "pair": ((1, "a"), [1, "a"], "string"),
+    "judge": (Judge.RULE, "rule", "string"),
+    "raw": (b"hi", "aGk=", "binary"),
+    "logprobs": ([0.5, -math.inf], [0.5, "-inf"], "list<element: double>"),
+    "when": (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00+00:00", "string"),
+    "numbers": ({1: "a"}, {"1": "a"}, "string"),
+}
+
+
+@pytest.mark.fast
+async def test_values_are_plain_and_what_became_text_is_named_once(tmp_path: Path) -> None:
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(
+        url="memory://", rollout_type=dict, fields=_UNUSED, types=[Judge]
+    )
+    async with config.build() as buffer:
+        for _ in range(2):
+            await buffer.put([{name: one for name, (one, _, _) in PLAIN.items()}], "task", status="completed")
+        done = await buffer.export(tmp_path / "a.jsonl")
+        await buffer.export(tmp_path / "a.parquet")
+        frame = await buffer.to_pandas()
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    expected = {name: one for name, (_, one, _) in PLAIN.items()}
+    assert [{name: row[name] for name in PLAIN} for row in (*lines, *frame.to_dict("records"))] == [expected] * 4
+    assert not any(name.endswith("payload") for name in lines[0])
+    assert done.warnings == [
+        "these values are text in the file: logprobs (-inf), numbers (int), raw (bytes), when (datetime); an exact "
+        "export has them as they are, too"
+    ]
+    schema = pytest.importorskip("pyarrow.parquet").read_schema(tmp_path / "a.parquet")
+    assert {name: str(schema.field(name).type) for name, one in PLAIN.items() if one[2]} == {
+        name: one[2] for name, one in PLAIN.items() if one[2]
+    }
+    assert str(schema.field("message").type) == "list<element: struct<role: string, content: string>>"
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("rows", ["rollouts", "groups"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+async def test_values_that_fit_no_column_are_in_more_and_plain_exports_are_imported(
+    tmp_path: Path, name: str, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "_GROUPS", 1)
+    first = {"x": 1, "y": 0.5, "text": "a", "reward": {"score": 1.0}, "rollouts": [], "tags": "b"}
+    odd = {"x": "a", "y": 2**60 + 1, "text": "\ud800", "reward": None, "z": (1,), "group.uid": 5, "rollouts": [2]}
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, fields=_UNUSED)
+    async with config.build() as buffer, config.build() as other:
+        for one in (first, odd):
+            await buffer.put([one], "task", status="completed")
+        await buffer.export(tmp_path / name, rows=rows)
+        await other.import_from(tmp_path / name)
+        found = [item.item[0] async for item in other.find({})]
+    there = {key: value for key, value in found[1].items() if value is not None}
+    assert (found[0], there) == (first, {**{k: v for k, v in odd.items() if v is not None}, "z": [1]})
+
+
+async def test_the_command_exports_classes_that_it_does_not_know(tmp_path: Path) -> None:
+    """Exactly, too: the payload is written anew as it stands, without the class."""
+    url = f"sqlite:///{tmp_path}/run.db"
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url=url, rollout_type=dict, fields=_UNUSED, types=[Judge])
+    async with config.build() as buffer:
+        await buffer.put([{"judge": Judge.RULE}], "task", status="completed")
+        for options in ([], ["--exact"]):
+            command = ["export", url, str(tmp_path / f"a{len(options)}.jsonl"), *options]
+            assert (await asyncio.to_thread(CliRunner().invoke, app, command)).exit_code == 0
+        await buffer.import_from(tmp_path / "a1.jsonl")
+        assert [item.item for item in [one async for one in buffer.find({})]] == [[{"judge": Judge.RULE}]] * 2
+    assert json.loads((tmp_path / "a0.jsonl").read_text())["judge"] == "rule"
+
+
+async def test_an_exact_export_has_rollouts_as_a_refresh_left_them(url: str, tmp_path: Path) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer, ReplayBufferConfig(url="memory://").build() as other:
+        await fill(buffer)
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 5, "code": 50}, current_train_step=20)
+        await buffer.export(tmp_path / "a.jsonl", exact=True)
+        await other.import_from(tmp_path / "a.jsonl")
+        before, after = await contents(buffer), await contents(other)
+    assert [one for one, _ in after] == [one for one, _ in before]
+    assert same(_fields(after), _fields(before))
+    assert {rollout.status for _, group in after for rollout in group} == {Status.COMPLETED, Status.EXPIRED}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import FileError
 from replaybuf.files import importing
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
+from replaybuf.rollouts.rollout_type import RolloutType
 from tests.files.stores import GOOD, fill, lines, write
 from tests.reasons import because
 
@@ -138,23 +141,25 @@ async def test_a_file_of_another_format_says_what_can_be_read(name: str, tmp_pat
             await buffer.import_from(tmp_path / "b.pt", partial=True)
 
 
+ONE = base64.b64encode(Codec(RolloutType(dict)).encode([{"message": []}])).decode()
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "a status": ({"group.status": "done"}, "line 1: group.status is 'done'; expected one of init"),
-    "a staleness": ({"group.staleness": "3"}, "line 1: group.staleness is '3'; expected a whole number"),
-    "no priority": ({"group.priority": None}, "line 1: group.priority is None; expected a number"),
-    "an order": ({"group.index": 1}, "line 1: group.index is 1 .*not in their order"),
-    "a dtype": ({"response_ids": [1.5]}, "line 1, field 'response_ids': expected a list of numbers"),
-    "a half": ({"logprobs": [1e300], "$kinds": {"logprobs": "array:<f2"}}, "line 1, field 'logprobs': .*too large"),
-    "a bfloat16": (
-        {"logprobs": [1e300], "$kinds": {"logprobs": "tensor:bfloat16:0"}},
-        "line 1, field 'logprobs': .*too large",
+    "a status": ({"group.status": "done"}, "line 1: group.status is 'done': Input should be 'init'"),
+    "a staleness": ({"group.staleness": "3"}, "line 1: group.staleness is '3': Input should be a valid integer"),
+    "no priority": ({"group.priority": None}, "line 1: group.priority is None: Input should be a valid number"),
+    "a number of draws": (
+        {"group.times_sampled": -1},
+        "line 1: group.times_sampled is -1: .*greater than or equal to 0",
     ),
-    "a range": ({"prompt_ids": [1 << 40]}, "line 1, field 'prompt_ids'"),
-    "a kind": ({"$kinds": {"response": "array:O"}}, "line 1, field 'response': there is no dtype"),
-    "a tag": ({"response": {"$python": "os"}}, r"line 1, field 'response': there is no tag '\$python'"),
-    "base64": ({"response": {"$bytes": "?"}}, "line 1, field 'response'"),
-    "an array": ({"response": {"$ndarray": ["<f4", [1 << 50], ""]}}, "line 1, field 'response'"),
-    "a content": ({"response": {"$datetime": ["x"]}}, "line 1: .*damaged"),
+    "an order": ({"group.index": 1}, "line 1: group.index is 1 .*not in their order"),
+    "a field": ({"respnse": "x"}, "line 1: .*no field 'respnse'"),
+    "more": ({"group.more": 5}, "line 1: group.more is 5; expected an object"),
+    "base64": ({"group.payload": "?"}, r"line 1: the payload can't be '\?'"),
+    "a kind of payload": ({"group.payload": 5.5}, "line 1: the payload can't be 5.5"),
+    "a payload": ({"group.payload": "AAAA"}, "line 1: .*payload"),
+    "the payload of another group": (
+        {"group.payload": ONE},
+        "line 1: the payload has 1 rollouts, and",
+    ),
 }
 
 
@@ -165,9 +170,9 @@ BEYOND: dict[str, tuple[dict[str, Any], str]] = {
     "seq_staleness": ({"seq_staleness": 10**30}, "seq_staleness is 1000.*, which is no difference"),
     "a NUL": ({"group.error": "a\0"}, r"error 'a\\x00' holds a NUL"),
     "a surrogate": ({"group.error": "\ud800"}, r"error '\\ud800' holds a NUL or a lone surrogate"),
-    "a huge created_at": ({"group.created_at": 10**400}, "group.created_at is 1000.*; expected a number"),
-    "a huge priority": ({"group.priority": 10**400}, "group.priority is 1000.*; expected a number"),
-    "a step": ({"response_model_steps": [10**30], "$kinds": {}}, "response_model_steps holds 1e.30"),
+    "a huge created_at": ({"group.created_at": 10**400}, "group.created_at is 1000.*: Input should be a valid number"),
+    "a huge priority": ({"group.priority": 10**400}, "group.priority is 1000.*: Input should be a valid number"),
+    "a step": ({"response_model_steps": [10**30]}, "response_model_steps holds 1e.30"),
 }
 
 
@@ -217,8 +222,9 @@ def _group(fields: Any, **about: Any) -> Any:
     """Return a table of one group with these rollouts, as our exports are, or nearly."""
     import pyarrow as pa
 
-    metadata = {"format": 1, "rows": "groups", "json": ["$more"], **about}
+    metadata = {"json": [], "rollouts": ["group.more"], **about}
     columns = {"uid": [1], "task_name": ["m"], "status": ["completed"], "staleness": [0], "rollouts": [fields]}
+    columns |= {"priority": [1.0], "created_at": [1.0], "times_sampled": [0], "deliveries": [0]}
     return pa.table(columns).replace_schema_metadata({"replaybuf": json.dumps(metadata)})
 
 
@@ -228,13 +234,14 @@ WRONG_TABLES: dict[str, tuple[Any, str]] = {
             lambda pa, text=text: pa.table({"response": ["x"]}).replace_schema_metadata({"replaybuf": text}),
             "metadata 'replaybuf' is damaged",
         )
-        for text in ("[]", '""', "0", "null", '{"format": 1}', '{"format": 1, "rows": "groups", "json": [[]]}', "\xff")
+        for text in ("[]", '""', "0", "null", '{"json": 1}', '{"json": [[]]}', '{"rollouts": [1]}', "\xff")
     },
-    "of a later version": (lambda pa: _group([], format=2), "the file has format 2 of replaybuf's; upgrade"),
     "more is a number": (
-        lambda pa: _group([{"$more": "{}"}, {"$more": "5"}]),
-        r"row 1, rollouts\[1\], column '\$more': 5; expected an object",
+        lambda pa: _group([{"group.more": "{}"}, {"group.more": "5"}]),
+        "row 1: group.more is 5; expected an object",
     ),
+    "more is no JSON": (lambda pa: _group([{"group.more": "{"}]), "row 1, column 'group.more': no JSON"),
+    "a text where JSON belongs": (lambda pa: _group([{"group.more": 5}]), "row 1, column 'group.more': no JSON"),
     "a rollout is a number": (lambda pa: _group([1]), r"row 1: rollouts is \[1\]; expected a list of objects"),
     "rollouts are a number": (lambda pa: _group(5), "row 1: rollouts is 5; expected a list of objects"),
     "two of a name": (

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from replaybuf import ReplayBuffer
 from replaybuf.errors import DecodeError, FencedError
 from replaybuf.query import FIELDS
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import payload
+from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import StorageItem
 from tests.contract.tallying import conserved
 from tests.postgres import execute
-from tests.stores import TASK, build, group, numbers_of, take_all
+from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 ORDERS = [(field, place % 2 == 0) for place, field in enumerate(FIELDS)]
 #: More than SQLite reads within the query.
@@ -210,3 +212,33 @@ async def test_a_transaction_that_is_run_again_tells_once(shared_url: str, monke
         )
     assert numbers_of([item.item for item in put]) == [0]
     assert numbers_of([item.item for item in refreshed]) == [1]
+
+
+_KEYS = "SELECT uid, uniform_key FROM rb_group ORDER BY uid"
+
+
+async def test_a_random_draw_of_few_that_match_leaves_the_keys_of_the_others(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it draws the same ones after a restore."""
+    monkeypatch.setattr(ordering, "_SAMPLE", 20)
+    async with build(shared_url, policy="uniform", seed=3) as buffer:
+        tagged = [await buffer.put(group(number), TASK, tags={"rare": 1}) for number in range(6)]
+        await fill(buffer, 60, first=6)
+        tagged += [await buffer.put(group(number), TASK, tags={"rare": 1}) for number in range(66, 72)]
+        await buffer.checkpoint(1)
+        before = await rows(buffer, _KEYS)
+        drawn = await draw_rare(buffer) + await draw_rare(buffer)
+        assert len(set(drawn)) == 4
+        assert set(drawn) < set(tagged)
+        assert await rows(buffer, _KEYS) == [row for row in before if row[0] not in drawn]
+        await buffer.restore(1)
+        assert await draw_rare(buffer) + await draw_rare(buffer) == drawn
+
+
+async def draw_rare(buffer: ReplayBuffer) -> list[int]:
+    return [item.uid for item in (await buffer.sample({TASK: 2}, where={"tags.rare": 1}))[TASK]]
+
+
+async def rows(buffer: ReplayBuffer, sql: str) -> list[Any]:
+    return list(await buffer.storage._run(lambda: buffer.storage.transactions.read(lambda tx: tx.table(sql)[1])))

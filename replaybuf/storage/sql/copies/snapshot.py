@@ -310,11 +310,10 @@ def _read_ends(tx: Transaction) -> tuple[int, int]:
 def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
     """Give empty lanes without started races the races of the buffer's own rules, as in a new buffer."""
     filled = {row["lane"] for row in tallies if row["name"] == str(Tally.SIZE) and row["amount"]}
-    clocks = {key: column.name for key, column in CLOCKS.items()}
     for row in lanes:
-        if row["id"] not in filled and not any(row[name] for name in (*clocks.values(), lane.c.idle_clock.name)):
+        if row["id"] not in filled and not any(row[name] for name in (*CLOCKS.values(), lane.c.idle_clock.name)):
             own = () if row["leased"] or row["status"] == str(Status.ARCHIVED) else rules.races
-            row.update({name: 0.0 if key in own else None for key, name in clocks.items()})
+            row.update({name: 0.0 if key in own else None for key, name in CLOCKS.items()})
 
 
 def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:

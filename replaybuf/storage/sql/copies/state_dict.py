@@ -33,6 +33,8 @@ from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
+from replaybuf.storage.sql.statements.files import name_files
+from replaybuf.storage.sql.statements.inserts import insert_groups
 from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.new_rows import (
     Apart,
@@ -41,7 +43,7 @@ from replaybuf.storage.sql.statements.new_rows import (
     check_size,
     describe,
     group_row,
-    insert_groups,
+    payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
@@ -260,7 +262,8 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     groups = [
         group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None, 0) for uid, one, key, ticket in keyed
     ]
-    insert_groups(tx, groups, [(uid, encoded) for uid, encoded, *_ in keyed])
+    name_files(tx, (encoded.extent for _, encoded, *_ in keyed if encoded.extent is not None))
+    insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
     for one in loaded.groups:
         rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
         rest |= {race: one.keys.get(race) for race in KEYS}

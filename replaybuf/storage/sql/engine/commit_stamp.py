@@ -6,7 +6,7 @@ own row and number:
 
 - If the first one still runs on the server, it holds the row, and the repeat waits for its end.
 - If it was committed, the row has the number already: nothing is changed, the client is told so (`is_raised`) before it
-  sends anything else, and the repeat ends there. The result is that of the first one.
+  sends anything else, and the repeat only confirms that (`confirm`). The result is that of the first one.
 - If it was rolled back, or never arrived, the repeat raises the number and goes on.
 
 A transaction can be committed only after its client has heard that the number was raised. So a first message that
@@ -52,8 +52,16 @@ def is_raised(status: str) -> bool:
     return status == "INSERT 0 1"
 
 
-#: Returns the number of a row, once no transaction that holds it runs any more; a missing row gets the number $2. The
-#: update follows that transaction in the WAL: where commits wait for a standby, this one waits for both.
+def confirm(stamp: Stamp) -> str:
+    """Return a statement after which a commit follows that of the stamp in the WAL, and waits for what that waits for.
+
+    A commit whose wait for a standby was interrupted can be seen, and would be lost with its server.
+    """
+    return f"UPDATE rb_counter SET value = value WHERE name = '{stamp.row}'"  # noqa: S608
+
+
+#: Returns the number of a row, once no transaction that holds it runs any more; a missing row gets the number $2. It
+#: confirms a commit as `confirm` does.
 READ_STAMP = """
     INSERT INTO rb_counter AS mark (name, value) VALUES ($1, $2)
     ON CONFLICT (name) DO UPDATE SET value = mark.value RETURNING value

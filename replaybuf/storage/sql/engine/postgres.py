@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 from replaybuf.errors import FencedError, ReplayBufError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.commit_stamp import is_raised, raise_stamp
+from replaybuf.storage.sql.engine.commit_stamp import confirm, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, DependsOn, Function, Steps
 from replaybuf.storage.sql.engine.errors import OtherServerError, says_unknown, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
@@ -161,7 +161,7 @@ class PostgresDatabase(Database):
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
         self._waits = CommitWaits(self.where, self._outage, self.pool.servers.one_more)
-        self._recovery = Recovery(self._outage, self._waits, self._connected, lambda: self.opened, self._note)
+        self._recovery = Recovery(self._outage, self._waits, self._connected, lambda: self.opened)
 
     async def read(
         self,
@@ -209,11 +209,12 @@ class PostgresDatabase(Database):
             async with self._connected(attempt) as connection:
                 self._check_followed(depends_on)
                 async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
+                    last: Sequence[str] | None
                     if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
-                        await send(connection, "ROLLBACK;")
-                        return attempt.result  # type: ignore[no-any-return]
-                    session = PostgresSession(connection)
-                    last = await run(lambda: transact(session))
+                        last = [confirm(attempt.stamp)]
+                    else:
+                        session = PostgresSession(connection)
+                        last = await run(lambda: transact(session))
                     attempt.committing = last is not None
                     if last is not None:
                         await self._commit(connection, last, attempt.since)
@@ -225,7 +226,7 @@ class PostgresDatabase(Database):
 
         # With a bound on lock waits, a locked transaction isn't retried.
         return await self._recovery.until_done(
-            once, stored="; nothing of it was stored", depends_on=depends_on, repeats_locked=patience is None
+            once, stored="; nothing of it was stored", repeats_locked=patience is None
         )
 
     async def _commit(
@@ -244,9 +245,6 @@ class PostgresDatabase(Database):
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
         if self.pool.servers.is_left(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
-        self._note(attempt, depends_on)
-
-    def _note(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
         if depends_on is DependsOn.CHECKPOINT:
             self.pool.servers.accept()
         if attempt.stamp is not None:

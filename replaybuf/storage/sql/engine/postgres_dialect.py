@@ -52,9 +52,14 @@ class PostgresDialect(Dialect):
         "in": "= ANY ({})",
         "not_in": "<> ALL ({})",
         "json": "CAST({} AS jsonb)",
+        "moment": f"CAST({{}} AS double precision) * 0 + {now}",
+        # In a subquery, evaluated once: a volatile function would rule out an index.
+        "clock": f"coalesce(CAST({{}} AS double precision), (SELECT {now}))",
+        "lock_of": f"{locked} OF {{}}",
         "lock": locked,
         "skip": skip,
         "now": now,
+        "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
     }
 

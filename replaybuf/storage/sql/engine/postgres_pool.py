@@ -7,7 +7,9 @@ that the client doesn't wait forever for an answer, and the server holds no lock
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -37,6 +39,8 @@ _IDLE_SECONDS = 300
 #: Connections per store at most, and seconds after which an idle one is closed.
 MOST_CONNECTIONS = 16
 KEPT_SECONDS = 60.0
+#: How many are made as soon as they are asked for, and how long others are waited for before there is one more.
+_QUICKLY_MADE, _PATIENCE_SECONDS = 4, 0.2
 #: How long a graceful close may take before the connection is terminated.
 _CLOSING_SECONDS = 2.0
 #: Texts and byte strings up to this length are sent without a check of the row's size.
@@ -54,6 +58,8 @@ class Pool:
         self.servers = Servers(url, makes.connect, writes=not read_only)
         self._options = {**options, "connect": self.servers.connect}
         self._pool: Any = None
+        self._is_making = False
+        self._freed = asyncio.Event()
 
     @property
     def size(self) -> int:
@@ -72,21 +78,43 @@ class Pool:
             await self._pool
         self.servers.look_out()
         async with asyncio.timeout(self._lock_timeout) as limit:
-            waits = self._pool.get_size() == MOST_CONNECTIONS and not self._pool.get_idle_size()
             try:
-                connection: Any = await self._pool.acquire()
-                while self.servers.is_left(connection.standing):
+                while self.servers.is_left((connection := await self._idle_or_new()).standing):
                     await self.discard(connection)
-                    connection = await self._pool.acquire()
                 return connection  # type: ignore[no-any-return]
             except asyncio.CancelledError as error:
-                if waits and limit.expired():
+                if self.size == MOST_CONNECTIONS and limit.expired():
                     raise UnreachableError(
                         f"all {MOST_CONNECTIONS} connections of this buffer were in use for more than "
                         f"{self._lock_timeout:g} s",
                         reason="pool busy",
                     ) from error
                 raise
+
+    async def _idle_or_new(self) -> Any:
+        """Return an idle connection, or a new one; wait while all are in use.
+
+        A new one costs the server more than many transactions. So one is made at a time, beyond the first few only for
+        somebody who has waited, and all others may be served by those that are given back meanwhile.
+        """
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not self._pool.get_idle_size():
+            left = 0.0 if self.size < _QUICKLY_MADE else until - time.monotonic()
+            if left <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
+                self._is_making = True
+                try:
+                    return await self._pool.acquire()
+                finally:
+                    self._is_making = False
+                    self._freed.set()
+            self._freed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), left if left > 0 else None)
+        return await self._pool.acquire()
+
+    async def _release(self, connection: asyncpg.Connection[Any]) -> None:
+        await self._pool.release(connection)
+        self._freed.set()
 
     async def discard(self, connection: asyncpg.Connection[Any]) -> None:
         """Close an unusable connection, and return its slot to the pool."""
@@ -99,7 +127,7 @@ class Pool:
             except Exception:
                 if not is_closed(connection):
                     connection.terminate()
-        await self._pool.release(connection)
+        await self._release(connection)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[asyncpg.Connection[Any]]:
@@ -117,7 +145,7 @@ class Pool:
         if is_closed(connection) or connection.is_in_transaction():
             await self.discard(connection)
         else:
-            await self._pool.release(connection)
+            await self._release(connection)
 
     async def close(self) -> None:
         """Close all connections."""

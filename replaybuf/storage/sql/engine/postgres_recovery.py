@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from replaybuf.errors import FencedError, LockedError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP
-from replaybuf.storage.sql.engine.database import DependsOn
 from replaybuf.storage.sql.engine.errors import StandbyWaitEnded, is_conflict, is_lost
 from replaybuf.storage.sql.engine.outage import (
     Attempt,
@@ -204,8 +203,8 @@ _LOOKING_SECONDS = 5.0
 class Recovery:
     """Retries a store's transactions until the outcome of each is known.
 
-    `connected(attempt)` lends a connection, `is_opened()` returns whether the store is open (before that nothing is
-    retried), and `note(attempt, depends_on)` is called for a transaction that turned out to be committed.
+    `connected(attempt)` lends a connection, and `is_opened()` returns whether the store is open; before that nothing is
+    retried.
     """
 
     def __init__(
@@ -214,24 +213,23 @@ class Recovery:
         waits: CommitWaits,
         connected: Callable[[Attempt[Any]], AbstractAsyncContextManager[asyncpg.Connection[Any]]],
         is_opened: Callable[[], bool],
-        note: Callable[[Attempt[Any], DependsOn], None],
     ) -> None:
-        self._outage, self._waits, self._connected = outage, waits, connected
-        self._is_opened, self._note = is_opened, note
+        self._outage, self._waits, self._connected, self._is_opened = outage, waits, connected, is_opened
 
     async def until_done(
         self,
         once: Callable[[Attempt[T]], Awaitable[T]],
         *,
         stored: str = "",
-        depends_on: DependsOn = DependsOn.NOTHING,
         repeats_locked: bool = True,
     ) -> T:
-        """Run `once` until it returns. An attempt whose answer to COMMIT was lost is repeated with its own stamp."""
+        """Run `once` until it returns. If the answer to COMMIT was lost, the next attempt has its stamp and result."""
         patience, conflicts = Patience(self._outage), 0
         doubtful: Attempt[T] | None = None
         while True:
-            attempt: Attempt[T] = Attempt(patience.since, stamp=None if doubtful is None else doubtful.stamp)
+            attempt: Attempt[T] = Attempt(patience.since)
+            if doubtful is not None:
+                attempt.stamp, attempt.result = doubtful.stamp, doubtful.result
             try:
                 result = await once(attempt)
             except ReplayBufError as error:
@@ -242,9 +240,10 @@ class Recovery:
                     await asyncio.sleep(0.01 * 2**conflicts)
                     continue
                 if attempt.committing and attempt.stamp is not None:
-                    doubtful = attempt
                     if error.reason == "standby awaited":
                         raise await self._not_replicated(attempt, error) from error
+                    if self._is_lost(error, attempt):
+                        doubtful = attempt
                 why = await self._why_again(error, attempt, doubtful, repeats_locked=repeats_locked)
                 try:
                     if why is None:
@@ -253,15 +252,12 @@ class Recovery:
                 except (TimeoutError, ReplayBufError) as end:
                     if doubtful is not None and not isinstance(end, FencedError):
                         raise self._unknown(doubtful, str(patience if why else error)) from error
-                    if isinstance(end, TimeoutError):
+                    if why is not None and isinstance(end, TimeoutError):
                         raise patience.given_up(stored) from error
                     raise
             else:
                 self._outage.end()
-                if doubtful is None or attempt.is_raised:
-                    return result
-                self._note(doubtful, depends_on)
-                return doubtful.result  # type: ignore[no-any-return]
+                return result
 
     async def _why_again(
         self, error: ReplayBufError, attempt: Attempt[Any], doubtful: Attempt[Any] | None, *, repeats_locked: bool
@@ -272,11 +268,10 @@ class Recovery:
         if self._is_lost(error, attempt):
             return error
         is_locked = isinstance(error, LockedError) or error.reason == "pool busy"
-        if is_locked and doubtful is not None:  # perhaps by the transaction whose answer was lost
-            return error
         if is_locked and repeats_locked and (why := await self._waits.why()):
             return UnreachableError(f"{error}; {why}", reason="standby awaited")
-        return None
+        # Perhaps the lock is that of the transaction whose answer was lost.
+        return error if is_locked and doubtful is not None else None
 
     def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
         if self._outage.on and not attempt.connected and error.reason == "pool busy":

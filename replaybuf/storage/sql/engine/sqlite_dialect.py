@@ -56,9 +56,13 @@ class SqliteDialect(Dialect):
         "in": "IN (SELECT value FROM json_each({}))",
         "not_in": "NOT IN (SELECT value FROM json_each({}))",
         "json": "{}",
+        "moment": "{}",
+        "clock": "{}",
+        "lock_of": "",
         "lock": "",
         "skip": "",
         "now": now,
+        "connections": "1",
         "shard": "0",
     }
 

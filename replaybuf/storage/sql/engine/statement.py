@@ -5,8 +5,11 @@ Most are texts with parameters `:name` and a few macros in braces, for which eac
 
     {in:uids}, {not_in:uids}  follow a column: it is, or isn't, one of the values of the list `uids`
     {json:tags}               the value `tags` as JSON
-    {lock}, {skip}            at the end of a query: locks its rows; the same without those that others have locked
+    {moment:at}               the moment `at` of the present, NULL for None: on a server its own time, as clocks differ
+    {clock:now}               the time `now` of the lease clock, by which leases end: on a server its own time
+    {lock}, {lock:g}, {skip}  at the end of a query: locks its rows; those of the table `g`; those not locked by others
     {now}                     the time in seconds since the epoch
+    {connections}             the number of connections to the database, by the server's count
     {shard}                   the shard of `rb_tally` that the transaction updates
 
 Statements that vary with a user's query or with the policy are SQLAlchemy Core, which its public methods compile.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
@@ -70,6 +74,18 @@ class Form:
         return tuple([converts[name](given[name]) if name in converts else given[name] for name in self.names])
 
 
+def form_of(statement: Any, dialect: Dialect) -> Form:
+    """Return a text, a Statement, or a statement of SQLAlchemy compiled for a dialect; the last each time."""
+    if isinstance(statement, str):
+        return _of_text(statement).form(dialect)
+    return statement.form(dialect) if isinstance(statement, Statement) else of_core(statement, dialect)
+
+
+@lru_cache(maxsize=1024)
+def _of_text(text: str) -> Statement:
+    return Statement(text)
+
+
 _PART = re.compile(r"\{(?P<macro>\w+)(?::(?P<argument>\w+))?\}|(?<![:\w]):(?P<name>[a-z_]\w*)")
 
 
@@ -89,7 +105,12 @@ def of_text(text: str, dialect: Dialect) -> Form:
             return parameter(found["name"])
         if argument is None:
             return dialect.macros[macro]
-        converts[argument] = to_json_text if macro == "json" else dialect.listed
+        if macro in ("lock", "skip"):
+            return dialect.macros[f"{macro}_of"].format(argument)
+        if macro == "json":
+            converts[argument] = to_json_text
+        elif macro in ("in", "not_in"):
+            converts[argument] = dialect.listed
         return dialect.macros[macro].format(parameter(argument))
 
     return Form(_PART.sub(replaced, text), names, converts=converts)
@@ -101,22 +122,16 @@ def to_json_text(value: Any) -> str | None:
 
 
 def of_core(statement: Any, dialect: Dialect) -> Form:
-    """Return a statement of SQLAlchemy compiled for a dialect; its parameters without a value are given later."""
+    """Return a statement of SQLAlchemy compiled for a dialect.
+
+    Its parameters without a value are given later, in the driver's form.
+    """
     compiled = compile_core(statement, dialect)
     required = {name for parameter, name in compiled.bind_names.items() if parameter.required}
     converts = converters(compiled, dialect)
     found = compiled.construct_params(dict.fromkeys(required))
-    fixed = {
-        name: converts[name](value) if name in converts else value
-        for name, value in found.items()
-        if name not in required
-    }
-    return Form(
-        str(compiled),
-        compiled.positiontup or (),
-        fixed,
-        {name: convert for name, convert in converts.items() if name in required},
-    )
+    fixed = {name: converts[name](value) if name in converts else value for name, value in found.items()}
+    return Form(str(compiled), compiled.positiontup or (), {name: fixed[name] for name in fixed.keys() - required})
 
 
 def compile_core(statement: Any, dialect: Dialect, given: Sequence[str] | None = None) -> SQLCompiler:

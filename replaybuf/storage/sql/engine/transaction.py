@@ -7,19 +7,17 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, TextClause, and_, bindparam, false, insert, text, true
-from sqlalchemy import Table as SqlTable
+from sqlalchemy import JSON, ColumnElement, TextClause, and_, false, true
 from sqlalchemy.sql.selectable import ReturnsRows
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction, Table
-from replaybuf.storage.sql.engine.statement import Convert, Statement, compile_core, converters
+from replaybuf.storage.sql.engine.statement import Statement, compile_core, converters, form_of
 from replaybuf.storage.sql.schema.tables import lane
 
 if TYPE_CHECKING:
@@ -103,25 +101,34 @@ class Transaction(ReadTransaction):
         return self.dialect.name
 
     def table(self, statement: str, /, **values: Any) -> Table:
-        sql, given = self.bound(text(statement), values) if values else (statement, ())
-        names, rows = self.session.table(sql, given)
+        form = form_of(statement, self.dialect) if values else None
+        names, rows = self.session.table(form.sql, form.values(values)) if form else self.session.table(statement)
         return names, [tuple(row) for row in rows]
 
-    def tuples(self, statement: str, /, **values: Any) -> Sequence[Row]:
-        return self.fetch(prepared(statement, tuple(values)), *values.values())
+    def tuples(self, statement: Any, /, **values: Any) -> Sequence[Row]:
+        form = form_of(statement, self.dialect)
+        return self.session.fetch(form.sql, form.values(values))
+
+    def change(self, statement: Any, /, **values: Any) -> int:
+        """Run a statement that returns no rows; return the number of changed rows."""
+        form = form_of(statement, self.dialect)
+        return self.session.change(form.sql, form.values(values))
+
+    def each(self, statement: str, rows: Sequence[Row]) -> None:
+        """Run a statement once for each row of values, which are in the order of its parameters."""
+        if rows:
+            form = form_of(statement, self.dialect)
+            if form.converts:
+                converts = [form.converts.get(name) for name in form.names]
+                rows = [[one if to is None else to(one) for to, one in zip(converts, row, strict=True)] for row in rows]
+            self.session.run_many(form.sql, rows)
 
     def seconds(self) -> float:
         return self.dialect.clock(self)
 
     def fetch(self, statement: Prepared, *values: Any) -> Sequence[Row]:
         """Run a prepared statement and return its rows in the driver's form."""
-        form = statement.form(self.dialect)
-        return self.session.fetch(form.sql, form.values(values))
-
-    def select(self, statement: Statement, /, **values: Any) -> Sequence[Row]:
-        """Run a statement and return its rows in the driver's form: JSON as text, booleans perhaps as integers."""
-        form = statement.form(self.dialect)
-        return self.session.fetch(form.sql, form.values(values))
+        return self.session.fetch(*statement.bind(self.dialect, values))
 
     def finish(self, statement: str) -> None:
         """Queue a statement to be sent together with COMMIT; no other statement may follow it."""
@@ -131,19 +138,8 @@ class Transaction(ReadTransaction):
     def run_many(self, statement: Prepared, rows: Sequence[Row]) -> None:
         """Run a prepared statement once for each row of values."""
         if rows:
-            form = statement.form(self.dialect)
-            self.session.run_many(form.sql, [form.values(row) for row in rows] if form.places else rows)
-
-    def insert(self, table: SqlTable, rows: Sequence[Row]) -> None:
-        """Insert rows with values for all columns of a table, in its order.
-
-        Columns that are None in all rows are left out: `sqlite3` takes longer to bind a None than a number, and most
-        columns of a group are None.
-        """
-        if rows:
-            columns, empty = [*zip(*rows, strict=True)], (None,) * len(rows)
-            filled = tuple([column != empty for column in columns])
-            self.run_many(insertion(table, filled), [*zip(*compress(columns, filled), strict=True)])
+            made = [statement.bind(self.dialect, row) for row in rows]
+            self.session.run_many(made[0][0], [values for _, values in made])
 
     def execute(self, statement: Any, parameters: Any = None) -> Rows:
         """Run a SQLAlchemy statement, once or for each of a list of parameters."""
@@ -158,11 +154,6 @@ class Transaction(ReadTransaction):
             return rows_of(*self.session.table(made.sql, made.values))
         return Rows([], self.session.change(made.sql, made.values))
 
-    def bound(self, statement: Any, parameters: Any) -> tuple[str, Row]:
-        """Return the driver's SQL and parameter values of a SQLAlchemy statement."""
-        made = bound(statement, parameters, self.dialect)
-        return made.sql, made.values
-
     def run(self, sql: str, *values: Any) -> Sequence[Row]:
         """Run SQL in the driver's own form and return its rows, if any."""
         return self.session.fetch(sql, values)
@@ -171,66 +162,19 @@ class Transaction(ReadTransaction):
 Row = Sequence[Any]
 
 
-class Prepared:
-    """A statement compiled once per dialect, with the parameters `names`, a `bindparam` each.
+class Prepared(Statement):
+    """A statement of SQLAlchemy whose values are given in the order of `names`."""
 
-    `build(dialect)` returns the statement. Values are given in the order of the names, in the driver's form: JSON as
-    text, lists as returned by `Dialect.listed`. Rows are the driver's: JSON as text, booleans perhaps as integers.
-    """
-
-    __slots__ = ("_build", "_forms", "_names")
+    __slots__ = ("names",)
 
     def __init__(self, build: Callable[[Dialect], Any], *names: str) -> None:
-        self._build = build
-        self._names = names
-        self._forms: dict[Dialect, Form] = {}
+        super().__init__(build)
+        self.names = names
 
-    def form(self, dialect: Dialect) -> Form:
-        """Return the statement compiled for a dialect."""
-        form = self._forms.get(dialect)
-        if form is None:
-            form = self._forms[dialect] = Form.of(self._build(dialect), self._names, dialect)
-        return form
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A compiled statement; each of its `places` is the index of a given value, or None and a fixed value.
-
-    Without `places` the given values are the driver's parameters.
-    """
-
-    sql: str
-    places: Sequence[tuple[int | None, Any]] = ()
-
-    @classmethod
-    def of(cls, statement: Any, names: Sequence[str], dialect: Dialect) -> Form:
-        compiled = compile_core(statement, dialect)
-        order: Sequence[str] = compiled.positiontup or ()
-        assert set(names) <= set(order), f"not all of {names} are in {compiled}"
-        if list(order) == list(names):
-            return cls(str(compiled))
-        fixed = compiled.construct_params(dict.fromkeys(names))
-        return cls(str(compiled), [(names.index(one) if one in names else None, fixed[one]) for one in order])
-
-    def values(self, given: Row) -> Row:
-        """Return the driver's parameters for these values."""
-        if not self.places:
-            return given
-        return tuple(fixed if place is None else given[place] for place, fixed in self.places)
-
-
-@lru_cache(maxsize=200)
-def prepared(statement: str, names: Sequence[str]) -> Prepared:
-    """Return a prepared statement for SQL text with the parameters `:name`."""
-    return Prepared(lambda _: text(statement), *names)
-
-
-@lru_cache(maxsize=1024)
-def insertion(table: SqlTable, filled: Sequence[bool]) -> Prepared:
-    """Return the INSERT of the `filled` columns of a table; values are given in the table's column order."""
-    values: dict[Any, Any] = {column: bindparam(f"new_{column.key}") for column in compress(table.columns, filled)}
-    return Prepared(lambda _: insert(table).values(values), *(one.key for one in values.values()))
+    def bind(self, dialect: Dialect, values: Sequence[Any]) -> tuple[str, Row]:
+        """Return the SQL and the driver's parameters for these values."""
+        form = self.form(dialect)
+        return form.sql, form.values(dict(zip(self.names, values, strict=True)))
 
 
 class Rows:
@@ -336,6 +280,9 @@ def _returned(statement: Any, dialect: Dialect) -> Callable[[Sequence[Row]], Row
         return rows_of([name for name, _ in columns], converted)
 
     return returned
+
+
+Convert = Callable[[Any], Any]
 
 
 def _from_json(value: Any) -> Any:

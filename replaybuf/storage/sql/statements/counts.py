@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, case, func, literal, select, true, update
+from pydantic_core import from_json
 
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.statuses import Status
@@ -20,10 +20,8 @@ from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import LaneName, Tally, Transition, levels
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import checkpoint, group, lane, tally
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import Tallied
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
@@ -44,60 +42,42 @@ def add_step(counts: Counts, homes: Mapping[LaneName, Lane], task_name: str, ste
 
 def add_counts(tx: Transaction, counts: Mapping[tuple[int, Tally], int]) -> None:
     """Add to the tallies."""
-    tx.run_many(_ADD, [(lane_id, name.value, n) for (lane_id, name), n in counts.items() if n])
+    tx.each(_ADD, [(lane_id, name.value, n) for (lane_id, name), n in counts.items() if n])
 
 
-def _adding(dialect: Dialect) -> Any:
-    amounts: dict[Any, Any] = {tally.c[name]: bindparam(f"new_{name}") for name in ("lane", "name", "amount")}
-    own = dialect.insert(tally).values({**amounts, tally.c.shard: dialect.shard})
-    return own.on_conflict_do_update(
-        index_elements=[tally.c.lane, tally.c.name, tally.c.shard],
-        set_={"amount": tally.c.amount + own.excluded.amount},
-    )
-
-
-_NEW = ("new_lane", "new_name", "new_amount")
-_ADD = Prepared(_adding, *_NEW)
+_ADD = """INSERT INTO rb_tally AS own (lane, name, amount, shard) VALUES (:lane, :name, :amount, {shard})
+ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""
 
 
 def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the levels of these tasks."""
     listed = sorted(tasks)
-    rows = tx.fetch(_OF_TASKS, tx.scope.buffer, tx.dialect.listed(listed))
+    rows = tx.tuples(f"{_SUMS} AND l.task_name {{in:tasks}} {_BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
     return levels({(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}, listed)
 
 
 def read_fenced_tallies(tx: Transaction) -> Tallied:
     """Return all tallies, read in the statement that checks the fence. Raises FencedError."""
-    rows = tx.fetch(_ALL_FENCED, tx.scope.buffer, tx.scope.buffer)
+    rows = tx.tuples(_ALL_FENCED, buffer=tx.scope.buffer)
     width = len(Row._fields)
     compare(tx, Row(*rows[0][:width]))
     found = (row[width:] for row in rows)  # without any tally, one row of NULLs
     return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in found if task is not None}
 
 
-_SUMS = (
-    select(lane.c.task_name, lane.c.status, tally.c.name, func.sum(tally.c.amount).label("amount"))
-    .select_from(lane.join(tally, tally.c.lane == lane.c.id))
-    .where(lane.c.buffer == bindparam("buffer"), tally.c.name != str(Tally.BYTES))
-    .group_by(lane.c.task_name, lane.c.status, tally.c.name)
-)
-_FENCE, _ALL_SUMS = FENCE.subquery("fence"), _SUMS.subquery("sums")
-_ALL_FENCED = Prepared(
-    lambda _: select(_FENCE, _ALL_SUMS).select_from(_FENCE.outerjoin(_ALL_SUMS, true())), "name", "buffer"
-)
-_OF_TASKS = Prepared(lambda dialect: _SUMS.where(dialect.one_of(lane.c.task_name, "tasks")), "buffer", "tasks")
+_SUMS = """SELECT l.task_name, l.status, t.name, sum(t.amount) AS amount
+FROM rb_lane l JOIN rb_tally t ON t.lane = l.id WHERE l.buffer = :buffer AND t.name <> 'bytes'"""
+_BY_NAME = "GROUP BY l.task_name, l.status, t.name"
+_ALL_FENCED = f"SELECT * FROM ({FENCE}) AS fence LEFT JOIN ({_SUMS} {_BY_NAME}) AS sums ON true"  # noqa: S608
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:
     """Return the tallies as rows of a lane's id, a name and an amount."""
-    query = (
-        select(tally.c.lane, tally.c.name, func.sum(tally.c.amount).label("amount"))
-        .where(tally.c.lane.in_(lanes))
-        .group_by(tally.c.lane, tally.c.name)
-        .order_by(tally.c.lane, tally.c.name)
+    rows = tx.tuples(
+        "SELECT lane, name, sum(amount) FROM rb_tally WHERE lane {in:lanes} GROUP BY lane, name ORDER BY lane, name",
+        lanes=lanes,
     )
-    return [{**row, "amount": int(row["amount"])} for row in tx.execute(query).mappings()]
+    return [{"lane": lane_id, "name": name, "amount": int(amount)} for lane_id, name, amount in rows]
 
 
 def totals(tallies: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
@@ -110,26 +90,28 @@ def totals(tallies: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 def add_to_checkpoints(tx: Transaction, counts: Mapping[tuple[int, Tally], int], made_before: int) -> None:
     """Add to the tallies of the buffer's checkpoints after this one."""
-    later = select(checkpoint.c.id, checkpoint.c.tallies).where(
-        checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > made_before
-    )
-    for row in tx.execute(tx.dialect.for_update(later)).all():
-        amounts = Counter({(one["lane"], one["name"]): one["amount"] for one in row.tallies})
+    later = "SELECT id, tallies FROM rb_checkpoint WHERE buffer = :buffer AND id > :checkpoint {lock}"
+    for number, tallies in tx.tuples(later, buffer=tx.scope.buffer, checkpoint=made_before):
+        amounts = Counter({(one["lane"], one["name"]): one["amount"] for one in from_json(tallies)})
         amounts.update({(lane_id, name.value): n for (lane_id, name), n in counts.items()})
         changed = [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in amounts.items()]
         groups, size = totals(changed)
-        values = {"tallies": changed, "groups": groups, "bytes": size}
-        tx.execute(update(checkpoint).where(checkpoint.c.id == row.id).values(values))
+        tx.change(
+            "UPDATE rb_checkpoint SET tallies = {json:tallies}, groups = :groups, bytes = :bytes WHERE id = :id",
+            tallies=changed,
+            groups=groups,
+            bytes=size,
+            id=number,
+        )
 
 
 def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
     """Return the number of groups in each lane."""
-    query = (
-        select(tally.c.lane, func.sum(tally.c.amount))
-        .where(tally.c.lane.in_([one.id for one in lanes]), tally.c.name == str(Tally.SIZE))
-        .group_by(tally.c.lane)
+    rows = tx.tuples(
+        "SELECT lane, sum(amount) FROM rb_tally WHERE lane {in:lanes} AND name = 'size' GROUP BY lane",
+        lanes=[one.id for one in lanes],
     )
-    return {lane_id: int(n) for lane_id, n in tx.execute(query)}
+    return {lane_id: int(n) for lane_id, n in rows}
 
 
 def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
@@ -258,42 +240,36 @@ def change(
     added: Mapping[str, int] | None = None,
     pinned_at: int | None = None,
 ) -> None:
-    """Set columns of groups (none with JSON), and add to others; pin the staleness at a train step, if given."""
-    adding = {name: n for name, n in (added or {}).items() if n and name not in values}
-    pin = () if pinned_at is None else (pinned_at,)
-    statement = _changing(tuple(values), tuple(adding), bool(pin))
-    tx.fetch(statement, *values.values(), *adding.values(), *pin, tx.dialect.listed(uids))
+    """Set columns of groups (JSON as text), and add to others; pin the staleness at a train step, if given."""
+    given = {**values, **{f"more_{name}": n for name, n in (added or {}).items() if n and name not in values}}
+    if pinned_at is not None:
+        given["pinned_at"] = pinned_at
+    tx.change(_changing(tuple(given)), **given, uids=list(uids))
 
 
 @lru_cache(maxsize=256)
-def _changing(names: tuple[str, ...], adding: tuple[str, ...], pins: bool) -> Prepared:
-
-    def new(dialect: Dialect) -> dict[str, ColumnElement[Any]]:
-        given = {name: bindparam(f"new_{name}", type_=group.c[name].type) for name in names}
-        return {name: dialect.moment(value) if name == "archived_at" else value for name, value in given.items()}
-
-    more = {name: group.c[name] + bindparam(f"more_{name}", type_=group.c[name].type) for name in adding}
-    pin = _pinned(bindparam("pinned_at", type_=group.c.oldest_step.type)) if pins else {}
-    return Prepared(
-        lambda dialect: update(group).where(dialect.one_of(group.c.uid, "uids")).values(new(dialect) | more | pin),
-        *(f"new_{name}" for name in names),
-        *(f"more_{name}" for name in adding),
-        *(("pinned_at",) if pins else ()),
-        "uids",
-    )
+def _changing(names: tuple[str, ...]) -> str:
+    """Return the UPDATE of groups by these values: of columns, of what is added to them, and the step of pinning."""
+    changes = []
+    for name in names:
+        column = name.removeprefix("more_")
+        if name == "pinned_at":
+            changes.append(_PIN)
+        elif name == "archived_at":
+            changes.append("archived_at = {moment:archived_at}")
+        else:
+            changes.append(f"{column} = :{name}" if column == name else f"{column} = {column} + :{name}")
+    return f"UPDATE rb_group SET {', '.join(changes)} WHERE uid {{in:uids}}"  # noqa: S608
 
 
-def pinned(home: Lane) -> dict[str, Any]:
-    """Return the columns that pin the staleness of groups that leave this lane."""
-    return _pinned(literal(home.step or 0, group.c.oldest_step.type))
+#: Pins the staleness of groups that leave a lane of the train step `pinned_at`.
+_PIN = """pinned_step = CASE WHEN pinned_staleness IS NULL THEN CAST(:pinned_at AS bigint) ELSE pinned_step END,
+pinned_staleness = coalesce(pinned_staleness, CAST(:pinned_at AS bigint) - oldest_step - 1)"""
 
 
-def _pinned(step: ColumnElement[int]) -> dict[str, Any]:
-    follows = group.c.pinned_staleness.is_(None)
-    return {
-        "pinned_staleness": case((follows, step - group.c.oldest_step - 1), else_=group.c.pinned_staleness),
-        "pinned_step": case((follows, step), else_=group.c.pinned_step),
-    }
+def pin(tx: Transaction, home: Lane, uids: Iterable[int]) -> None:
+    """Pin the staleness of these groups, which are about to leave this lane."""
+    tx.change(f"UPDATE rb_group SET {_PIN} WHERE uid {{in:uids}}", pinned_at=home.step or 0, uids=list(uids))  # noqa: S608
 
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str], worker: str | None = None) -> None:

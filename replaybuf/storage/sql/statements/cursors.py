@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-from sqlalchemy import Column, ColumnElement, bindparam, insert, select, update
 
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import cursor
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.fence import FENCE, Row, join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
@@ -22,25 +18,24 @@ from replaybuf.storage.values import Cursor
 
 def read_cursor(tx: Transaction, name: str) -> Cursor:
     """Return the cursor of this name; version 0 if there is none."""
-    [(*fence, version, position, value)] = tx.fetch(_CURSOR, tx.scope.buffer, name)
+    [(*fence, version, position, value)] = tx.tuples(_CURSOR, buffer=tx.scope.buffer, cursor=name)
     join(tx, Row(*fence))
     found = Cursor(name) if version is None else Cursor(name, version, position, value)
     return replace(found, epoch=tx.scope.epoch)
 
 
-def _current(column: Column[Any]) -> ColumnElement[Any]:
-    this = (cursor.c.buffer == bindparam("name"), cursor.c.checkpoint == 0, cursor.c.name == bindparam("cursor"))
-    return select(column).where(*this).scalar_subquery()
-
-
-_COLUMNS = (cursor.c.version, cursor.c.position, cursor.c.value)
-_CURSOR = Prepared(lambda _: FENCE.add_columns(*map(_current, _COLUMNS)), "name", "cursor")
+_CURSOR = f"""SELECT fence.*, c.version, c.position, c.value FROM ({FENCE}) AS fence
+LEFT JOIN rb_cursor c ON c.buffer = :buffer AND c.checkpoint = 0 AND c.name = :cursor"""  # noqa: S608
+_INSERT = """INSERT INTO rb_cursor (buffer, name, checkpoint, version, position, value)
+VALUES (:buffer, :name, 0, :version, :position, :value)"""
+_MOVE = """UPDATE rb_cursor SET version = :version, position = :position, value = :value
+WHERE buffer = :buffer AND name = :name AND checkpoint = 0 AND version = :known"""
 
 
 def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:
     """Write cursors into a buffer that has none."""
     if cursors:
-        tx.execute(insert(cursor), [_row(tx, one) for one in cursors])
+        tx.each(_INSERT, [(tx.scope.buffer, one.name, one.version, one.position, one.value) for one in cursors])
 
 
 def claim(
@@ -77,24 +72,8 @@ def move_cursor(tx: Transaction, moved: Cursor) -> bool:
     """Write the cursor unless it was moved since its read, or the buffer restored; return whether it was written."""
     if moved.epoch != tx.scope.epoch:
         return False
-    values = _row(tx, moved) | {"version": moved.version + 1}
+    values = {"version": moved.version + 1, "position": moved.position, "value": moved.value}
     if moved.version == 0:
-        return tx.execute(tx.dialect.insert(cursor).values(values).on_conflict_do_nothing()).rowcount > 0
-    unmoved = (
-        cursor.c.buffer == tx.scope.buffer,
-        cursor.c.name == moved.name,
-        cursor.c.checkpoint == 0,
-        cursor.c.version == moved.version,
-    )
-    return tx.execute(update(cursor).where(*unmoved).values(values)).rowcount > 0
-
-
-def _row(tx: Transaction, one: Cursor) -> dict[str, Any]:
-    return {
-        "buffer": tx.scope.buffer,
-        "name": one.name,
-        "checkpoint": 0,
-        "version": one.version,
-        "position": one.position,
-        "value": one.value,
-    }
+        sql = f"{_INSERT} ON CONFLICT DO NOTHING"
+        return tx.change(sql, buffer=tx.scope.buffer, name=moved.name, **values) > 0
+    return tx.change(_MOVE, buffer=tx.scope.buffer, name=moved.name, known=moved.version, **values) > 0

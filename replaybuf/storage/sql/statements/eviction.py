@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, bindparam, false, func, select
+from pydantic_core import from_json
+from sqlalchemy import ColumnElement
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules.policies import IDLE, KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
-from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, tally
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
@@ -35,7 +36,7 @@ def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
     if leaving is None or not listed:
         return
     query = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
-    leaving += map(GroupRow.of, tx.execute(query.order_by(group.c.uid)))
+    leaving += map(GroupRow.of, tx.tuples(query.order_by(group.c.uid)))
 
 
 def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGroup]) -> dict[int, list[GroupRow]]:
@@ -121,24 +122,38 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> li
     return list(found.values())
 
 
-def lock_replaced(tx: Transaction, condition: Any) -> list[Any]:
+def lock_replaced(tx: Transaction, condition: Any) -> list[Replaced]:
     """Return the stored groups to be replaced, including leased ones, with their lanes and row locks."""
     locked = [uid for uid, _ in lock_groups(tx, condition)]
-    found = (
-        select(
-            *(group.c[name] for name in ("uid", "lane", "lease", "leased_until", "deliveries", "made_from")),
-            *(lane.c[name] for name in ("task_name", "status", "leased")),
-        )
-        .select_from(group.join(lane, lane.c.id == group.c.lane))
-        .where(lane.c.buffer == tx.scope.buffer, uid_in(tx, locked))
-    )
-    return list(tx.execute(found)) if locked else []
+    rows = tx.tuples(_REPLACED, buffer=tx.scope.buffer, uids=locked) if locked else ()
+    return [Replaced._make([*row[:-1], from_json(row[-1] or "[]")]) for row in rows]
+
+
+class Replaced(NamedTuple):
+    """A group to be replaced, with its lane."""
+
+    uid: int
+    lane: int
+    lease: int | None
+    leased_until: float | None
+    deliveries: int
+    task_name: str
+    status: str
+    leased: bool
+    made_from: list[int]
+
+
+_REPLACED = """SELECT g.uid, g.lane, g.lease, g.leased_until, g.deliveries, l.task_name, l.status, l.leased,
+    CAST(g.made_from AS text)
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND g.uid {in:uids}"""
 
 
 def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = None) -> None:
     rows = list(rows)
     note(tx, (row.uid for row in rows), leaving)
-    steps = [(row.task_name, removed(Place(Status(row.status), row.leased), Tally.REPLACED), [row.uid]) for row in rows]
+    steps = [
+        (row.task_name, removed(Place(Status(row.status), bool(row.leased)), Tally.REPLACED), [row.uid]) for row in rows
+    ]
     apply(tx, steps)
 
 
@@ -148,7 +163,7 @@ def origins(tx: Transaction, replaced: Iterable[Any]) -> list[int]:
     A restore that keeps the group which replaces them doesn't bring them back.
     """
     direct = {row.uid for row in replaced}
-    others = {uid for row in replaced for uid in row.made_from or ()} - direct
+    others = {uid for row in replaced for uid in row.made_from} - direct
     return sorted(direct | in_checkpoints(tx, others) if others else direct)
 
 
@@ -161,7 +176,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
     limits = tx.scope.rules.limits
     if limits.capacity is None or limits.on_full != "evict":
         return
-    rows = tx.fetch(_SIZES, tx.scope.buffer, tx.dialect.listed(sorted(tasks)))
+    rows = tx.tuples(_SIZES, buffer=tx.scope.buffer, tasks=sorted(tasks), aside=sorted(map(str, ASIDE)))
     lanes, sizes = [Lane.with_clocks(*row[:-1]) for row in rows], {row[0]: int(row[-1]) for row in rows}
     gone: list[int] = []
     for task in sorted({one.task_name for one in lanes}):
@@ -178,21 +193,10 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
 
 
 #: The lanes of tasks that count towards the capacity, and the number of groups in each.
-_SIZES = Prepared(
-    lambda dialect: (
-        select(*(lane.c[name] for name in COLUMNS), func.coalesce(func.sum(tally.c.amount), 0))
-        .outerjoin(tally, and_(tally.c.lane == lane.c.id, tally.c.name == str(Tally.SIZE)))
-        .where(
-            lane.c.buffer == bindparam("buffer"),
-            lane.c.leased == false(),
-            *(lane.c.status != str(status) for status in sorted(ASIDE)),
-            dialect.one_of(lane.c.task_name, "tasks"),
-        )
-        .group_by(lane.c.id)
-    ),
-    "buffer",
-    "tasks",
-)
+_SIZES = f"""SELECT {COLUMNS}, (
+    SELECT coalesce(sum(amount), 0) FROM rb_tally t WHERE t.lane = rb_lane.id AND t.name = 'size'
+) FROM rb_lane
+WHERE buffer = :buffer AND NOT leased AND status {{not_in:aside}} AND task_name {{in:tasks}} ORDER BY id"""  # noqa: S608
 
 
 def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidate]:

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
-
-from sqlalchemy import Column, ColumnElement, bindparam, func, select
+from typing import NamedTuple
 
 from replaybuf.errors import FencedError
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.transaction import Prepared, Scope, Transaction
-from replaybuf.storage.sql.schema.records import event
-from replaybuf.storage.sql.schema.tables import IDENTITY, buffer, checkpoint, info
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.schema.tables import IDENTITY
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 
 
@@ -34,7 +31,7 @@ def join(tx: Transaction, row: Row | None = None) -> None:
 def joined(tx: Transaction) -> Scope:
     """Return the scope of a transaction, updated to the buffer's current epoch, with the database's id."""
     join(tx)
-    number = tx.execute(select(info.c.value).where(info.c.name == IDENTITY)).scalar()
+    number = tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY)
     return replace(tx.scope, database=number)
 
 
@@ -74,10 +71,12 @@ def _fenced_off(tx: Transaction, row: Row) -> FencedError:
 
 def _by(tx: Transaction, row: Row) -> str:
     """Return the worker of the restore, if known."""
-    restored = (event.c.buffer == tx.scope.buffer, event.c.kind == EventKind.RESTORED.value)
-    last = select(event.c.worker, event.c.step).where(*restored).order_by(event.c.id.desc()).limit(1)
-    found = tx.execute(last).first()
-    return f" by {found.worker}" if found is not None and found.worker and found.step == row.restored_step else ""
+    found = tx.tuples(_LAST_RESTORE, buffer=tx.scope.buffer, kind=EventKind.RESTORED.value)
+    worker, step = found[0] if found else (None, None)
+    return f" by {worker}" if worker and step == row.restored_step else ""
+
+
+_LAST_RESTORE = """SELECT worker, step FROM rb_event WHERE buffer = :buffer AND kind = :kind ORDER BY id DESC LIMIT 1"""
 
 
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:
@@ -98,26 +97,30 @@ class Row(NamedTuple):
 
 
 def _row(tx: Transaction) -> Row:
-    [row] = tx.fetch(_READ, tx.scope.buffer)
+    [row] = tx.tuples(FENCE, buffer=tx.scope.buffer)
     return Row(*row)
 
 
-def _of_buffer(column: Column[Any]) -> ColumnElement[Any]:
-    return select(column).where(buffer.c.name == bindparam("name")).scalar_subquery().label(column.name)
+#: Query of a `Row`: always one, even for a buffer without one in `rb_buffer`.
+FENCE = """SELECT (SELECT max(id) FROM rb_checkpoint WHERE buffer = :buffer) AS checkpoint,
+    max(epoch) AS epoch, max(ticket_shift) AS ticket_shift, max(restored_step) AS restored_step,
+    max(restored_at) AS restored_at
+FROM rb_buffer WHERE name = :buffer"""
 
 
-#: Query of a `Row` for the parameter `name`; always one, even for a buffer without one in `rb_buffer`.
-FENCE = select(
-    func.max(checkpoint.c.id).label("checkpoint"),
-    *(_of_buffer(buffer.c[name]) for name in Row._fields if name != "checkpoint"),
-).where(checkpoint.c.buffer == bindparam("name"))
-_READ = Prepared(lambda _: FENCE, "name")
+def write_buffer(
+    tx: Transaction, epoch: int, ticket_shift: int, restored_step: int | None = None, restored_at: float | None = None
+) -> None:
+    """Write the buffer's row in `rb_buffer`; the last restore stays if None is given."""
+    values = {"epoch": epoch, "shift": ticket_shift, "step": restored_step, "at": restored_at}
+    tx.change(_WRITE_BUFFER, buffer=tx.scope.buffer, **values)
 
 
-def write_buffer(tx: Transaction, **values: Any) -> None:
-    """Write columns of the buffer's row in `rb_buffer`."""
-    row = tx.dialect.insert(buffer).values(name=tx.scope.buffer, **values)
-    tx.execute(row.on_conflict_do_update(index_elements=[buffer.c.name], set_=values))
+_WRITE_BUFFER = """INSERT INTO rb_buffer AS old (name, epoch, ticket_shift, restored_step, restored_at)
+VALUES (:buffer, :epoch, :shift, :step, :at) ON CONFLICT (name) DO UPDATE SET
+    epoch = excluded.epoch, ticket_shift = excluded.ticket_shift,
+    restored_step = coalesce(excluded.restored_step, old.restored_step),
+    restored_at = coalesce(excluded.restored_at, old.restored_at)"""
 
 
 def ticket_of(tx: Transaction, uid: int) -> int:

@@ -16,15 +16,9 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-from sqlalchemy import BigInteger, bindparam, delete, exists, func, insert, or_, select, update
 
 from replaybuf.places.store import Extent, FileLostError
-from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.records import worker
-from replaybuf.storage.sql.schema.tables import file, past, payload, place
+from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: Seconds after which a process that wasn't heard of, or no longer keeps files, counts as dead.
 SILENT_SECONDS = 60.0
@@ -43,46 +37,51 @@ def add_place(tx: Transaction, url: str) -> int | None:
 
     None for a place with files of this database: it isn't new, but has lost its marker.
     """
-    known = tx.execute(select(place.c.id).where(place.c.url == url).order_by(place.c.id.desc())).scalars()
+    known = tx.values("SELECT id FROM rb_place WHERE url = :url ORDER BY id DESC", url=url)
     if known:
-        if tx.execute(select(exists().where(file.c.place.in_(known), file.c.groups > 0))).scalar_one():
+        if tx.values("SELECT 1 FROM rb_file WHERE place {in:places} AND groups > 0 LIMIT 1", places=known):
             return None
-        if not tx.execute(select(exists().where(file.c.place.in_(known)))).scalar_one():
+        if not tx.values("SELECT 1 FROM rb_file WHERE place {in:places} LIMIT 1", places=known):
             return int(known[0])  # added by a faster process, which hasn't marked it yet
         # The place with this id may reappear elsewhere, with its marker.
-        tx.execute(delete(file).where(file.c.place.in_(known)))
-        tx.execute(delete(place).where(place.c.id.in_(known)))
+        tx.change("DELETE FROM rb_file WHERE place {in:places}", places=known)
+        tx.change("DELETE FROM rb_place WHERE id {in:places}", places=known)
     # A random id: a database restored from a backup would reuse the next number, which a marker may have.
     number = _FIRST_PLACE + secrets.randbelow(_LAST_PLACE - _FIRST_PLACE)
-    tx.execute(insert(place).values(id=number, url=url))
+    tx.change(_ADD_PLACE, id=number, url=url)
     return number
+
+
+_ADD_PLACE = "INSERT INTO rb_place (id, url) VALUES (:id, :url)"
 
 
 def note_url(tx: Transaction, number: int, url: str) -> None:
     """Record a place's new URL, unless other processes are alive, which may use the old one."""
-    if tx.execute(select(place.c.id).where(place.c.id == number)).first() is None:
-        tx.execute(insert(place).values(id=number, url=url))  # the database was restored to a time before the place
+    if not tx.tuples("SELECT 1 FROM rb_place WHERE id = :id", id=number):
+        tx.change(_ADD_PLACE, id=number, url=url)  # the database was restored to a time before the place
         return
-    heard_of = worker.c.ended_at.is_(None) & (worker.c.seen_at > tx.dialect.clock(tx) - SILENT_SECONDS)
-    others = or_(worker.c.pid != os.getpid(), worker.c.host != socket.gethostname())
-    if not tx.execute(select(exists().where(heard_of, others))).scalar_one():
-        tx.execute(update(place).where(place.c.id == number).values(url=url))
+    alive = (
+        "SELECT 1 FROM rb_worker WHERE ended_at IS NULL AND seen_at > :since AND (pid <> :pid OR host <> :host) LIMIT 1"
+    )
+    since = tx.dialect.clock(tx) - SILENT_SECONDS
+    if not tx.tuples(alive, since=since, pid=os.getpid(), host=socket.gethostname()):
+        tx.change("UPDATE rb_place SET url = :url WHERE id = :id", url=url, id=number)
 
 
 def keep_files(tx: Transaction) -> bool:
     """Keep all files for `SILENT_SECONDS` from now; return whether they have been kept until now."""
     now = tx.dialect.start_clock(tx)
-    lapsed = select(exists().where(or_(place.c.kept_until.is_(None), place.c.kept_until < now)))
-    kept = not tx.execute(lapsed).scalar_one()
-    tx.execute(update(place).values(kept_until=now + SILENT_SECONDS))
-    return kept
+    lapsed = tx.tuples("SELECT 1 FROM rb_place WHERE kept_until IS NULL OR kept_until < :now LIMIT 1", now=now)
+    tx.change("UPDATE rb_place SET kept_until = :until", until=now + SILENT_SECONDS)
+    return not lapsed
 
 
 def may_list(tx: Transaction, number: int, interval: float) -> bool:
     """Return whether a place wasn't listed for so many seconds; if so, it counts as listed now."""
     now = tx.dialect.start_clock(tx)
-    due = or_(place.c.listed_at.is_(None), place.c.listed_at < now - interval, place.c.listed_at > now)
-    return tx.execute(update(place).where(place.c.id == number, due).values(listed_at=now)).rowcount > 0
+    listing = """UPDATE rb_place SET listed_at = :now
+WHERE id = :id AND (listed_at IS NULL OR listed_at < :due OR listed_at > :now)"""
+    return tx.change(listing, now=now, id=number, due=now - interval) > 0
 
 
 # Counts of groups
@@ -96,43 +95,28 @@ def name_files(tx: Transaction, extents: Iterable[Extent]) -> None:
         numbers[one.file] += 1
         ends[one.file] = one.place, max(one.end, ends[one.file][1] if one.file in ends else 0)
     for number, count in sorted(numbers.items()):
-        if not tx.fetch(_NAME, number, *ends[number], count):
+        place, end = ends[number]
+        if not tx.tuples(_NAME, id=number, place=place, bytes=end, groups=count):
             raise FileLostError
 
 
-def _name(dialect: Dialect) -> Any:
-    new = dialect.insert(file).values(
-        {name: bindparam(name, type_=file.c[name].type) for name in ("id", "place", "bytes", "groups")}
-    )
-    more = {"groups": file.c.groups + new.excluded.groups, "bytes": new.excluded.bytes}  # in the same transaction
-    return new.on_conflict_do_update(index_elements=["id"], set_=more, where=file.c.groups > 0).returning(file.c.id)
-
-
-_NAME = Prepared(_name, "id", "place", "bytes", "groups")
+# The bytes of a file that is named before are of the same transaction.
+_NAME = """INSERT INTO rb_file AS old (id, place, bytes, groups) VALUES (:id, :place, :bytes, :groups)
+ON CONFLICT (id) DO UPDATE SET groups = old.groups + excluded.groups, bytes = excluded.bytes WHERE old.groups > 0
+RETURNING id"""
 
 
 def count_gone(tx: Transaction, gone: Iterable[int | None]) -> None:
     """Count payloads whose rows were deleted, given the file of each."""
     numbers = Counter(number for number in gone if number is not None)
     if numbers:
-        tx.run_many(_LESS, [(count, number) for number, count in sorted(numbers.items())])
-
-
-_LESS = Prepared(
-    lambda _: (
-        update(file)
-        .where(file.c.id == bindparam("of_id"))
-        .values(groups=file.c.groups - bindparam("less", type_=BigInteger()))
-    ),
-    "less",
-    "of_id",
-)
+        less = "UPDATE rb_file SET groups = groups - :less WHERE id = :id"
+        tx.each(less, [(count, number) for number, count in sorted(numbers.items())])
 
 
 def count_back(tx: Transaction, number: int) -> bool:
     """Count a payload whose row was deleted, and is inserted again; return False if its file may be gone."""
-    there = update(file).where(file.c.id == number, file.c.groups > 0)
-    return tx.execute(there.values(groups=file.c.groups + 1)).rowcount > 0
+    return tx.change("UPDATE rb_file SET groups = groups + 1 WHERE id = :id AND groups > 0", id=number) > 0
 
 
 # Deletion
@@ -141,40 +125,31 @@ def count_back(tx: Transaction, number: int) -> bool:
 def empty_files(tx: Transaction, limit: int, but: Sequence[int] = ()) -> dict[int, list[int]]:
     """Return files that no group has any more, by the id of their place, which is none of `but`."""
     now = tx.dialect.clock(tx)
-    kept = exists().where(place.c.kept_until.between(now, now + SILENT_SECONDS))
-    empty = select(file.c.place, file.c.id).where(file.c.groups == 0, file.c.place.not_in(but), ~kept)
+    empty = """SELECT place, id FROM rb_file WHERE groups = 0 AND place {not_in:but}
+AND NOT EXISTS (SELECT 1 FROM rb_place WHERE kept_until BETWEEN :now AND :until) LIMIT :limit"""
     found: dict[int, list[int]] = {}
-    for row in tx.execute(empty.limit(limit)):
-        found.setdefault(row.place, []).append(row.id)
+    for number, one in tx.tuples(empty, but=but, now=now, until=now + SILENT_SECONDS, limit=limit):
+        found.setdefault(number, []).append(one)
     return found
 
 
 def forget(tx: Transaction, numbers: Sequence[int]) -> None:
     """Remove the rows of deleted files."""
-    tx.execute(delete(file).where(file.c.id.in_(numbers), file.c.groups == 0))
-
-
-_AT_ONCE = 500
+    tx.change("DELETE FROM rb_file WHERE id {in:ids} AND groups = 0", ids=numbers)
 
 
 def unknown(tx: Transaction, files: Sequence[int]) -> list[int]:
     """Return those of these files that no row names, or that are nobody's."""
-    known: set[int] = set()
-    for start in range(0, len(files), _AT_ONCE):
-        named = file.c.id.in_(files[start : start + _AT_ONCE]), file.c.groups != _NOBODYS
-        known |= set(tx.execute(select(file.c.id).where(*named)).scalars())
+    sql = "SELECT id FROM rb_file WHERE id {in:ids} AND groups <> :nobodys"
+    known = set(tx.values(sql, ids=files, nobodys=_NOBODYS))
     return [one for one in files if one not in known]
 
 
 def disown(tx: Transaction, number: int, files: Sequence[int]) -> list[int]:
     """Record those of these files in a place that no row names as nobody's; return all that are, and can be deleted."""
-    nobodys: list[int] = []
-    for start in range(0, len(files), _AT_ONCE):
-        some = files[start : start + _AT_ONCE]
-        rows = [{"id": one, "place": number, "bytes": 0, "groups": _NOBODYS} for one in some]
-        tx.execute(tx.dialect.insert(file).values(rows).on_conflict_do_nothing())
-        nobodys += tx.execute(select(file.c.id).where(file.c.id.in_(some), file.c.groups == _NOBODYS)).scalars()
-    return nobodys
+    nobodys = "INSERT INTO rb_file (id, place, bytes, groups) VALUES (:id, :place, 0, :groups) ON CONFLICT DO NOTHING"
+    tx.each(nobodys, [(one, number, _NOBODYS) for one in files])
+    return tx.values("SELECT id FROM rb_file WHERE id {in:ids} AND groups = :nobodys", ids=files, nobodys=_NOBODYS)
 
 
 # Reading
@@ -183,23 +158,20 @@ def disown(tx: Transaction, number: int, files: Sequence[int]) -> list[int]:
 def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> None:
     """Keep the payloads of removed groups for `seconds` from now, while they are read."""
     if uids:
-        tx.fetch(_KEEP, None if tx.dialect.is_remote else time.time(), seconds, tx.dialect.listed(uids))
+        now = None if tx.dialect.is_remote else time.time()
+        tx.change(_KEEP, now=now, seconds=seconds, uids=uids)
 
 
-def _keep(dialect: Dialect) -> Any:
-    now, seconds = (bindparam(name, type_=past.c.removed_at.type) for name in ("now", "seconds"))
-    kept = update(past).where(dialect.one_of(past.c.uid, "uids"), past.c.removed_at.is_not(None))
-    return kept.values(removed_at=dialect.clock_value(now) + seconds)
-
-
-_KEEP = Prepared(_keep, "now", "seconds", "uids")
+_KEEP = "UPDATE rb_past SET removed_at = {clock:now} + :seconds WHERE uid {in:uids} AND removed_at IS NOT NULL"
 
 
 def wrong_counts(tx: Transaction) -> Mapping[int, int]:
     """Return the numbers of groups of files with a wrong one."""
-    found = select(payload.c.file, func.count().label("there")).where(payload.c.file.is_not(None))
-    counts = found.group_by(payload.c.file).subquery()
-    there = func.coalesce(counts.c.there, 0)
-    joined = select(file.c.id, there).outerjoin_from(file, counts, counts.c.file == file.c.id)
-    wrong = joined.where(file.c.groups != there, or_(file.c.groups != _NOBODYS, there > 0))
-    return {row[0]: int(row[1]) for row in tx.execute(wrong)}
+    wrong = tx.tuples(_WRONG, nobodys=_NOBODYS)
+    return {number: int(there) for number, there in wrong}
+
+
+_WRONG = """SELECT f.id, coalesce(c.there, 0) FROM rb_file f LEFT JOIN (
+    SELECT file, count(*) AS there FROM rb_payload WHERE file IS NOT NULL GROUP BY file
+) c ON c.file = f.id
+WHERE f.groups <> coalesce(c.there, 0) AND (f.groups <> :nobodys OR coalesce(c.there, 0) > 0)"""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import bindparam, select, update
+from typing import Any, NamedTuple
 
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
 from replaybuf.rules.transitions import LaneName
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import lane
+from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: The column with the virtual time of each race.
-CLOCKS = {UNIFORM: lane.c.uniform_clock, PRIORITIZED: lane.c.prioritized_clock}
+CLOCKS = {UNIFORM: "uniform_clock", PRIORITIZED: "prioritized_clock"}
 
 
 #: The virtual time of a race being prepared: new groups have sampling keys, older ones may still lack them.
@@ -69,31 +66,51 @@ class Lane:
 KnownLanes = dict[LaneName, Lane]
 
 
-def all_lanes(tx: Transaction) -> list[Any]:
+def all_lanes(tx: Transaction) -> list[LaneRow]:
     """Return the rows of all lanes of the buffer, including those of leased groups."""
-    return list(tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer).order_by(lane.c.id)))
+    rows = map(LaneRow._make, tx.tuples(_ALL, buffer=tx.scope.buffer))
+    return [row._replace(leased=bool(row.leased)) for row in rows]
+
+
+class LaneRow(NamedTuple):
+    """A row of `rb_lane`."""
+
+    id: int
+    buffer: str
+    task_name: str
+    status: str
+    leased: bool
+    step: int | None
+    uniform_clock: float | None
+    prioritized_clock: float | None
+    idle_clock: float | None
+
+
+_ALL = f"SELECT {', '.join(LaneRow._fields)} FROM rb_lane WHERE buffer = :buffer ORDER BY id"  # noqa: S608
 
 
 def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
     """Return the lanes of these (task, status) pairs that exist."""
     wanted = set(names)
-    tasks = tx.dialect.listed(sorted({task_name for task_name, _ in wanted}))
-    found = (Lane.with_clocks(*row) for row in tx.fetch(_OF_TASKS, tx.scope.buffer, leased, tasks))
+    tasks = sorted({task_name for task_name, _ in wanted})
+    found = (Lane.with_clocks(*row) for row in tx.tuples(_OF_TASKS, buffer=tx.scope.buffer, leased=leased, tasks=tasks))
     return {one.name: one for one in found if one.name in wanted}
 
 
 #: The arguments of `Lane.with_clocks`, in order.
-COLUMNS = ("id", "task_name", "status", "step", "uniform_clock", "prioritized_clock", "idle_clock")
-_OF_TASKS = Prepared(
-    lambda dialect: select(*(lane.c[name] for name in COLUMNS)).where(
-        lane.c.buffer == bindparam("buffer"),
-        lane.c.leased == bindparam("leased"),
-        dialect.one_of(lane.c.task_name, "tasks"),
-    ),
-    "buffer",
-    "leased",
-    "tasks",
-)
+COLUMNS = "id, task_name, status, step, uniform_clock, prioritized_clock, idle_clock"
+_OF_TASKS = f"""SELECT {COLUMNS} FROM rb_lane
+WHERE buffer = :buffer AND leased = :leased AND task_name {{in:tasks}}"""  # noqa: S608
+
+
+def lanes_by_id(tx: Transaction, ids: Iterable[int]) -> dict[int, Lane]:
+    """Return those of these lanes that are the buffer's, without lanes of leased groups."""
+    rows = tx.tuples(
+        f"SELECT {COLUMNS} FROM rb_lane WHERE buffer = :buffer AND id {{in:ids}}",  # noqa: S608
+        buffer=tx.scope.buffer,
+        ids=sorted(ids),
+    )
+    return {row[0]: Lane.with_clocks(*row) for row in rows}
 
 
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
@@ -105,24 +122,20 @@ def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
     missing = sorted(names - found.keys())
     if not missing:
         return found
-    values: list[dict[str, Any]] = [
-        {
-            "buffer": tx.scope.buffer,
-            "task_name": task_name,
-            "status": str(status),
-            "leased": leased,
-            **new_clocks(tx.scope.rules, status, leased=leased),
-        }
-        for task_name, status in missing
-    ]
-    tx.execute(tx.dialect.insert(lane).on_conflict_do_nothing(), values)
+    for task, status in missing:
+        clocks = new_clocks(tx.scope.rules, status, leased=leased)
+        tx.change(_CREATE, buffer=tx.scope.buffer, task=task, status=str(status), leased=leased, **clocks)
     return find_lanes(tx, names, leased=leased)
+
+
+_CREATE = """INSERT INTO rb_lane (buffer, task_name, status, leased, uniform_clock, prioritized_clock)
+VALUES (:buffer, :task, :status, :leased, :uniform_clock, :prioritized_clock) ON CONFLICT DO NOTHING"""
 
 
 def new_clocks(rules: Rules, status: Status, *, leased: bool) -> dict[str, float | None]:
     """Return the virtual times of an empty lane: 0 for the races of this buffer's policies, None for others."""
     races = () if leased or status == Status.ARCHIVED else rules.races
-    return {CLOCKS[key].name: 0.0 if key in races else None for key in KEYS}
+    return {CLOCKS[key]: 0.0 if key in races else None for key in KEYS}
 
 
 def need_lane(tx: Transaction, name: LaneName, *, leased: bool = False) -> Lane:
@@ -135,5 +148,4 @@ def start_steps(tx: Transaction, steps: Mapping[int, int]) -> None:
 
     No staleness changes: groups in a lane without a step have their own.
     """
-    for lane_id, train_step in steps.items():
-        tx.execute(update(lane).where(lane.c.id == lane_id, lane.c.step.is_(None)).values(step=train_step))
+    tx.each("UPDATE rb_lane SET step = :step WHERE id = :id AND step IS NULL", [(n, one) for one, n in steps.items()])

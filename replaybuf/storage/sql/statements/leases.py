@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, bindparam, case, exists, insert, select, update
+from sqlalchemy import ColumnElement, Table, bindparam, case, insert, select, update
 
 from replaybuf.errors import DecodeError
 from replaybuf.places.store import Extent
@@ -17,7 +17,6 @@ from replaybuf.rules import transitions
 from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, past, payload
 from replaybuf.storage.sql.statements.batches import settle
@@ -27,7 +26,7 @@ from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
-from replaybuf.storage.sql.statements.rows import GroupRow, select_rows, uid_in
+from replaybuf.storage.sql.statements.rows import SELECT_ROWS, GroupRow, select_rows, uid_in
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
 
 
@@ -46,7 +45,7 @@ def hold(
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Return these groups of the buffer with their lanes."""
-    rows = _sorted(tx.fetch(_ROWS, tx.scope.buffer, tx.dialect.listed(uids)))
+    rows = _sorted(tx.tuples(f"{_ROWS} {{lock:g}}", buffer=tx.scope.buffer, uids=uids))
     lanes = find_lanes(tx, {(row.task_name, row.status) for row in rows})
     for row in rows:
         row.found_in = lanes[(row.task_name, row.status)]
@@ -109,7 +108,7 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
     With `wait`, leases being ended by a concurrent transaction have ended, too, at the end of the call.
     """
     now, limits = tx.dialect.clock(tx), tx.scope.rules.limits
-    uids = [uid for (uid,) in tx.fetch(_OVERDUE, now, tx.scope.buffer)]
+    uids = tx.values(OVERDUE, now=now, buffer=tx.scope.buffer)
     if not uids:
         return 0
     rows = read_rows(tx, uid_in(tx, uids), group.c.leased_until <= now, skip_locked=not wait)
@@ -127,23 +126,14 @@ def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], r
 
 def any_overdue(tx: Transaction) -> bool:
     """Return whether any lease of the buffer is overdue."""
-    return bool(tx.fetch(_ANY_OVERDUE, tx.dialect.clock(tx), tx.scope.buffer))
+    return bool(tx.tuples(f"{OVERDUE} LIMIT 1", now=tx.dialect.clock(tx), buffer=tx.scope.buffer))
 
 
-def overdue(now: ColumnElement[float]) -> Select[int]:
-    """Return the query of the groups of a `:buffer` with an overdue lease, the longest overdue first.
-
-    The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER
-    BY, PostgreSQL reads all groups of a table that hasn't been analysed yet.
-    """
-    late = group.c.leased_until <= now
-    ours = exists().where(lane.c.id == group.c.lane, lane.c.buffer == bindparam("buffer"))
-    return select(group.c.uid).where(late, ours).order_by(group.c.leased_until)
-
-
-_overdue = overdue(bindparam("now", type_=group.c.leased_until.type))
-_OVERDUE = Prepared(lambda _: _overdue, "now", "buffer")
-_ANY_OVERDUE = Prepared(lambda _: _overdue.limit(1), "now", "buffer")
+# The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER
+# BY, PostgreSQL reads all groups of a table that hasn't been analysed yet.
+#: The groups of a buffer with an overdue lease, the longest overdue first.
+OVERDUE = """SELECT uid FROM rb_group g WHERE leased_until <= {clock:now}
+AND EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane AND l.buffer = :buffer) ORDER BY leased_until"""
 
 
 def return_all(tx: Transaction) -> int:
@@ -156,26 +146,21 @@ def return_all(tx: Transaction) -> int:
 def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
     """Return the groups of the buffer that meet the conditions, including leased ones, with row locks."""
     query = select_rows().where(lane.c.buffer == tx.scope.buffer, *conditions)
-    query = tx.dialect.for_update(query, of=group, skip_locked=skip_locked)
-    return _sorted(tx.execute(query))
+    return _sorted(tx.tuples(tx.dialect.for_update(query, of=group, skip_locked=skip_locked)))
 
 
 def _sorted(rows: Iterable[Sequence[Any]]) -> list[GroupRow]:
     return sorted(map(GroupRow.of, rows), key=lambda row: row.uid)
 
 
-def _chosen(dialect: Dialect, *conditions: Any) -> Any:
-    query = select_rows().where(lane.c.buffer == bindparam("buffer"), dialect.one_of(group.c.uid, "uids"), *conditions)
-    return dialect.for_update(query, of=group)
-
-
-_ROWS = Prepared(_chosen, "buffer", "uids")
-_LEASED = Prepared(lambda dialect: _chosen(dialect, group.c.lease == bindparam("lease")), "buffer", "uids", "lease")
+_ROWS = f"{SELECT_ROWS} WHERE l.buffer = :buffer AND g.uid {{in:uids}}"
 
 
 def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return those of these groups that a lease still holds."""
-    return _sorted(tx.fetch(_LEASED, tx.scope.buffer, tx.dialect.listed(uids), lease.token))
+    return _sorted(
+        tx.tuples(f"{_ROWS} AND g.lease = :lease {{lock:g}}", buffer=tx.scope.buffer, uids=uids, lease=lease.token)
+    )
 
 
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
@@ -193,8 +178,8 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
 
 def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) -> None:
     """Raise LeaseLostError if the lease has lost any of these groups without having acknowledged it."""
-    there = select(group.c.uid, group.c.times_sampled, group.c.lease.is_not(None)).where(uid_in(tx, uids))
-    if lost := passed_on(lease, ((uid, sampled, leased) for uid, sampled, leased in tx.execute(there))):
+    there = tx.tuples("SELECT uid, times_sampled, lease IS NOT NULL FROM rb_group WHERE uid {in:uids}", uids=list(uids))
+    if lost := passed_on(lease, ((uid, sampled, bool(leased)) for uid, sampled, leased in there)):
         raise lost_to_others(lease, lost)
 
 

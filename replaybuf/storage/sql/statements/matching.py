@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Select, func, select
 
 from replaybuf.codec.payload import Codec
 from replaybuf.query import LogicNode, Node, SetNode, to_text
@@ -14,10 +14,11 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.reports import EventKind
+from replaybuf.storage.sql.engine.statement import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.counts import Step, apply
-from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.counts import Step, apply, change
+from replaybuf.storage.sql.statements.lanes import Lane, lanes_by_id
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
@@ -35,7 +36,7 @@ def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """Return the uids of the groups that match, in order, each with the size of its payload in bytes (0 if damaged)."""
-    found = tx.execute(finding(tx, query, order, limit))
+    found = tx.tuples(finding(tx, query, order, limit))
     return [(uid, size if type(size) is int else 0) for uid, size in found]
 
 
@@ -68,7 +69,7 @@ def read_metadata(tx: Transaction, uids: Sequence[int], query: Node) -> list[Gro
 
 def _read_rows(tx: Transaction, uids: Sequence[int], query: Node, *, payloads: bool) -> list[GroupRow]:
     chosen = uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
-    found = tx.execute(select_rows(payloads=payloads).where(*chosen))
+    found = tx.tuples(select_rows(payloads=payloads).where(*chosen))
     rows = {row.uid: row for row in map(GroupRow.of, found)}
     return [rows[uid] for uid in uids if uid in rows]
 
@@ -77,8 +78,10 @@ def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
     """Return the number of groups that match, at most `at_most`."""
     matching = select_matching(tx, query, group.c.uid)
     if at_most is None:
-        return int(tx.execute(matching.with_only_columns(func.count())).scalar_one())
-    return int(tx.execute(select(func.count()).select_from(matching.limit(at_most).subquery())).scalar_one())
+        found = matching.with_only_columns(func.count())
+    else:
+        found = select(func.count()).select_from(matching.limit(at_most).subquery())
+    return int(tx.tuples(found)[0][0])
 
 
 def delete_groups(tx: Transaction, query: Node) -> int:
@@ -106,13 +109,13 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
     if not isinstance(changes.priority, Unset):
         values["priority"] = changes.priority
     if not isinstance(changes.tags, Unset):
-        values["tags"] = changes.tags or None
+        values["tags"] = to_json_text(changes.tags or None)
     changed = 0
     for by_lane in _locked(tx, query):
         for home, uids in by_lane:
             if values:
                 keep(tx, uids)
-                tx.execute(update(group).where(uid_in(tx, uids)).values(values))
+                change(tx, uids, values)
             if "priority" in values:
                 enter_races(tx, home, uids)
             changed += len(uids)
@@ -138,7 +141,7 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     for by_lane in _locked(tx, chosen):
         steps: list[Step] = []
         for home, uids in by_lane:
-            unfinished = set(tx.values(_UNFINISHED.format(listed=", ".join(map(str, uids)))))
+            unfinished = set(tx.values(_UNFINISHED, uids=uids))
             for status, some in (
                 (Status.ABORTED, [uid for uid in uids if uid in unfinished]),
                 (Status.COMPLETED, [uid for uid in uids if uid not in unfinished]),
@@ -154,7 +157,7 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
 
 #: The groups in which a rollout is neither completed nor filtered with a response.
 _UNFINISHED = """
-SELECT DISTINCT uid FROM rollouts WHERE uid IN ({listed}) AND status <> 'completed'
+SELECT DISTINCT uid FROM rollouts WHERE uid {in:uids} AND status <> 'completed'
 AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0))"""
 
 
@@ -164,16 +167,13 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
         return 0
     locked = lock_groups(tx, uid_in(tx, sorted(priorities)))
     by_lane = _by_lane(tx, locked)
-    rows = [{"of_uid": uid, "new_priority": priorities[uid]} for _, uids in by_lane for uid in uids]
+    rows = [(priorities[uid], uid) for _, uids in by_lane for uid in uids]
     if rows:
         keep(tx, [uid for uid, _ in locked])
-        tx.execute(_SET_PRIORITY, rows)
+        tx.each("UPDATE rb_group SET priority = :priority WHERE uid = :uid", rows)
     for home, uids in by_lane:
         enter_races(tx, home, uids)
     return len(rows)
-
-
-_SET_PRIORITY = update(group).where(group.c.uid == bindparam("of_uid")).values(priority=bindparam("new_priority"))
 
 
 def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
@@ -182,7 +182,7 @@ def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[i
     Without a join: with one, PostgreSQL would omit a group that changed its lane during the wait for its lock.
     """
     found = select(group.c.uid, group.c.lane).where(condition).order_by(group.c.uid)
-    return [(uid, lane_id) for uid, lane_id in tx.execute(tx.dialect.for_update(found))]
+    return [(uid, lane_id) for uid, lane_id in tx.tuples(tx.dialect.for_update(found))]
 
 
 def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
@@ -190,8 +190,7 @@ def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[La
     members: dict[int, list[int]] = {}
     for uid, lane_id in found:
         members.setdefault(lane_id, []).append(uid)
-    homes = tx.execute(select(lane).where(lane.c.buffer == tx.scope.buffer, lane.c.id.in_(sorted(members))))
-    return [(Lane.of(row), members[row.id]) for row in homes]
+    return [(home, members[number]) for number, home in lanes_by_id(tx, members).items()]
 
 
 def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
@@ -199,6 +198,6 @@ def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]
     statement = select_matching(tx, query, group.c.uid, group.c.lane)
     if tx.dialect.locks_rows:
         statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)
-    rows = [(uid, lane_id) for uid, lane_id in tx.execute(statement)]
+    rows = [(uid, lane_id) for uid, lane_id in tx.tuples(statement)]
     for start in range(0, len(rows), _CHUNK):
         yield _by_lane(tx, rows[start : start + _CHUNK])

@@ -1,4 +1,4 @@
-"""New groups as rows: encoded payloads and metadata, and the statements that insert them."""
+"""New groups as rows: encoded payloads and metadata, their sizes and their columns."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.payload_format import SplitPayload
 from replaybuf.codec.texts import Texts
 from replaybuf.places.store import EXTENT_BYTES, Extent
+from replaybuf.rollouts.group_fields import GroupFields
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.circumstances import brief, listed
-from replaybuf.rules.policies import PRIORITIZED, UNIFORM
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.sql.engine.transaction import Row, Transaction, insertion
-from replaybuf.storage.sql.schema.tables import group, payload
-from replaybuf.storage.sql.statements import row_arrays
-from replaybuf.storage.sql.statements.files import name_files
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.inserts import Row
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import UNSET, NewGroup, Unset
 
@@ -104,10 +102,11 @@ def describe(
 
     `due` are the indices of rollouts that expire at the next refresh, for a group copied from another store.
     """
-    marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None)
+    fields = group.fields or GroupFields.of(rollouts, kind)
+    marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields)
     if not isinstance(due, Unset):
         marks.due = [place in due for place in range(len(rollouts))] if due else None
-    records = outline(rollouts, kind, Texts(payload).find)
+    records = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
         add_unreadable(records, rollouts, kind)
         _warn_of_unreadable(group.task_name, rollouts, records, kind)
@@ -165,12 +164,6 @@ def dump_json(value: Any) -> str:
     return to_json(value).decode()
 
 
-#: Larger payloads are sent one by one: asyncpg's executemany makes another copy.
-_LARGE = 1 << 20
-
-_PAYLOAD = insertion(payload, (True,) * len(payload.columns))
-
-
 def group_row(
     uid: int,
     encoded: EncodedGroup,
@@ -180,7 +173,7 @@ def group_row(
     ticket: int | None,
     since: int,
     made_from: Sequence[int] = (),
-) -> tuple[Any, ...]:
+) -> Row:
     """Return a new group as a row of `rb_group`."""
     new, oldest = encoded.group, encoded.oldest_step
     home = lanes[(new.task_name, new.status)]
@@ -191,36 +184,40 @@ def group_row(
         and home.step == new.train_step
         and new.staleness == new.train_step - oldest - 1
     )
-    return (
-        uid,
-        home.id,
-        oldest,
-        None if follows else new.staleness,  # pinned_staleness
-        None,  # pinned_step
-        encoded.mixed,
-        new.priority,
-        new.times_sampled,
-        new.created_at,
-        encoded.reward,
-        encoded.nbytes,
-        encoded.marks,
-        dump_json(new.tags) if new.tags else None,
-        key,
-        new.error,
-        keys.get(UNIFORM),
-        keys.get(PRIORITIZED),
-        new.deliveries,
-        None,  # lease
-        None,  # leased_until
-        aside_since(new),
-        ticket,
-        dump_json(list(made_from)) if made_from else None,
-        new.worker,
-        new.put_step,
-        None,  # holder
-        new.trained_step,
-        since,
-    )
+    row: Row = {
+        "uid": uid,
+        "lane": home.id,
+        "oldest_step": oldest,
+        "pinned_staleness": None if follows else new.staleness,
+        "mixed": encoded.mixed,
+        "priority": new.priority,
+        "times_sampled": new.times_sampled,
+        "created_at": new.created_at,
+        "reward": encoded.reward,
+        "bytes": encoded.nbytes,
+        "marks": encoded.marks,
+        "tags": dump_json(new.tags) if new.tags else None,
+        "scoped_key": key,
+        "error": new.error,
+        "deliveries": new.deliveries,
+        "archived_at": aside_since(new),
+        "ticket": ticket,
+        "made_from": dump_json(list(made_from)) if made_from else None,
+        "worker": new.worker,
+        "put_step": new.put_step,
+        "trained_step": new.trained_step,
+        "since": since,
+        **keys,
+    }
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def payload_row(uid: int, encoded: EncodedGroup) -> Row:
+    """Return a new group as a row of `rb_payload`."""
+    row: Row = {"uid": uid, "outline": encoded.outline, "prompt": encoded.prompt, "data": encoded.payload}
+    if encoded.extent is not None:
+        row |= {"file": encoded.extent.file, "size": encoded.extent.size}
+    return row
 
 
 def bytes_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> Counter[tuple[int, Tally]]:
@@ -234,46 +231,3 @@ def bytes_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> 
 def aside_since(new: NewGroup) -> float | None:
     """Return the start of the retention of an archived, filtered or failed group; None for others."""
     return new.created_at if new.status in ASIDE else None
-
-
-def _at_present(tx: Transaction, row: Row) -> Row:
-    """Return a row of `rb_group` with the server's time for the start of its retention, if it has one."""
-    place = _ARCHIVED_AT
-    if row[place] is None or not tx.dialect.is_remote:
-        return row
-    return (*row[:place], tx.dialect.clock(tx), *row[place + 1 :])
-
-
-_ARCHIVED_AT = list(group.columns.keys()).index("archived_at")
-
-
-def payload_row(uid: int, encoded: EncodedGroup) -> tuple[Any, ...]:
-    """Return a new group as a row of `rb_payload`."""
-    extent = encoded.extent
-    where = (None, None) if extent is None else (extent.file, extent.size)
-    return uid, encoded.outline, encoded.prompt, *where, encoded.payload
-
-
-def insert_groups(tx: Transaction, groups: Sequence[Row], new: Sequence[tuple[int, EncodedGroup]]) -> None:
-    """Insert rows of `rb_group`, as by `group_row`, and the payloads of these groups, given with their uids."""
-    if not groups:
-        return
-    name_files(tx, (one.extent for _, one in new if one.extent is not None))
-    payloads = [payload_row(uid, one) for uid, one in new]
-    if not (tx.dialect.is_remote and row_arrays.fit(groups, payloads)):
-        tx.insert(group, [_at_present(tx, row) for row in groups])
-        insert_payloads(tx, payloads)
-    elif row_arrays.are_light(len(row[row_arrays.DATA]) for row in payloads):
-        metadata = row_arrays.of_groups(groups)
-        tx.fetch(row_arrays.INSERT_BOTH, *metadata, len(groups), *row_arrays.columns(payloads))
-    else:
-        tx.fetch(row_arrays.INSERT_GROUPS, *row_arrays.of_groups(groups), len(groups))
-        insert_payloads(tx, payloads)
-
-
-def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
-    """Insert rows of `rb_payload`, as by `payload_row`."""
-    tx.insert(payload, [row for row in payloads if len(row[row_arrays.DATA]) <= _LARGE])
-    for row in payloads:
-        if len(row[row_arrays.DATA]) > _LARGE:
-            tx.fetch(_PAYLOAD, *row)

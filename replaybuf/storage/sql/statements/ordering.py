@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, and_, bindparam, case, func, null, or_, select, update
+from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, null, select
 
 from replaybuf.query import Node
 from replaybuf.query.sql_conditions import compile_sql
@@ -20,7 +20,7 @@ from replaybuf.rules.policies import IDLE, KEYS, PRIORITIZED, Clock, Order, Orde
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.statement import Statement
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
 from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
 from replaybuf.storage.sql.statements.past import keep
@@ -35,6 +35,8 @@ Race = tuple[LaneName, str]
 _CHUNK = 10_000
 #: Groups whose keys are written in one transaction between other writes: some 20 ms.
 _PIECE = 2_000
+#: Groups of a lane by which the share that matches is estimated, and the cost of a new key, in reads of a group.
+_SAMPLE, _KEY_COST = 500, 50
 
 
 class RaceNotRunError(Exception):
@@ -66,7 +68,13 @@ def prepare_groups(tx: Transaction, name: LaneName, race: str, after: int) -> in
     home = find_lanes(tx, [name]).get(name)
     if home is None or race not in home.preparing:
         return None
-    members = tx.fetch(_OF_LANE[race], home.id, after, _PIECE)
+    members = tx.tuples(
+        f"SELECT uid, coalesce(ticket, uid), priority, {race} FROM rb_group "  # noqa: S608
+        "WHERE lane = :lane AND uid > :after ORDER BY uid LIMIT :size",
+        lane=home.id,
+        after=after,
+        size=_PIECE,
+    )
     entries = [(ticket, weight_of(race, priority)) for _, ticket, priority, _ in members]
     keys = draw_keys(tx.scope.rules.seed_of(race), home.clocks[race], entries)
     missing = [(member[0], key) for member, key in zip(members, keys, strict=True) if member[3] != key]
@@ -89,22 +97,12 @@ def begin_races(tx: Transaction, races: Iterable[Race], epoch: int) -> None:
 def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
     """Give groups that entered a lane, or whose priority changed, keys in the lane's races."""
     if home.clocks and uids:
-        members = tx.fetch(_OF_UIDS, tx.dialect.listed(uids))
+        members = tx.tuples(f"{_MEMBERS} WHERE uid {{in:uids}}", uids=list(uids))
         for key in home.clocks:
             _set_keys(tx, home, key, members)
 
 
-_MEMBERS = select(group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
-_OF_UIDS = Prepared(lambda dialect: _MEMBERS.where(dialect.one_of(group.c.uid, "uids")), "uids")
-
-
-def _of_lane(race: str) -> Prepared:
-    behind = group.c.uid > bindparam("after", type_=group.c.uid.type)
-    members = _MEMBERS.add_columns(group.c[race]).where(group.c.lane == bindparam("lane"), behind)
-    return Prepared(lambda _: members.order_by(group.c.uid).limit(bindparam("size")), "lane", "after", "size")
-
-
-_OF_LANE = {race: _of_lane(race) for race in KEYS}
+_MEMBERS = "SELECT uid, coalesce(ticket, uid), priority FROM rb_group"
 
 
 def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
@@ -127,10 +125,15 @@ def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], prior
 
 def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
     """Give new keys to groups whose keys the clock of the lane's race has passed, and which weren't drawn."""
-    clock, key = home.clocks[race], group.c[race]
-    arrived = or_(key <= clock.time, and_(key >= IDLE, key <= IDLE * (1.0 + clock.idle_time)))
-    chosen = select(group.c.uid).where(group.c.lane == home.id, key.is_not(None), arrived)
-    uids = tx.execute(tx.dialect.for_update(chosen, skip_locked=True)).scalars()
+    clock = home.clocks[race]
+    uids = tx.values(
+        f"SELECT uid FROM rb_group WHERE lane = :lane AND {race} IS NOT NULL "  # noqa: S608
+        f"AND ({race} <= :time OR {race} BETWEEN :idle AND :idle_time) {{skip}}",
+        lane=home.id,
+        time=clock.time,
+        idle=IDLE,
+        idle_time=IDLE * (1.0 + clock.idle_time),
+    )
     keep(tx, uids)
     enter_races(tx, home, uids)
 
@@ -149,10 +152,9 @@ def pass_time(
 
 
 def _set_clock(tx: Transaction, home: Lane, race: str, clock: Clock) -> None:
-    values = {CLOCKS[race]: clock.time}
-    if race == PRIORITIZED:
-        values[lane.c.idle_clock] = clock.idle_time
-    tx.execute(update(lane).where(lane.c.id == home.id).values(values))
+    idle = ", idle_clock = :idle_time" if race == PRIORITIZED else ""
+    sql = f"UPDATE rb_lane SET {CLOCKS[race]} = :time{idle} WHERE id = :id"  # noqa: S608
+    tx.change(sql, time=clock.time, idle_time=clock.idle_time, id=home.id)
 
 
 def _go_on(tx: Transaction, home: Lane, race: str, priorities: Sequence[float]) -> None:
@@ -160,32 +162,16 @@ def _go_on(tx: Transaction, home: Lane, race: str, priorities: Sequence[float]) 
 
     A concurrent draw may have advanced it further, or have ended the race, which leaves NULL.
     """
-    clock = home.clocks[race]
+    clock, column = home.clocks[race], CLOCKS[race]
     if clock.is_worn(weight_of(race, priority) for priority in priorities):
         del home.clocks[race]
-        tx.fetch(_END[race], home.id)
+        tx.change(f"UPDATE rb_lane SET {column} = NULL WHERE id = :id", id=home.id)  # noqa: S608
         return
-    times = (clock.time, clock.idle_time) if race == PRIORITIZED else (clock.time,)
-    tx.fetch(_LATER[race], *times, home.id)
-
-
-def _later(race: str) -> Prepared:
-    time, idle_time = (bindparam(name, type_=lane.c.idle_clock.type) for name in ("time", "idle_time"))
-    values: dict[Any, Any] = {CLOCKS[race]: case((CLOCKS[race] < time, time), else_=CLOCKS[race])}
+    idle = ""
     if race == PRIORITIZED:
-        idle = func.coalesce(lane.c.idle_clock, 0.0)
-        values[lane.c.idle_clock] = case((idle < idle_time, idle_time), else_=idle)
-    names = ("time", "idle_time") if race == PRIORITIZED else ("time",)
-    return Prepared(lambda _: update(lane).where(lane.c.id == bindparam("of_lane")).values(values), *names, "of_lane")
-
-
-def _end(race: str) -> Prepared:
-    ended = update(lane).where(lane.c.id == bindparam("of_lane")).values({CLOCKS[race]: None})
-    return Prepared(lambda _: ended, "of_lane")
-
-
-_LATER = {race: _later(race) for race in KEYS}
-_END = {race: _end(race) for race in KEYS}
+        idle = ", idle_clock = CASE WHEN coalesce(idle_clock, 0) < :idle_time THEN :idle_time ELSE idle_clock END"
+    sql = f"UPDATE rb_lane SET {column} = CASE WHEN {column} < :time THEN :time ELSE {column} END{idle} WHERE id = :id"  # noqa: S608
+    tx.change(sql, time=clock.time, idle_time=clock.idle_time, id=home.id)
 
 
 def _set_keys(tx: Transaction, home: Lane, race: str, members: Sequence[Sequence[Any]]) -> None:
@@ -227,15 +213,54 @@ class Source:
             rows = self._read(tx, _Query(order, whole=True, bare=not payloads), size)
         elif pinned := self._read(tx, _Query(order, _PINNED), size):
             uids = [one.uid for one in self._merged(tx, size, order, pinned)]
-            found = {row[0]: row for row in tx.fetch(_WHOLE if payloads else _BARE, tx.dialect.listed(uids))}
+            found = {row[0]: row for row in tx.tuples(_WHOLE if payloads else _BARE, uids=tx.dialect.listed(uids))}
             rows = [found[uid] for uid in uids if uid in found]
         else:
             rows = self._read(tx, _Query(order, _FOLLOWING, whole=True, bare=not payloads), size)
         drawn = [GroupRow.drawn(row, self.lane) for row in rows]
-        for row in drawn:
-            if row.payload is None and payloads:
+        return self._with_payloads(tx, drawn) if payloads else drawn
+
+    def is_sparse(self, tx: Transaction, size: int) -> bool:
+        """Return whether a random draw from this lane would pass over too many groups that don't match.
+
+        The share that matches is estimated from the lane's first groups.
+        """
+        groups = tx.value("SELECT sum(amount) FROM rb_tally WHERE lane = :lane AND name = 'size'", lane=self.lane.id)
+        if self._where is None or (groups or 0) <= _SAMPLE:
+            return False
+        last = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
+        [[last_uid]] = tx.tuples(last, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
+        [[matching]] = tx.tuples(_matching(self._where, counted=True), **self._values(tx, size), last=last_uid)
+        passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
+        return bool(passed_over * _KEY_COST > groups)
+
+    def read_afresh(self, tx: Transaction, size: int, race: str, *, payloads: bool = True) -> list[GroupRow]:
+        """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
+        home, rules = self.lane, tx.scope.rules
+        values, skip = self._values(tx, size), set(self._skip)
+        members = [row for row in tx.tuples(_matching(self._where), **values) if row[0] not in skip]
+        entries = [(ticket, weight_of(race, priority)) for _, ticket, priority in members]
+        clock = home.clocks[race]
+        clock.tick()
+        keys = draw_keys(rules.seed_of(race), clock, entries)
+        clock.tick()  # the drawn ones may come back, with other keys
+        _go_on(tx, home, race, ())
+        left = [uid for _, uid in sorted((key, row[0]) for key, row in zip(keys, members, strict=True))]
+        rows: list[GroupRow] = []
+        while left and len(rows) < size:  # others may have locked some
+            chosen, left = left[: size - len(rows)], left[size - len(rows) :]
+            uids = tx.dialect.listed(chosen)
+            found = {row[0]: row for row in tx.tuples(_LOCKED[payloads], lane=home.id, uids=uids)}
+            rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
+        for row in rows:
+            row.is_afresh = True
+        return self._with_payloads(tx, rows) if payloads else rows
+
+    def _with_payloads(self, tx: Transaction, rows: list[GroupRow]) -> list[GroupRow]:
+        for row in rows:
+            if row.payload is None:
                 row.payload = tx.dialect.read_payload(tx, row.uid)
-        return drawn
+        return rows
 
     def explained(self, tx: Transaction, size: int, order: Order) -> tuple[list[Statement], dict[str, Any]]:
         """Return the statements of `read`, to be explained, and their values."""
@@ -272,7 +297,7 @@ class Source:
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:
             query = query._replace(skipping=True)
-        return tx.select(_statement(query, self._where), **self._values(tx, size))
+        return tx.tuples(_statement(query, self._where), **self._values(tx, size))
 
     def _values(self, tx: Transaction, size: int) -> dict[str, Any]:
         return {
@@ -367,9 +392,38 @@ _NONE_PINNED = (
     .scalar_subquery()
     .is_(None)
 )
-_WHOLE = Prepared(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")), "uids")
+_WHOLE = Statement(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")))
+_BARE = Statement(lambda dialect: select(*STORED, null()).where(dialect.one_of(group.c.uid, "uids")))
 
-_BARE = Prepared(lambda dialect: select(*STORED, null()).where(dialect.one_of(group.c.uid, "uids")), "uids")
+
+@lru_cache(maxsize=128)
+def _matching(where: Node | None, *, counted: bool = False) -> Statement:
+    """Return the statement for the members of a lane that match, or for their number up to a uid."""
+
+    def build(dialect: Dialect) -> Select[Any]:
+        columns = (
+            (func.count(),) if counted else (group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
+        )
+        found = select(*columns).select_from(group).where(group.c.lane == _LANE)
+        if where is not None:
+            found = found.where(compile_sql(where, _fields(_Query(())), dialect.name))
+        return found.where(group.c.uid <= bindparam("last", type_=group.c.uid.type)) if counted else found
+
+    return Statement(build)
+
+
+def _locked(payloads: bool) -> Statement:
+    """Return the statement for whole groups of a lane by uid, with row locks, without those locked by others."""
+
+    def build(dialect: Dialect) -> Select[Any]:
+        found = dialect.with_payload(STORED) if payloads else select(*STORED, null())
+        found = found.where(group.c.lane == _LANE, dialect.one_of(group.c.uid, "uids"))
+        return dialect.for_update(found, of=group, skip_locked=True)
+
+    return Statement(build)
+
+
+_LOCKED = {payloads: _locked(payloads) for payloads in (False, True)}
 
 
 def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:

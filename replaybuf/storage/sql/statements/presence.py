@@ -9,26 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from heapq import nsmallest
 from typing import Any, TypedDict, Unpack
-
-from sqlalchemy import ColumnElement, Select, and_, case, delete, func, insert, or_, select, update
 
 from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import (
-    ACTIVITY_SECONDS,
-    HISTORY_SECONDS,
-    activity,
-    event,
-    history,
-    waiter,
-    worker,
-)
+from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.storage.sql.statements.fence import is_fenced_off
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -72,29 +62,34 @@ def note(
         "uids": nsmallest(MOST_UIDS, uids) or None,
         "detail": None if detail is None else detail[:_MOST_DETAIL],
     }
-    tx.execute(insert(event), values)
+    tx.change(_NOTE, **values)
+
+
+_NOTE = """INSERT INTO rb_event (buffer, happened_at, kind, task_name, worker, step, groups, uids, detail)
+VALUES (:buffer, :happened_at, :kind, :task_name, :worker, :step, :groups, {json:uids}, :detail)"""
 
 
 def note_more(tx: Transaction, kind: EventKind, **about: Unpack[About]) -> None:
     """Write a repeatable event: its groups are added to a recent event that is the same otherwise."""
-    alike = {"kind": str(kind), **{name: about.get(name) for name in ("task_name", "worker", "detail")}}
-    newest = select(event.c.id, event.c.happened_at, *(event.c[name] for name in alike))
-    newest = newest.where(event.c.buffer == tx.scope.buffer).order_by(event.c.happened_at.desc()).limit(_RECENT)
+    alike = (str(kind), about.get("task_name"), about.get("worker"), about.get("detail"))
     since = tx.dialect.clock(tx) - _RECENT_SECONDS
-    for row in tx.execute(newest).mappings():
-        if row["happened_at"] >= since and all(row[name] == value for name, value in alike.items()):
-            more = event.c.groups + about.get("groups", 0)
-            tx.execute(update(event).where(event.c.id == row["id"]).values(groups=more))
+    newest = """SELECT id, kind, task_name, worker, detail FROM rb_event
+WHERE buffer = :buffer AND happened_at >= :since ORDER BY happened_at DESC LIMIT :most"""
+    for number, *event in tx.tuples(newest, buffer=tx.scope.buffer, since=since, most=_RECENT):
+        if tuple(event) == alike:
+            more = "UPDATE rb_event SET groups = groups + :more WHERE id = :id"
+            tx.change(more, more=about.get("groups", 0), id=number)
             return
     note(tx, kind, **about)
 
 
 def note_last(tx: Transaction, kind: EventKind, *, time: float, **about: Unpack[About]) -> None:
     """Write an event that replaces the same one of the last minute of its worker and task."""
-    task_name = event.c.task_name.is_not_distinct_from(about.get("task_name"))
-    alike = event.c.kind == str(kind), event.c.worker == about.get("worker"), task_name
-    recent = event.c.buffer == tx.scope.buffer, event.c.happened_at.between(time - _RECENT_SECONDS, time)
-    tx.execute(delete(event).where(*recent, *alike))
+    task, worker = about.get("task_name"), about.get("worker")
+    same = """DELETE FROM rb_event WHERE buffer = :buffer AND happened_at BETWEEN :since AND :time AND kind = :kind
+AND worker = :worker AND coalesce(task_name, '') = coalesce(:task, '')"""
+    since = time - _RECENT_SECONDS
+    tx.change(same, buffer=tx.scope.buffer, since=since, time=time, kind=str(kind), worker=worker, task=task)
     note(tx, kind, time=time, **about)
 
 
@@ -109,11 +104,9 @@ def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail
 
 def prune_events(tx: Transaction) -> None:
     """Remove the buffer's events beyond MOST_EVENTS, oldest first."""
-    ours = event.c.buffer == tx.scope.buffer
-    newest_first = select(event.c.happened_at).where(ours).order_by(event.c.happened_at.desc())
-    last = tx.execute(newest_first.offset(MOST_EVENTS).limit(1)).scalar()
-    if last is not None:
-        tx.execute(delete(event).where(ours, event.c.happened_at <= last))
+    last = """SELECT happened_at FROM rb_event WHERE buffer = :buffer ORDER BY happened_at DESC LIMIT 1 OFFSET :most"""
+    for at in tx.values(last, buffer=tx.scope.buffer, most=MOST_EVENTS):
+        tx.change("DELETE FROM rb_event WHERE buffer = :buffer AND happened_at <= :at", buffer=tx.scope.buffer, at=at)
 
 
 # Workers and waits
@@ -176,7 +169,9 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
     for name, done in beat.workers.items():
         _add_activity(tx, ids[name], now, done)
     if beat.gone:
-        tx.execute(delete(waiter).where(waiter.c.worker_id.in_(_ids_of(tx, process)), waiter.c.number.in_(beat.gone)))
+        ours = f"SELECT id FROM rb_worker WHERE {_OF_PROCESS}"  # noqa: S608
+        ended = f"DELETE FROM rb_waiter WHERE worker_id IN ({ours}) AND number {{in:numbers}}"  # noqa: S608
+        tx.change(ended, numbers=beat.gone, buffer=tx.scope.buffer, host=process.host, pid=process.pid)
     for waiting in beat.waits:
         _write_waiter(tx, ids[waiting.worker], waiting, now, ahead)
     for one in beat.events:
@@ -196,62 +191,75 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
 
 def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
     """Record the limits in force here if they have changed; a worker that draws overrides recorded ones."""
-    ours = event.c.buffer == tx.scope.buffer, event.c.kind == EventKind.LIMITS
-    newest = select(event.c.detail).where(*ours).order_by(event.c.happened_at.desc(), event.c.id.desc()).limit(1)
-    known, shown = tx.execute(newest).scalar(), json.dumps(in_force(tx.scope.rules.limits))
+    newest = """SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = :kind
+ORDER BY happened_at DESC, id DESC LIMIT 1"""
+    known = tx.value(newest, buffer=tx.scope.buffer, kind=str(EventKind.LIMITS))
+    shown = json.dumps(in_force(tx.scope.rules.limits))
     if shown != (known or "{}") and (draws or known is None):
         note(tx, EventKind.LIMITS, worker=name, detail=shown)
 
 
 def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float, *, ended: bool) -> int:
     """Record a heartbeat of a worker; return its id."""
-    began, ends = process.since + ahead, now if ended else None
-    # Another process may have had the same name and pid before, or this one has reopened the buffer.
-    since = case((worker.c.ended_at.is_(None), worker.c.started_at), else_=began)
-    sign = {"seen_at": now, "ended_at": ends, "started_at": since, "machine": machine()}
-    mine = _of_process(tx, process), worker.c.name == name
-    seen = tx.execute(update(worker).where(*mine).values(sign).returning(worker.c.id)).scalar()
-    if seen is None:  # an upsert would use up an id each time
-        new = {"buffer": tx.scope.buffer, "name": name, "host": process.host, "pid": process.pid}
-        row = tx.dialect.insert(worker).values(**new, **(sign | {"started_at": began}))
-        keys = [worker.c[column] for column in new]
-        row = row.on_conflict_do_update(index_elements=keys, set_={"seen_at": now})
-        seen = tx.execute(row.returning(worker.c.id)).scalar_one()
-    return int(seen)
+    values = {
+        "buffer": tx.scope.buffer,
+        "name": name,
+        "host": process.host,
+        "pid": process.pid,
+        "began": process.since + ahead,
+        "now": now,
+        "ended": now if ended else None,
+        "machine": machine(),
+    }
+    # First an update: an upsert would use up an id each time.
+    return int(tx.value(_SEEN, **values) or tx.tuples(_NEW_WORKER, **values)[0][0])
 
 
-def _of_process(tx: Transaction, process: Process) -> ColumnElement[bool]:
-    return and_(worker.c.buffer == tx.scope.buffer, worker.c.host == process.host, worker.c.pid == process.pid)
-
-
-def _ids_of(tx: Transaction, process: Process) -> Select[Any]:
-    return select(worker.c.id).where(_of_process(tx, process))
+_OF_PROCESS = "buffer = :buffer AND host = :host AND pid = :pid"
+# Another process may have had the same name and pid before, or this one has reopened the buffer.
+_SEEN = f"""UPDATE rb_worker SET seen_at = :now, ended_at = :ended, machine = :machine,
+    started_at = CASE WHEN ended_at IS NULL THEN started_at ELSE :began END
+WHERE {_OF_PROCESS} AND name = :name RETURNING id"""  # noqa: S608
+_NEW_WORKER = """INSERT INTO rb_worker (buffer, name, host, pid, machine, started_at, seen_at, ended_at)
+VALUES (:buffer, :name, :host, :pid, :machine, :began, :now, :ended)
+ON CONFLICT (buffer, name, host, pid) DO UPDATE SET seen_at = excluded.seen_at RETURNING id"""
 
 
 def _add_activity(tx: Transaction, worker_id: int, now: float, done: Activity) -> None:
-    if done == Activity():
-        return
-    counts = {name: getattr(done, name) for name in done.__slots__}
-    row = tx.dialect.insert(activity).values(worker_id=worker_id, since=_period(now, ACTIVITY_SECONDS), **counts)
-    added = {name: activity.c[name] + row.excluded[name] for name in counts}
-    tx.execute(row.on_conflict_do_update(index_elements=[activity.c.worker_id, activity.c.since], set_=added))
+    if done != Activity():
+        tx.change(_ADD_ACTIVITY, worker_id=worker_id, since=_period(now, ACTIVITY_SECONDS), **asdict(done))
+
+
+_ADD_ACTIVITY = """INSERT INTO rb_activity AS old (worker_id, since, groups, rollouts, tokens, failures, taken)
+VALUES (:worker_id, :since, :groups, :rollouts, :tokens, :failures, :taken)
+ON CONFLICT (worker_id, since) DO UPDATE SET groups = old.groups + excluded.groups,
+    rollouts = old.rollouts + excluded.rollouts, tokens = old.tokens + excluded.tokens,
+    failures = old.failures + excluded.failures, taken = old.taken + excluded.taken"""
 
 
 def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float, ahead: float) -> None:
     wait = waiting.wait
-    changing = {"wants": dict(wait.wants), "seen_at": now, "reason": waiting.reason}
-    row = tx.dialect.insert(waiter).values(
+    tx.change(
+        _WAIT,
         worker_id=worker_id,
         number=waiting.number,
         kind=wait.kind,
+        wants=dict(wait.wants),
         status=str(wait.status),
         query=None if wait.query is None else wait.query[:_MOST_CHARS],
         since=now if wait.since is None else wait.since + ahead,
         deadline=None if wait.deadline is None else wait.deadline + ahead,
+        seen_at=now,
         limits=in_force(waiting.limits),
-        **changing,
+        reason=waiting.reason,
     )
-    tx.execute(row.on_conflict_do_update(index_elements=[waiter.c.worker_id, waiter.c.number], set_=changing))
+
+
+_WAIT = """INSERT INTO rb_waiter
+    (worker_id, number, kind, wants, status, query, since, deadline, seen_at, limits, reason)
+VALUES (:worker_id, :number, :kind, {json:wants}, :status, :query, :since, :deadline, :seen_at, {json:limits}, :reason)
+ON CONFLICT (worker_id, number) DO UPDATE SET
+    wants = excluded.wants, seen_at = excluded.seen_at, reason = excluded.reason"""
 
 
 # Once a minute, by the first process
@@ -260,8 +268,8 @@ def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float,
 def is_noted(tx: Transaction) -> bool:
     """Return whether this minute's statistics of the buffer are recorded."""
     since = _period(tx.dialect.clock(tx), HISTORY_SECONDS)
-    noted = select(history.c.since).where(history.c.buffer == tx.scope.buffer, history.c.since == since)
-    return tx.execute(noted).first() is not None
+    noted = "SELECT 1 FROM rb_history WHERE buffer = :buffer AND since = :since"
+    return bool(tx.tuples(noted, buffer=tx.scope.buffer, since=since))
 
 
 def note_minute(tx: Transaction) -> bool:
@@ -285,25 +293,31 @@ def note_minute(tx: Transaction) -> bool:
     for (task, status, name), n in tallies.items():
         if name == Tally.PUT and n:
             tasks[task]["put_of"][str(status)] = n
-    row = tx.dialect.insert(history).values(
-        buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data={"at": now, "tasks": tasks}
-    )
-    if tx.execute(row.on_conflict_do_nothing()).rowcount:
+    new = "INSERT INTO rb_history (buffer, since, data) VALUES (:buffer, :since, {json:data}) ON CONFLICT DO NOTHING"
+    data = {"at": now, "tasks": tasks}
+    if tx.change(new, buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data=data):
         _prune(tx, now)
     return True
 
 
 def _prune(tx: Transaction, now: float) -> None:
-    ours = worker.c.buffer == tx.scope.buffer
-    old = select(worker.c.id).where(ours, func.coalesce(worker.c.ended_at, worker.c.seen_at) < now - KEEP_WORKERS)
-    gone = list(tx.execute(old).scalars())
-    noted = history.c.buffer == tx.scope.buffer
-    newest = select(func.max(history.c.since)).where(noted, history.c.since < now - KEEP_HISTORY)
-    tx.execute(delete(history).where(noted, history.c.since < newest.scalar_subquery()))
-    tx.execute(delete(waiter).where(or_(waiter.c.seen_at < now - KEEP_WAITERS, waiter.c.worker_id.in_(gone))))
-    tx.execute(delete(activity).where(or_(activity.c.since < now - KEEP_ACTIVITY, activity.c.worker_id.in_(gone))))
-    tx.execute(delete(worker).where(worker.c.id.in_(gone)))
+    silent = "SELECT id FROM rb_worker WHERE buffer = :buffer AND coalesce(ended_at, seen_at) < :before"
+    gone = tx.values(silent, buffer=tx.scope.buffer, before=now - KEEP_WORKERS)
+    tx.change(_PRUNE_HISTORY, buffer=tx.scope.buffer, before=now - KEEP_HISTORY)
+    tx.change(
+        "DELETE FROM rb_waiter WHERE seen_at < :before OR worker_id {in:gone}", before=now - KEEP_WAITERS, gone=gone
+    )
+    tx.change(
+        "DELETE FROM rb_activity WHERE since < :before OR worker_id {in:gone}",
+        before=int(now - KEEP_ACTIVITY),
+        gone=gone,
+    )
+    tx.change("DELETE FROM rb_worker WHERE id {in:gone}", gone=gone)
     prune_events(tx)
+
+
+_PRUNE_HISTORY = """DELETE FROM rb_history WHERE buffer = :buffer AND since < (
+    SELECT max(since) FROM rb_history WHERE buffer = :buffer AND since < CAST(:before AS double precision))"""
 
 
 def _period(now: float, seconds: int) -> int:

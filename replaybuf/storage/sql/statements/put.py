@@ -29,6 +29,8 @@ from replaybuf.storage.sql.statements.eviction import (
     replaced_by_place,
 )
 from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
+from replaybuf.storage.sql.statements.files import name_files
+from replaybuf.storage.sql.statements.inserts import insert_groups
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import (
@@ -36,8 +38,8 @@ from replaybuf.storage.sql.statements.new_rows import (
     bytes_of,
     check_size,
     group_row,
-    insert_groups,
     most_bytes,
+    payload_row,
 )
 from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.past import newest
@@ -206,7 +208,8 @@ def store(
         for uid, one, key in rows
     ]
     counts.update(bytes_of((one for _, one, _ in rows), lanes))
-    insert_groups(tx, values, [(uid, one) for uid, one, _ in rows])
+    name_files(tx, (one.extent for _, one, _ in rows if one.extent is not None))
+    insert_groups(tx, values, [payload_row(uid, one) for uid, one, _ in rows])
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)
     add_counts(tx, counts)

@@ -15,24 +15,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import text
-
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
-from replaybuf.storage.sql.statements import row_arrays
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import name_files
+from replaybuf.storage.sql.statements.inserts import MOST_BYTES, are_light, arrays, insert_payloads, insertion
 from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
     bytes_of,
     group_row,
-    insert_payloads,
     most_bytes,
     payload_row,
 )
@@ -90,16 +87,17 @@ class PutBatch:
         """
         groups, limits = self.groups, tx.scope.rules.limits
         # Heavy payloads follow in further statements, while the next put may already reserve its uids.
-        together = _are_light(groups)
-        one_of = _PUTS[limits.slows_puts, together]
-        rows = tx.fetch(one_of, *_values(tx, groups, lanes), *(_payloads(groups) if together else ()))
+        payloads = [payload_row(0, one) for one in groups]
+        together = are_light(payloads)
+        values = _values(tx, groups, lanes) | (arrays(payload, payloads) if together else {})
+        rows = tx.tuples(_PUTS[limits.slows_puts, together], **values)
         if not rows:
             return []
         uids, tx.newest = list(rows[0][0]), rows[0][1]
         name_files(tx, (one.extent for one in groups if one.extent is not None))
         self.reserved()
         if not together:
-            insert_payloads(tx, [payload_row(uid, one) for uid, one in zip(uids, groups, strict=True)])
+            insert_payloads(tx, [row | {"uid": uid} for uid, row in zip(uids, payloads, strict=True)])
         if limits.capacity is not None and not limits.slows_puts:
             _evict(tx, {one.group.task_name for one in groups})
         return list(uids)
@@ -116,43 +114,34 @@ def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool
     if limits.capacity is not None and any(new.dropped is not None for new in news):
         return False  # evicted groups are attributed to the put that evicts them
     tags = sum(len(str(new.tags)) for new in news if new.tags)
-    most = min(row_arrays.MOST_BYTES, tx.dialect.row_limit(tx).nbytes)
+    most = min(MOST_BYTES, tx.dialect.row_limit(tx).nbytes)
     return sum(map(most_bytes, groups)) + 4 * tags <= most
 
 
-def _are_light(groups: Sequence[EncodedGroup]) -> bool:
-    return row_arrays.are_light(len(one.payload) for one in groups)
-
-
-def _payloads(groups: Sequence[EncodedGroup]) -> Sequence[Any]:
-    """Return the payload columns, without uids, which the statement reserves."""
-    return row_arrays.columns([payload_row(0, one) for one in groups])[1:]
-
-
-def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) -> list[Any]:
+def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) -> dict[str, Any]:
     """Return the parameter values of the statement, except for payloads."""
     counts, limits = Counts(), tx.scope.rules.limits
     numbers = Counter((one.group.task_name, one.group.status) for one in groups)
     for (task, status), n in numbers.items():
         add_step(counts, lanes, task, transitions.put(status), n)
     counts.update(bytes_of(groups, lanes))
-    values = [
-        tx.scope.buffer,
-        tx.scope.epoch,
-        [home.id for home in lanes.values()],
-        [home.task_name for home in lanes.values()],
-        [home.status.value for home in lanes.values()],
-        [home.step for home in lanes.values()],
-        len(groups),
-        *row_arrays.of_groups([group_row(0, one, None, lanes, {}, None, 0) for one in groups], _MADE_GROUPS),
-        [lane_id for lane_id, _ in counts],
-        [name.value for _, name in counts],
-        list(counts.values()),
-    ]
-    if limits.slows_puts:
-        held_back = {task: n for (task, status), n in numbers.items() if status == Status.COMPLETED}
-        values += [list(held_back), list(held_back.values()), limits.capacity]
-    return values
+    held_back = {task: n for (task, status), n in numbers.items() if status == Status.COMPLETED}
+    return {
+        "buffer": tx.scope.buffer,
+        "epoch": tx.scope.epoch,
+        "lanes": [home.id for home in lanes.values()],
+        "tasks": [home.task_name for home in lanes.values()],
+        "statuses": [home.status.value for home in lanes.values()],
+        "steps": [home.step for home in lanes.values()],
+        "count": len(groups),
+        **arrays(group, [group_row(0, one, None, lanes, {}, None, 0) for one in groups]),
+        "counted": [lane_id for lane_id, _ in counts],
+        "tallies": [name.value for _, name in counts],
+        "amounts": list(counts.values()),
+        "held_back": list(held_back),
+        "more": list(held_back.values()),
+        "capacity": limits.capacity,
+    }
 
 
 def _evict(tx: Transaction, tasks: Collection[str]) -> None:
@@ -199,7 +188,7 @@ WITH fence AS (
     SELECT shift, newest, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
     FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS int[]))
         {"AND is_enough" if bounded else ""}
-), groups AS ({row_arrays.insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
+), groups AS ({insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
     INSERT INTO rb_tally AS own (lane, name, shard, amount)
     SELECT unnest(CAST(:counted AS int[])), unnest(CAST(:tallies AS varchar[])), pg_backend_pid(),
         unnest(CAST(:amounts AS bigint[]))
@@ -210,24 +199,11 @@ SELECT uids, newest FROM new
 """  # noqa: S608
 
 
-_INSERT_PAYLOADS = row_arrays.insertion(payload, _MADE_PAYLOADS, "FROM new")
-_KNOWN = ("buffer", "epoch", "lanes", "tasks", "statuses", "steps")
-_ROWS = ("count", *row_arrays.names(group, _MADE_GROUPS))
-_NAMES = (*_KNOWN, *_ROWS, "counted", "tallies", "amounts")
-_PAYLOADS = row_arrays.names(payload, _MADE_PAYLOADS)
-
-
-def _names(*, bounded: bool, together: bool) -> tuple[str, ...]:
-    room = ("held_back", "more", "capacity") if bounded else ()
-    return (*_NAMES, *room, *(_PAYLOADS if together else ()))
-
+_INSERT_PAYLOADS = insertion(payload, _MADE_PAYLOADS, "FROM new")
 
 #: By whether puts block at the capacity, and whether payloads are in the statement.
 _PUTS = {
-    (bounded, together): Prepared(
-        lambda _, bounded=bounded, together=together: text(_put(bounded=bounded, together=together)),  # type: ignore[misc]
-        *_names(bounded=bounded, together=together),
-    )
+    (bounded, together): _put(bounded=bounded, together=together)
     for bounded in (False, True)
     for together in (False, True)
 }

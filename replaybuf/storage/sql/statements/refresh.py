@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import ColumnElement, Text, and_, case, cast, or_, select, update
 
 from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout import Status
@@ -20,7 +19,6 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, unsettled
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
@@ -67,21 +65,24 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
 
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     """Set the lane's step, and unpin groups pinned since the last refresh if their staleness can follow it."""
-    tx.execute(update(lane).where(lane.c.id == home.id).values(step=step))
+    tx.change("UPDATE rb_lane SET step = :step WHERE id = :lane", step=step, lane=home.id)
     # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
     # ahead of the train step.
-    ahead = and_(group.c.mixed, group.c.oldest_step >= step)
-    zero = or_(group.c.oldest_step.is_(None), ahead)
-    in_lane = group.c.lane == home.id
-    _pin(tx, (in_lane, unsettled), pinned_staleness=case((zero, 0)), pinned_step=case((zero, step)))
-    too_new = in_lane, group.c.pinned_staleness.is_(None), group.c.oldest_step >= step, group.c.mixed
-    _pin(tx, too_new, pinned_staleness=0, pinned_step=step)
+    zero = "oldest_step IS NULL OR (mixed AND oldest_step >= :step)"
+    pinned = f"pinned_staleness = CASE WHEN {zero} THEN 0 END, pinned_step = CASE WHEN {zero} THEN :step END"
+    _pin(tx, home, step, f"lane = :lane AND {_UNSETTLED}", pinned)
+    too_new = "lane = :lane AND pinned_staleness IS NULL AND oldest_step >= :step AND mixed"
+    _pin(tx, home, step, too_new, "pinned_staleness = 0, pinned_step = :step")
 
 
-def _pin(tx: Transaction, conditions: Sequence[ColumnElement[bool]], **values: Any) -> None:
+#: Pinned groups to be processed by the next refresh of their lane (`schema.tables.unsettled`).
+_UNSETTLED = "pinned_staleness IS NOT NULL AND (oldest_step IS NOT NULL OR pinned_step IS NULL)"
+
+
+def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) -> None:
     if newest(tx):
-        keep(tx, tx.execute(select(group.c.uid).where(*conditions)).scalars())
-    tx.execute(update(group).where(*conditions).values(values))
+        keep(tx, tx.values(f"SELECT uid FROM rb_group WHERE {condition}", lane=home.id, step=step))  # noqa: S608
+    tx.change(f"UPDATE rb_group SET {values} WHERE {condition}", lane=home.id, step=step)  # noqa: S608
 
 
 def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
@@ -91,9 +92,9 @@ def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
     """
     if home.status not in (Status.ABORTED, Status.EXPIRED):
         return []
-    marks = cast(group.c.marks, Text)
-    query = select(group.c.uid, marks).where(group.c.lane == home.id, unsettled, marks.contains('"due"'))
-    return [(uid, text) for uid, text in tx.execute(query)]
+    query = f"""SELECT uid, CAST(marks AS text) FROM rb_group
+WHERE lane = :lane AND {_UNSETTLED} AND CAST(marks AS text) LIKE '%"due"%'"""  # noqa: S608
+    return [(uid, text) for uid, text in tx.tuples(query, lane=home.id)]
 
 
 def _expire(
@@ -102,7 +103,7 @@ def _expire(
     """Expire groups of a lane that are too stale by their task's rule, or due to expire; return their uids."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     if home.status == Status.EXPIRED and not rule.retryable:
-        everything = list(tx.execute(select(group.c.uid).where(group.c.lane == home.id)).scalars())
+        everything = tx.values("SELECT uid FROM rb_group WHERE lane = :lane", lane=home.id)
         _drop(tx, home, everything, leaving)
         return everything
     thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
@@ -110,10 +111,9 @@ def _expire(
     if thresholds:
         # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
         newest_expired = step - 1 - min(thresholds)
-        old = select(group.c.uid, cast(group.c.marks, Text)).where(
-            group.c.lane == home.id, group.c.pinned_staleness.is_(None), group.c.oldest_step <= newest_expired
-        )
-        candidates.update((uid, text) for uid, text in tx.execute(old))
+        old = """SELECT uid, CAST(marks AS text) FROM rb_group
+WHERE lane = :lane AND pinned_staleness IS NULL AND oldest_step <= :newest"""
+        candidates.update((uid, text) for uid, text in tx.tuples(old, lane=home.id, newest=newest_expired))
     alike: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
         alike.setdefault(text, []).append(uid)

@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import checkpoint, cursor, group, lane, past, payload, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_checkpoint
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, pinned
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, shift_to
 from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
@@ -140,8 +140,8 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     found = read_rows(tx, these)
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for row in all_lanes(tx):  # before `_set_lanes` changes the train step that the groups follow
-        mine = update(group).where(group.c.lane == row.id, these)
-        tx.execute(mine.values(pinned(Lane.of(row)) | fresh))
+        pin(tx, Lane.of(row), [one.uid for one in found if one.lane == row.id])
+    change(tx, uids, fresh)
     return found
 
 

@@ -20,7 +20,7 @@ from replaybuf.query import FIELDS as QUERIED
 from replaybuf.query import SetNode
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rollouts.rollout import Status
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
@@ -68,6 +68,11 @@ def select_rows(*, payloads: bool = False) -> Select[Any]:
     return select(*columns).select_from(joined)
 
 
+#: The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
+STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
+SELECT_ROWS = f"SELECT {STORED_TEXT}, l.task_name, l.status, l.step FROM rb_group g JOIN rb_lane l ON l.id = g.lane"  # noqa: S608
+
+
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
     """Return a put's key with its task and buffer as one text, short enough for a PostgreSQL index (2,700 bytes)."""
     return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
@@ -102,7 +107,7 @@ class GroupRow:
 
     `values` are those of all columns, in the order of the table, in the driver's form: JSON as text, which may be
     damaged, and is parsed once (`known`). If the payload is only a head, `tail` is its rest once read: bytes, blocks by
-    number if only some were read, or the error of the read.
+    number if only some were read, or the error of the read. `is_afresh`: drawn at random, and not by its sampling key.
     """
 
     uid: int
@@ -117,6 +122,7 @@ class GroupRow:
     probability: float | None = None
     weight: float | None = None
     tail: Any = None
+    is_afresh: bool = False
     known: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -290,7 +296,7 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     Payloads without a tail are read whole. Tails that are kept apart aren't read here. Damage is detected by the
     decoding.
     """
-    apart = {uid for (uid,) in tx.fetch(_APART, tx.dialect.listed([row.uid for row in rows]))}
+    apart = {uid for (uid,) in tx.tuples(_APART, uids=[row.uid for row in rows])}
     rest: list[tuple[GroupRow, int]] = []
     firsts = tx.dialect.read_ranges(tx, [(row.uid, 0, _FIRST_BYTES) for row in rows])
     for row, first in zip(rows, firsts, strict=True):
@@ -306,10 +312,7 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     _read_arrays(tx, codec, here, deferred)
 
 
-_APART = Prepared(
-    lambda dialect: select(payload.c.uid).where(dialect.one_of(payload.c.uid, "uids"), payload.c.file.is_not(None)),
-    "uids",
-)
+_APART = "SELECT uid FROM rb_payload WHERE uid {in:uids} AND file IS NOT NULL"
 
 
 def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ColumnElement, case, func, literal, select
-
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
@@ -22,9 +20,15 @@ from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.postgres_dialect import PAST
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
-from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
+from replaybuf.storage.sql.statements.counts import (
+    Counts,
+    add_step,
+    lock_tasks,
+    move,
+    read_levels,
+    set_aside,
+)
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
@@ -54,9 +58,9 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
         if draw.probabilities:
             _add_probabilities(tx, home, members)
         if policy.race is not None:
-            keys = [row.column(policy.race) for row in members]
+            keys = [row.column(policy.race) for row in members if not row.is_afresh]
             advance(tx, home, policy.race, keys, [row.priority for row in members])
-            if draw.where is not None and policy.race in home.clocks:
+            if keys and draw.where is not None and policy.race in home.clocks:
                 skip_arrived(tx, home, policy.race)
     return rows, ended
 
@@ -79,9 +83,13 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
 
 
 def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
+    policy, payloads = tx.scope.rules.sampler, not draw.deferred
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
-        rows = source.read(tx, size, tx.scope.rules.sampler.order, payloads=not draw.deferred)
+        if policy.race is not None and draw.where is not None and source.is_sparse(tx, size):
+            rows = source.read_afresh(tx, size, policy.race, payloads=payloads)
+        else:
+            rows = source.read(tx, size, policy.order, payloads=payloads)
         if draw.deferred:
             read_heads(tx, codec, rows, draw.deferred)
         damaged: dict[int, str] = {}
@@ -117,22 +125,21 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
 
 def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
     prioritized = tx.scope.rules.sampler.race == PRIORITIZED
-    in_lane = select(func.count()).select_from(group).where(group.c.lane == home.id)
+    total = 0.0
     if prioritized:  # every group has a key, whose index includes the priority
-        in_lane = in_lane.where(group.c.prioritized_key.is_not(None))
-        priority = group.c.priority
-        zero, least = literal(0.0, priority.type), literal(SLOWEST, priority.type)
-        rate: ColumnElement[float] = case((priority == 0, zero), (priority < SLOWEST, least), else_=priority)
-        weighed = in_lane.with_only_columns(func.count(), func.sum(rate / UNIT))
-        members, total = tx.execute(weighed).one()
-        idle = tx.execute(in_lane.where(group.c.priority == 0)).scalar_one()
+        [(members, total, idle)] = tx.tuples(_WEIGHED, lane=home.id, least=SLOWEST, unit=UNIT)
     else:
-        members, total = tx.execute(in_lane).scalar_one(), 0.0
-        idle = members
+        members = idle = tx.value("SELECT count(*) FROM rb_group WHERE lane = :lane", lane=home.id)
     for row in rows:
         weight = share(row.priority)
         row.probability = weight / total if prioritized and weight else 1 / idle
         row.weight = members * row.probability
+
+
+_WEIGHED = """SELECT count(*), sum(
+    CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
+), count(CASE WHEN priority = 0 THEN 1 END)
+FROM rb_group WHERE lane = :lane AND prioritized_key IS NOT NULL"""
 
 
 def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, draw: int = 0) -> None:

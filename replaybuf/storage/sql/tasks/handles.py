@@ -292,13 +292,11 @@ class Handles:
 
     source: ByteSource | None
 
-    def deferred(self, array: DeferredArray) -> ArrayHandle:
-        """Return the handle of an array that isn't read."""
-        assert self.source is not None
-        return ArrayHandle(str(array.dtype), array.shape, array.nbytes, self.source, array)
-
-    def held(self, array: np.ndarray[Any, Any]) -> ArrayHandle:
-        """Return the handle of an array that was read."""
+    def __call__(self, array: DeferredArray | np.ndarray[Any, Any]) -> ArrayHandle:
+        """Return the handle of an array, which was read or not."""
+        if isinstance(array, DeferredArray):
+            assert self.source is not None
+            return ArrayHandle(str(array.dtype), array.shape, array.nbytes, self.source, array)
         known, raw = DeferredArray.of(array)
         return ArrayHandle(str(array.dtype), array.shape, array.nbytes, HeldSource(raw), known)
 
