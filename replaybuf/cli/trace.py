@@ -33,20 +33,15 @@ from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, no
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column
-from replaybuf.view.steps import (
+from replaybuf.view.steps import STEPS, Step, Steps, no_draw, read_step, read_steps
+from replaybuf.view.workers import (
     BUFFERED,
-    STEPS,
     WORKER_GROUPS,
     WORKER_STEPS,
     ByTask,
-    Step,
-    Steps,
     Worker,
     by_task_columns,
-    no_draw,
     read_shares,
-    read_step,
-    read_steps,
     read_worker,
     workers_of,
 )

@@ -279,32 +279,35 @@ class BlockReader:
             raise ValueError("no column of arrays")
         return arrays
 
-    def _described(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int]]:
-        """Return the dtype, the bytes, the shapes and the numbers of items of an entry's arrays."""
+    def _described(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int], int]:
+        """Return the dtype, the bytes, the shapes and numbers of items, and the sum of these, of an entry's arrays."""
         if entry < 0:
             raise ValueError("no such arrays")
         description, inside, shapes = self._table[3 * entry : 3 * entry + 3]
         if type(shapes) is not list or not shapes:
             raise ValueError("no shapes of arrays")
         sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
-        dtype = simple_dtype(description)
-        nbytes = [size * dtype.itemsize for size in sizes]
-        if type(inside) is list:
-            fits = min(inside) >= 0 and [self._head.sizes[block] for block in inside] == nbytes
+        dtype, items = simple_dtype(description), sum(sizes)
+        if type(inside) is int:
+            fits = inside >= 0 and self._head.sizes[inside] == items * dtype.itemsize
+        elif type(inside) is bytes:
+            fits = len(inside) == items * dtype.itemsize
         else:
-            size = self._head.sizes[inside] if type(inside) is int else len(inside)
-            fits = (type(inside) is bytes or inside >= 0) and size == sum(nbytes)
+            of_blocks = [self._head.sizes[block] for block in inside]
+            fits = min(inside) >= 0 and of_blocks == [size * dtype.itemsize for size in sizes]
         if min(sizes) < 0 or not fits:
             raise ValueError("its arrays don't match its blocks")
-        return dtype, inside, shapes, sizes
+        return dtype, inside, shapes, sizes, items
 
     def _entry(self, entry: int) -> Sequence[Any]:
         if (arrays := self._arrays.get(entry)) is None:
             arrays = self._arrays[entry] = self._read(*self._described(entry))
         return arrays
 
-    def _read(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
-        self._left -= sum(sizes) * dtype.itemsize
+    def _read(
+        self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int], items: int
+    ) -> Sequence[Any]:
+        self._left -= items * dtype.itemsize
         if self._left < 0:
             raise ValueError("its arrays are larger than it has room for")
         several = type(inside) is list
@@ -314,7 +317,7 @@ class BlockReader:
             return [None] * len(shapes)
         if several:
             return [*map(self._alone, inside, [dtype] * len(shapes), shapes, sizes)]
-        return self._together(dtype, inside, shapes, sizes)
+        return self._together(dtype, inside, shapes, sizes, items)
 
     def _alone(self, block: int, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
         array = self._view(block, dtype, shape)
@@ -323,14 +326,16 @@ class BlockReader:
             return array
         return array.copy()
 
-    def _together(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
+    def _together(
+        self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int], items: int
+    ) -> Sequence[Any]:
         """Return arrays of one block: views of one array, unless they would keep it."""
         if type(inside) is bytes:
             if len(shapes) == 1:
                 return [np.ndarray(shapes[0], dtype, inside).copy()]
             flat, lends = np.frombuffer(inside, dtype), False
         else:
-            flat, lends = self._view(inside, dtype, sum(sizes)), self._lends and inside not in self._lent
+            flat, lends = self._view(inside, dtype, items), self._lends and inside not in self._lent
         least, alone = min(sizes) * dtype.itemsize * _MOST_KEPT, False
         if not lends or least < self._kept:
             flat, alone = flat.copy(), least < flat.nbytes
@@ -348,7 +353,7 @@ class BlockReader:
     def _instead_of(self, entry: int, place: int) -> Any:
         """Return what replaces an array."""
         if (entry, place) not in self._replaced and self._instead is not None:
-            dtype, inside, shapes, sizes = self._described(entry)
+            dtype, inside, shapes, sizes, _ = self._described(entry)
             if self._blocks is None and type(inside) is not bytes:
                 block, at = (inside[place], 0) if type(inside) is list else (inside, sum(sizes[:place]))
                 shape, item, head = shapes[place], dtype.itemsize, self._head

@@ -32,6 +32,7 @@ _CONTAINERS: Final = frozenset({list, tuple, dict})
 _COUNTED: Final = frozenset({str, bytes, int, bool})
 _TEXTS: Final = frozenset({str, bytes, type(None)})
 _DEEPEST: Final = 8
+_ONLY_NONE: Final = frozenset({type(None)})
 _ONLY_STR: Final = frozenset({str})
 _ONLY_INT: Final = frozenset({int})
 
@@ -66,7 +67,7 @@ class ColumnWriter:
             return [None, ROWS, *kept]
         columns: list[Any] = []
         for name, values in transposed:
-            if values[0] is not None or name not in omitted or not _are_equal(values):
+            if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
                 columns += (name, *self._column(values, 0))
         return columns
 
@@ -82,7 +83,7 @@ class ColumnWriter:
             if len(kinds) == 1 and kind in _COUNTED and values.count(first) == rows:
                 return SHARED, first
             long = _TEXTS.issuperset(kinds) and max(map(len, filter(None, values)), default=0) >= GROUPED
-            return (INDEXED, _indexed(values, values)) if long else (LIST, values)
+            return (INDEXED, _indexed(values, values)) if long else (LIST, [*values])
         ids = [*map(id, values)]
         different = len({*ids})
         if different == 1:
@@ -90,7 +91,7 @@ class ColumnWriter:
             return SHARED, first
         if different < rows or len(kinds) > 1:
             self.held += values
-            return (LIST, values) if different == rows else (INDEXED, _indexed(values, ids))
+            return (LIST, [*values]) if different == rows else (INDEXED, _indexed(values, ids))
         if kind is dict and depth < _DEEPEST and (items := _transposed(values, strictly=True)) is not None:
             columns: list[Any] = []
             for name, members in items:
@@ -101,7 +102,7 @@ class ColumnWriter:
             if len(packed) >= GROUPED and all(self._pack(value) == packed for value in values[1:]):  # 1 == True
                 return COPIES, packed
         self.held += values
-        return LIST, values
+        return LIST, [*values]
 
 
 def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
@@ -129,7 +130,7 @@ def _transposed(
     if not declared and not _ONLY_STR.issuperset(map(type, chain.from_iterable(keys))):
         return None
     if keys.count(names) == len(rows):
-        return [*zip(names, map(list, zip(*[row.values() for row in rows], strict=True)), strict=True)] if names else []
+        return [*zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)]
     union = dict.fromkeys(chain.from_iterable(keys))
     if strictly or any([name for name in union if name in row] != list(row) for row in rows):
         return None

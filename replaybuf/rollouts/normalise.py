@@ -167,6 +167,7 @@ def _normalise(
 _BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
 _PLAIN = (float, int, bool)
 _LISTS = frozenset({list, tuple})
+_NOTHING = frozenset({type(None)})
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
@@ -176,7 +177,7 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
     for name, values in zip(_BY_TOKEN, columns, strict=True):
         kinds = {*map(type, values)}
         fresh = name == "response_model_steps" and all(group.dated or (False,))
-        if not fresh and (not _LISTS.isdisjoint(kinds) or any(map(_of_objects, values))):
+        if not fresh and kinds != _NOTHING and (not _LISTS.isdisjoint(kinds) or any(map(_of_objects, values))):
             _refuse_none(name, values)
         lengths.append([*map(len if kinds <= _LISTS else _length, values)])
     given = [one for one in lengths[1:] if any(one)]
@@ -204,7 +205,8 @@ def _refuse_none(name: str, column: Sequence[Any]) -> None:
 
 def _of_objects(value: Any) -> bool:
     """Return whether a value is an array of Python objects, as a column of a table may be."""
-    return getattr(getattr(value, "dtype", None), "hasobject", False)
+    dtype = value.dtype if type(value) is np.ndarray else getattr(value, "dtype", None)
+    return getattr(dtype, "hasobject", False)
 
 
 def _length(value: Any) -> int:

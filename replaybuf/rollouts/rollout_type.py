@@ -335,7 +335,7 @@ class RolloutType:
             raise DecodeError(
                 f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
             )
-        return self._shape.build_all(tuple(columns), zip(*columns.values(), strict=True))
+        return self._shape.build_all(columns, rows)
 
     def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
         """Return these names of fields whose arrays can be read later. Raises InputError."""

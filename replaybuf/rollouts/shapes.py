@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from typing import Any
@@ -71,9 +71,9 @@ class Shape(ABC):
     def build(self, fields: Fields) -> Any:
         """Build an instance from fields without a `problem`, with defaults filled in; `fields` is consumed."""
 
-    def build_all(self, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
-        """Build instances from the values of these fields, which are without a `problem`."""
-        return [self.build(dict(zip(names, row, strict=True))) for row in rows]
+    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+        """Build instances from the values of each field, which are without a `problem`."""
+        return [self.build(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
     def set(self, instance: Any, name: str, value: Any) -> None:
         """Set a field, in place; the class's own `__setattr__` and validators run. Works on frozen instances, too.
@@ -185,12 +185,13 @@ class _ModelShape(Shape):
             return [*map(self.read, instances)]
         return [instance.__dict__ for instance in instances]
 
-    def build_all(self, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Any]:
-        if self.extra or self._private or not self._defaults.made.issubset(names):
-            return super().build_all(names, rows)
-        template, given = self._defaults.template, {*names}
-        values = [template | dict(zip(names, row, strict=True)) for row in rows]
-        found = [*map(self.cls.__new__, repeat(self.cls, len(values)))]
+    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+        if self.extra or self._private or not columns.keys() >= self._defaults.made:
+            return super().build_all(columns, rows)
+        template, given = self._defaults.template, {*columns}
+        whole = [columns[name] if name in given else [value] * rows for name, value in template.items()]
+        values = [dict(zip(template, row, strict=True)) for row in zip(*whole, strict=True)]
+        found = [*map(self.cls.__new__, repeat(self.cls, rows))]
         parts: tuple[Iterable[Any], ...] = (values, [given.copy() for _ in values], repeat(None), repeat(None))
         for name, part in zip(_PARTS, parts, strict=True):  # in C: a call a rollout takes a third of a take
             deque(map(object.__setattr__, found, repeat(name), part), 0)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.causes import (
-    DRAWS,
-    FENCED,
+from replaybuf.rules.causes import DRAWS, FENCED
+from replaybuf.rules.circumstances import Circumstances, Wait, brief, clock, groups, listed, named, wanted
+from replaybuf.rules.needs import (
     Cause,
     Found,
     Need,
@@ -30,7 +30,6 @@ from replaybuf.rules.causes import (
     to_publish,
     to_put,
 )
-from replaybuf.rules.circumstances import Circumstances, Wait, brief, clock, groups, listed, named, wanted
 from replaybuf.rules.transitions import Tally
 
 _TASKS_NAMED = 5

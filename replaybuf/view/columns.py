@@ -193,12 +193,13 @@ ROLLOUTS = [
     *columns("response_tokens", "finish_reason", "response"),
 ]
 #: A step's groups by worker, and by task.
-BY_WORKER = columns("name", "groups", "reward", "others", "below", "staleness")
-BY_TASK = columns("name", "groups", "reward", "others", "below", "staleness", name="task", others="before")
+_PART = ("name", "groups", "reward", "others", "below", "staleness")
+BY_WORKER = columns(*_PART, spare=("others", "staleness"))
+BY_TASK = columns(*_PART, spare=("others", "staleness"), name="task", others="before")
 #: The groups of a step.
 MEMBERS = columns(
     *("uid", "worker", "task_name", "reward", "staleness", "oldest_model_step", "batch", "now", "prompt"),
-    spare=("oldest_model_step", "batch"),
+    spare=("task_name", "staleness", "oldest_model_step", "batch", "now"),
     worker="made by",
 )
 #: Draws.
@@ -219,9 +220,11 @@ LEASES = columns("holder", "task_name", "status", "groups", "until")
 #: The processes that use a buffer.
 PROCESSES = [
     Column("name", "worker", "name"),
-    *columns("pid", "host", "state"),
+    *columns("pid", "host", "state", spare=("pid", "host")),
     Column("seen_at", "seen", "ago"),
-    *columns("groups", "failures", "taken", groups="put", failures="failed", taken="drawn"),
+    Column("groups", "put", spare=True),
+    Column("failures", "failed", spare=True),
+    Column("taken", "drawn", spare=True),
 ]
 #: Arrays and tensors of rollouts.
 ARRAYS = [

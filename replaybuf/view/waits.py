@@ -246,10 +246,14 @@ def _task(about: Circumstances, task: str) -> dict[str, Any]:
 #: The columns of `Waits.tasks`.
 TASKS = [
     *columns("task_name", "completed"),
-    *(Column(str(one), str(one), usual=0) for one in Status if one not in (Status.COMPLETED, Status.ARCHIVED)),
+    *(
+        Column(str(one), str(one), usual=0, spare=True)
+        for one in Status
+        if one not in (Status.COMPLETED, Status.ARCHIVED)
+    ),
     Column("leased", "leased"),
-    Column("prompts", "prompts", usual=0),
-    *columns("put", "drawn"),
+    Column("prompts", "prompts", usual=0, spare=True),
+    *columns("put", "drawn", spare=("put", "drawn")),
     Column("completed_per_hour", "an hour", spare=True),
     Column("last_put", "last put", "ago"),
     Column("refreshed_to", "at step", "id", spare=True),

@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf import NotReadyError, PromptLedger, ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer import wait_reports
-from replaybuf.rules.causes import Reason
+from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader

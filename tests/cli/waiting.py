@@ -16,7 +16,7 @@ from typing import Any
 
 from replaybuf import ReplayBufError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop, publish
-from replaybuf.rules.causes import Reason
+from replaybuf.rules.needs import Reason
 from tests.produce.scripted import ScriptedLoop, forever
 from tests.stores import group
 

@@ -11,8 +11,10 @@ import msgpack
 import numpy as np
 import pytest
 
+from replaybuf.codec.payload import Codec
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
 
 REFUSED = [
@@ -44,6 +46,15 @@ def test_what_would_not_come_back_is_refused_with_advice(value: Any, message: st
         DICTS.encode([{"field": value}])
     with pytest.raises(RolloutError, match=message):
         DICTS.encode([{"field": {"a": [1, (value,)]}}])
+
+
+@pytest.mark.parametrize("inside", [Typed(message="a", color=None), Pair(1, 2)], ids=["model", "named tuple"])
+def test_what_would_come_back_as_bytes_is_refused_inside_instances(inside: Any) -> None:
+    codec = Codec(RolloutType(dict, types=[Typed, Pair]))
+    codec.encode([{"field": [inside]}])
+    changed = Pair(bytearray(b"a"), 2) if isinstance(inside, Pair) else Typed.model_construct(color=[bytearray(b"a")])
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]\[0\]\..*: a bytearray can't be stored"):
+        codec.encode([{"field": [changed]}])
 
 
 def test_numpy_string_dtypes_without_a_width_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import struct
 import subprocess
@@ -54,6 +55,17 @@ def test_numpy_strings_keep_trailing_zeros() -> None:
 
 def test_bytes_in_a_long_list_of_numbers_come_back_as_bytes() -> None:
     assert same(round_trip([*range(32), bytearray(b"x"), 1]), [*range(32), b"x", 1])
+
+
+@pytest.mark.parametrize("long", [[7] * 33, [0.5] * 33, [7, *[0.5] * 40, 9]])
+def test_the_garbage_collector_passes_over_long_lists_of_numbers(long: list[Any]) -> None:
+    assert not gc.is_tracked(round_trip(long))
+    assert not gc.is_tracked(round_trip({"nested": [long]})["nested"][0])
+
+
+@pytest.mark.parametrize("other", [[[1]] * 40, [{"a": 1}] * 40, [1, {"a": [2]}]])
+def test_the_garbage_collector_knows_lists_that_hold_others(other: list[Any]) -> None:
+    assert gc.is_tracked(round_trip(other))
 
 
 def test_a_fold_and_a_time_zone_survive() -> None:

@@ -120,14 +120,15 @@ async def wrong_in(run: Run, event: int, chance: random.Random) -> list[str]:
     """Return what is wrong in the folder as it is after a power cut before this event."""
     allowed, full = run.allowed(event), run.durability == "full"
     async with buffer_in(run.folder, "normal") as buffer:
-        found = await state_of(buffer, may_lose_arrays=not full)
+        found = await state_of(buffer, run.folder, may_lose_arrays=not full)
         wrong = [] if found in allowed else [f"{found} is none of {allowed}"]
         if full and found[1]:
-            [made] = [one for one in run.calls if (one.name, one.step) == ("checkpoint", chance.choice(found[1]))]
-            await buffer.restore(made.step)
-            restored = [one[:2] for one in (await state_of(buffer))[0]]
+            step = chance.choice(found[1])
+            [made] = [one for one in run.calls if (one.name, one.step) == ("checkpoint", step)]
+            await buffer.restore(step)
+            restored = [one[:2] for one in (await state_of(buffer, run.folder))[0]]
             if restored != (expected := [one[:2] for one in made.state[0]]):
-                wrong.append(f"restored to {made.step}: {restored}, not {expected}")
+                wrong.append(f"restored to {step}: {restored}, not {expected}")
     if full:
         wrong += [f"{path} is gone or cut" for path in run.lost_files(event)]
     return wrong

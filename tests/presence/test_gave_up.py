@@ -10,8 +10,8 @@ import pytest
 from replaybuf import FullError, NotReadyError
 from replaybuf.buffer import wait_reports
 from replaybuf.produce import wait_published
-from replaybuf.rules.causes import Reason
 from replaybuf.rules.limits import Limits
+from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.inspection.circumstances import read_limits
 from replaybuf.view import waits as inspection
 from replaybuf.view.waits import DrawQuestion, last_given_up, read_waits

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf import FullError, NotReadyError
 from replaybuf.produce import wait_published
-from replaybuf.rules.causes import Reason
+from replaybuf.rules.needs import Reason
 from tests.presence.views import list_waiters, seen, waits_of
 from tests.stores import TASK, build, fill, group, until
 

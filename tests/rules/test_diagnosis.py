@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf.rules.causes import Reason
 from replaybuf.rules.circumstances import Before, Circumstances, Counted, Taking, Wait, Worker, limits_of
 from replaybuf.rules.diagnosis import diagnose
 from replaybuf.rules.limits import Limits
+from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import LaneName, Tally
 from tests.rules.diagnosed import (
     BLOCK,

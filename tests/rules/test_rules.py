@@ -16,9 +16,10 @@ from replaybuf.buffer.waits import check_possible
 from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.causes import DRAWS, Need, causes_of, to_put
+from replaybuf.rules.causes import DRAWS
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.needs import Need, causes_of, to_put
 from replaybuf.rules.policies import UNIT, Clock, UniformPolicy, draw_keys, share
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Draw

@@ -14,8 +14,8 @@ import pytest
 
 from replaybuf import NotReadyError, PromptLedger, Status
 from replaybuf.produce import TrainState, publish
-from replaybuf.rules.causes import Reason
 from replaybuf.rules.circumstances import Circumstances, Counted
+from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.inspection import circumstances
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances
 from replaybuf.storage.sql.inspection.reader import open_reader

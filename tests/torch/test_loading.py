@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
 from replaybuf.integrations.torch import GroupDataset, leased_steps
-from replaybuf.rules.causes import Reason
+from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.sync import run

@@ -78,6 +78,12 @@ async def test_objects_may_come_back_as_values(ray: FakeRay, url: str) -> None:
     assert ray.gets == [1, 1]  # what an object holds is known when it is there
 
 
+async def test_what_would_come_back_as_bytes_is_refused_inside_objects(ray: FakeRay) -> None:
+    async with build("memory://") as buffer:
+        with pytest.raises(RolloutError, match=r"the object of an ObjectRef\)\['b'\]: a bytearray can't be stored"):
+            await buffer.put([Sample(pixels=[ray.put({"b": bytearray(b"x")})])], "math")
+
+
 async def test_a_refresh_and_a_copy_touch_no_object(ray: FakeRay, url: str) -> None:
     async with build(url) as buffer, build("memory://") as other:
         await buffer.put([Sample(pixels=ray.put(b"x"))], "math")

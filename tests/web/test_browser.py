@@ -236,7 +236,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(driver: Any, address: s
     [
         ("/", "main .quiet", "body"),
         ("/", "td a", ".scroll"),
-        ("/", "thead th", "thead th"),
+        ("/", "thead th", ".scroll"),
         ("/groups?where=x", ".mistake p", ".mistake"),
         ("/groups/1", ".tokens .lp3", ".tokens .lp3"),
         ("/groups/1?by=mask", ".tokens .mask0", "article"),

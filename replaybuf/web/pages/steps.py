@@ -12,22 +12,17 @@ from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import Member, newest, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, Column, columns, value_of
-from replaybuf.view.steps import (
+from replaybuf.view.drawn import StepRow, span_text
+from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
+from replaybuf.view.workers import (
     BUFFERED,
     SHARES,
-    STEPS,
     WORKER_GROUPS,
     WORKER_STEPS,
-    StepRow,
     WorkerStep,
     by_task_columns,
-    neighbours,
-    no_draw,
     read_shares,
-    read_step,
-    read_steps,
     read_worker,
-    span_text,
 )
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.pages.overview import one_buffer, read_waits
