@@ -170,7 +170,7 @@ class SQLStorage(Store):
 
         All of them or none. Groups already acknowledged under this token, or replaced, are skipped. Raises
         LeaseLostError when the lease has ended and no longer holds one of the others, and before its end when one of
-        them is back in the store or under another lease without having been acknowledged (`count_passed_on`).
+        them is back in the store or under another lease without having been acknowledged (`passed_on`).
         """
         await self._write(leases.acknowledge, lease, uids, brief=len(uids) <= BRIEF_GROUPS)
 

@@ -127,7 +127,7 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> li
     found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].lease == token}
     missing = [uid for uid in new.replaces if uid not in found]
     if missing and new.lease is not None:
-        raise lost_to_others(new.lease, len(missing))
+        raise lost_to_others(new.lease, missing)
     if missing:
         raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
     return list(found.values())
