@@ -33,6 +33,8 @@ async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
     def work(tx: Transaction) -> tuple[set[int], set[int]]:
         while sweep_now(tx, limit=5) or pass_on(tx, 4):
             pass
+        pruned = "removed_at IS NULL AND draw NOT IN (SELECT id FROM rb_batch)"
+        assert tx.value(f"SELECT count(*) FROM rb_past WHERE {pruned}") == 0  # what draws had goes with their record
         kept = select(past.c.uid).where(past.c.removed_at.is_not(None))
         return set(tx.execute(select(payload.c.uid)).scalars()), set(tx.execute(kept).scalars())
 
