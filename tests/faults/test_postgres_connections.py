@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.errors import ConflictError
+from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.cancellation.ways import end_background_work, no_connection_out
@@ -313,19 +313,21 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
 
 
 async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, proxy: Proxy) -> None:
-    """COMMIT never arrived, and what the put replaces has gone before it is repeated."""
-    uid = await buffer.put(group(0), TASK)
+    """COMMIT never arrived, and the checkpoint has gone before the restore is repeated."""
+    await fill(buffer, 2)
+    await buffer.checkpoint(1)
 
     async def remove_meanwhile(link: Link) -> bool:
         link.cut()
-        await asyncio.to_thread(execute, proxy.server_url, "DELETE FROM rb_group")
+        await asyncio.to_thread(execute, proxy.server_url, "DELETE FROM rb_checkpoint")
         return False
 
     await all_told(buffer)
     proxy.fault = once(remove_meanwhile)
-    with pytest.raises(ConflictError):
-        await buffer.put(group(1), TASK, replaces=[uid])
-    assert await take_all(buffer) == []
+    with pytest.raises(ReplayBufError) as caught:
+        await buffer.restore(1)
+    assert not isinstance(caught.value, UnreachableError)
+    assert await take_all(buffer) == [0, 1]
 
 
 class Sent(Hook):
