@@ -51,7 +51,7 @@ class Page:
 
 
 def find_page(tx: Transaction, query: Node, page: Page, size: int) -> tuple[list[tuple[int, int]], Page]:
-    """Return the next groups that match, in the order of uids, as `find_uids` does, at most `size`; and the next page."""
+    """Return the next groups that match, in the order of uids, at most `size`, and the page after them."""
     last = last_uid(tx) if page.last is None else page.last
     between = group.c.uid.between(page.after + 1, last)
     chosen = select_matching(tx, query, group.c.uid, group.c.bytes).where(between)
