@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,9 +16,9 @@ import tempfile
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _ROOT = Path(__file__).parents[1]
 BEGINNING = """
@@ -50,22 +51,15 @@ class Script:
     """
 
     def __init__(self, text: str, *arguments: object) -> None:
-        (reading, writing), (input_end, self._input), (ended, ending) = os.pipe(), os.pipe(), os.pipe()
+        (reading, writing), (input_end, self._input) = os.pipe(), os.pipe()
         self.stdout = os.fdopen(reading)
-        self._ended = os.fdopen(ended)
         self._problems = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        request = {
-            "text": BEGINNING + textwrap.dedent(text),
-            "arguments": [*map(str, arguments)],
-            "environment": dict(os.environ),
-            "folder": os.getcwd(),
-        }
-        with _one_at_a_time:
-            files = [input_end, writing, self._problems.fileno(), ending]
-            socket.send_fds(_zygote(), [json.dumps(request).encode()], files)
-        for end in (input_end, writing, ending):
+        files = (input_end, writing, self._problems.fileno())
+        self.pid, self._ended = _fork(
+            BEGINNING + textwrap.dedent(text), arguments, dict(os.environ), os.getcwd(), files
+        )
+        for end in (input_end, writing):
             os.close(end)
-        self.pid = int(self._ended.readline())
         self._end: tuple[int, str, str] | None = None
 
     def send_signal(self, sent: signal.Signals) -> None:
@@ -89,14 +83,130 @@ class Script:
         expired = threading.Timer(seconds, self.send_signal, [signal.SIGKILL])
         expired.start()
         try:
-            with self.stdout, self._ended, self._problems:
+            with self.stdout, self._problems:
                 out = self.stdout.read()
-                code = int(self._ended.readline())
+                code = self._ended.wait()
                 self._problems.seek(0)
                 problems = self._problems.read()
         finally:
             expired.cancel()
         return code, out, problems
+
+
+_PROGRAM = """
+import os, runpy, sys
+del sys.argv[0]
+sys.stdout.reconfigure(line_buffering=bool(os.environ.get("PYTHONUNBUFFERED")))
+if sys.argv[0] == "-m":
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Program:
+    """`python -W error COMMAND`, of a file or `-m` and a module, in a fork of `tests.zygote`.
+
+    It has the calls of a `Popen` whose stderr goes where stdout goes: to a file, or into a pipe of text.
+    """
+
+    def __init__(
+        self, *command: str, cwd: Path, env: Mapping[str, str] = os.environ, stdout: IO[bytes] | None = None
+    ) -> None:
+        self._command = command
+        reading, writing = os.pipe()
+        self.stdout = os.fdopen(reading)  # empty, if the output goes to a file
+        out = writing if stdout is None else stdout.fileno()
+        with open(os.devnull) as nothing:
+            self.pid, self._ended = _fork(_PROGRAM, command, dict(env), str(cwd), (nothing.fileno(), out, out))
+        os.close(writing)
+        if stdout is not None:
+            self.stdout.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._ended.code
+
+    def poll(self) -> int | None:
+        self._ended.look(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return self._ended.wait(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self._command, timeout or 0) from None
+
+    def send_signal(self, sent: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sent)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = 90) -> tuple[str, None]:
+        """All output that is left, once the program has ended. One that doesn't is killed, and fails the test."""
+        expired = threading.Timer(timeout, self.kill)
+        expired.start()
+        try:
+            printed = self.stdout.read()
+            self.wait()
+        finally:
+            expired.cancel()
+        return printed, None
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait()
+
+
+class _End:
+    """The end of a process that the zygote has forked, as it tells of it."""
+
+    def __init__(self, told: int) -> None:
+        self._told = os.fdopen(told, "rb", buffering=0)
+        self._text = b""
+        while b"\n" not in self._text:
+            self._text += self._told.read(100)
+        pid, _, self._text = self._text.partition(b"\n")
+        self.pid = int(pid)
+        self.code: int | None = None
+        self.look(0)
+
+    def look(self, seconds: float | None) -> None:
+        """Wait for the exit code, for so long, or for ever."""
+        while self.code is None:
+            if self._text.endswith(b"\n"):
+                self.code = int(self._text)
+                self._told.close()
+            elif not select.select([self._told], [], [], seconds)[0]:
+                return
+            else:
+                self._text += self._told.read(100)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.look(timeout)
+        if self.code is None:
+            raise TimeoutError
+        return self.code
+
+
+def _fork(
+    text: str, arguments: Sequence[object], environment: dict[str, str], folder: str, files: Sequence[int]
+) -> tuple[int, _End]:
+    """Run a text in a fork of the zygote, with these files as its standard input, output and error."""
+    request = {"text": text, "arguments": [*map(str, arguments)], "environment": environment, "folder": folder}
+    told, ending = os.pipe()
+    with _one_at_a_time:
+        socket.send_fds(_zygote(), [json.dumps(request).encode()], [*files, ending])
+    os.close(ending)
+    end = _End(told)
+    return end.pid, end
 
 
 @functools.cache

@@ -82,7 +82,7 @@ def test_a_url_of_one_of_several_hosts_is_one_that_the_driver_reads() -> None:
 def server(
     host: Host, timeline: int | None, *, system: str = "7", started: int = 1, read_only: bool = False
 ) -> AskedServer:
-    standing = Standing(system, timeline, timeline is None, read_only, datetime(2026, 1, started), 1, None)
+    standing = Standing(system, timeline, timeline is None, read_only, datetime(2026, 1, started), 1)
     return AskedServer(host, standing)
 
 

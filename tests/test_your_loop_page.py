@@ -10,8 +10,6 @@ import inspect
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,6 +20,7 @@ from replaybuf.rollouts import rollout
 from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.pages import DOCS, Page
+from tests.scripts import Program
 
 PAGE = Page("your-loop.md", "## Seven mistakes")
 ROLLOUTS = DOCS / "rollouts.md"
@@ -34,12 +33,9 @@ def program(name: str, text: str = PAGE.text) -> str:
     return found[1]
 
 
-def run(folder: Path, name: str, url: str) -> subprocess.Popen[str]:
+def run(folder: Path, name: str, url: str) -> Program:
     environment = {**os.environ, "PYTHONPATH": str(DOCS.parent)} | ({"DATABASE": url} if url else {})
-    command = [sys.executable, "-W", "error", name]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return Program(str(folder / name), cwd=folder, env=environment)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +54,6 @@ def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, sh
     seen = 0
     while seen < 30:  # killed once
         with run(tmp_path, name, shared_url) as process:
-            assert process.stdout is not None
             first = process.stdout.readline()
             expected = (f"step {seen + 1}: ", f"step {seen}: ")  # it was killed before it had saved the weights
             assert first.startswith(expected), first + process.stdout.read()

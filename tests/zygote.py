@@ -18,7 +18,10 @@ STDIN, STDOUT, STDERR = range(3)
 
 
 def _preload() -> None:
-    from replaybuf import ReplayBufferConfig
+    import httpx  # noqa: F401
+
+    import replaybuf.demo.command  # noqa: F401
+    from replaybuf import ReplayBufferConfig, produce  # noqa: F401
 
     for url in ("memory://", "postgresql://nobody@nowhere/none"):
         ReplayBufferConfig(url=url).build()
@@ -52,11 +55,19 @@ def _wait_for_script(control: socket.socket) -> dict[str, Any] | None:
                     os.dup2(problems, STDERR)
                     for unused in (*files, reading, writing, *running.values()):
                         os.close(unused)
+                    _open_standard_streams()
                     return dict(json.loads(request))
                 for its in (given, out, problems):
                     os.close(its)
                 os.write(ended, b"%d\n" % process)
                 running[process] = ended
+
+
+def _open_standard_streams() -> None:
+    """Open those of Python anew: the former know of their files whether one can seek in them."""
+    sys.stdin = open(STDIN, closefd=False)  # noqa: SIM115
+    sys.stdout = open(STDOUT, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _reap(running: dict[int, int]) -> None:

@@ -230,7 +230,7 @@ def _fields(fields: list[str] | None) -> dict[str, str]:
 
 def _tell(found: Survey, output: Output, file: str) -> None:
     for what, count in found.odd.items():
-        output.note(f"{what} ({units.number(count)} groups, the first at {found.examples[what]})")
+        output.note(f"{what} ({units.number_of(count, 'group')}, the first at {found.examples[what]})")
     for text in found.warnings:  # also with machine-readable output, in which wrongly imported rows don't stand out
         typer.echo(escape_line(f"Warning: {text}"), err=True)
     if found.ends is not None:

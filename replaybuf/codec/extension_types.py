@@ -5,8 +5,8 @@ content. The codes are part of the format: never change the meaning of one. `cod
 types of the standard library and numpy; those of other libraries and users' classes are encoded and decoded by a
 `TypeHandler`.
 
-`TaggedValue` is a value as stored in a payload: its code and content. Files of rollouts are written from trees of such
-values and read into them, so they hold everything that a payload can, without the class of a value or its library.
+`TaggedValue` is a value as stored in a payload: its code and content. So payloads can be read and written again without
+the class of a value or its library.
 """
 
 from __future__ import annotations
@@ -114,14 +114,6 @@ def holds_numbers(items: Any) -> bool:
         return False
 
 
-#: The names of codes in files, except arrays, tensors and our statuses, which have forms of their own there.
-TAG_NAMES: Final[dict[int, str]] = {
-    code: name.strip("_").lower()
-    for name, code in list(globals().items())
-    if type(code) is int and name[0] != "_" and code not in (ARRAY, STATUS, TENSOR) and name != "LONG"
-}
-
-
 class TaggedValue:
     """A value as it is stored: the code of its type tag, and its content."""
 
@@ -135,7 +127,11 @@ class TaggedValue:
 class TaggedValueHandler:
     """Reads all values with type tags as `TaggedValue`, and writes them unchanged."""
 
-    decoders: Mapping[int, Decoder] = {code: partial(TaggedValue, code) for code in TAG_NAMES}
+    decoders: Mapping[int, Decoder] = {
+        code: partial(TaggedValue, code)
+        for code in range(TUPLE, CONVERTED + 1)
+        if code not in (ARRAY, STATUS, TENSOR)  # which are read without a class or library
+    }
 
     def encoder(self, kind: type) -> Encoder | None:
         return (None, lambda tagged: {type_tag(tagged.code): tagged.content}) if kind is TaggedValue else None

@@ -27,14 +27,6 @@ _WHY_NOT = {
 }
 
 
-def array_of(description: str, shape: Any, raw: bytes) -> AnyArray:
-    """Return an array in its own memory. ValueError or TypeError unless it can have this dtype, shape and bytes."""
-    array: AnyArray = np.ndarray(shape, simple_dtype(description), raw)
-    if array.nbytes != len(raw) or list(array.shape) != shape:  # numpy takes -1 for "whatever fits"
-        raise ValueError(f"an array of shape {shape!r:.80} can't have {len(raw)} bytes")
-    return array.copy()
-
-
 def encode_objects(array: AnyArray) -> list[Any]:
     """Return the stored form of an array of dtype object, whose items may be any values."""
     return [list(array.shape), checked(array.ravel().tolist())]

@@ -176,17 +176,16 @@ class Codec:
 
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
-        with header.AS_DAMAGE:
-            found, _ = self._opened(head)
-            reader = BlockReader(found, instead=_or_none, deferring=True)
-            return self._unpack(found, reader, tags=lenient(self._tags))
+        return self._without_blocks(head, _or_none)
 
     def decode_facts(self, payload: Buffer) -> list[Any]:
         """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
+        return self._without_blocks(payload, ArrayFacts.of)
+
+    def _without_blocks(self, payload: Buffer, instead: Instead) -> list[Any]:
         with header.AS_DAMAGE:
             found, _ = self._opened(payload)
-            reader = BlockReader(found, instead=ArrayFacts.of, deferring=True)
-            return self._unpack(found, reader, tags=lenient(self._tags))
+            return self._unpack(found, BlockReader(found, instead=instead, deferring=True), tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""

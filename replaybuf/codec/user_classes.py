@@ -20,12 +20,8 @@ import numpy as np
 from replaybuf.codec.blocks import StandIn
 from replaybuf.codec.extension_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, Decoder, Encoder, checked, type_tag
 from replaybuf.errors import ConfigError, DecodeError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import Classes, is_storable, stored_name
 from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of
-
-#: Part of the format: the name of this class in payloads, wherever its module is.
-_STATUS: Final = "replaybuf.rollout.Status"
 
 _MANY: Final = 1000
 
@@ -59,7 +55,7 @@ class Instances:
             )
         if kind in self._known:
             if issubclass(kind, Enum):
-                return type_tag(ENUM), _member_encoder(_STATUS if kind is Status else stored_name(kind))
+                return type_tag(ENUM), _member_encoder(stored_name(kind))
             if is_namedtuple(kind):
                 name = stored_name(kind)
                 return type_tag(NAMEDTUPLE), lambda value: [name, checked([*value])]
@@ -82,7 +78,7 @@ class Instances:
             yield f".{name}", item
 
     def _find(self, name: Any) -> Any:
-        cls = Status if name == _STATUS else self._known.find(name)
+        cls = self._known.find(name)
         if cls is None and not self._as_plain:
             shown, short = str(name).replace(":", "."), str(name).rpartition(":" if ":" in str(name) else ".")[2]
             raise DecodeError(

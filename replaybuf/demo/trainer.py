@@ -134,7 +134,6 @@ def launch(
     folder, display = RunFolder(run_dir or default_folder(url)), Display(Console(highlight=False))
 
     async def run() -> None:
-        await asyncio.to_thread(check_owner, url)
         async with buffer_config(url, "trainer", payloads).build() as buffer:
             await overwrite(buffer.cursors, OWNER, 1, b"")
             if fresh:
@@ -144,6 +143,7 @@ def launch(
             training = Training(url, mode, workers, folder, buffer, display, begun, payloads)
             await training.run(DEFAULT_SECONDS if steps is None else None)
 
+    check_owner(url)
     try:
         with folder.locked():
             asyncio.run(run())

@@ -79,7 +79,6 @@ class Classes:
                 f"two classes are called {name_of(cls)}: payloads couldn't tell them apart; rename one of them"
             )
         self._by_name[name] = cls
-        self._by_name.setdefault(name_of(cls), cls)  # as members of enums were stored by 0.1.0
         self._by_qualname.setdefault(cls.__qualname__, []).append(cls)
         if not known:
             self.others.add(cls)

@@ -26,6 +26,7 @@ from replaybuf.rules.circumstances import (
 )
 from replaybuf.rules.needs import (
     LONGEST,
+    OF_THE_GONE,
     PATIENCE,
     Cause,
     Need,
@@ -33,6 +34,7 @@ from replaybuf.rules.needs import (
     Said,
     are,
     ends_of,
+    gone_with,
     never_put,
     news_of,
     people,
@@ -152,9 +154,15 @@ def _end_of_dataset(need: Need) -> Said:
 # Producers that wait
 
 
+def _with_the_gone(need: Need) -> Said:
+    """All live producers wait for the trainer, or for what those that are gone lease."""
+    waiting = waiters_of(need.about, "trainer", "the trainer") is not None
+    return gone_with(need) if waiting and need.status == Status.COMPLETED and not need.flying else None
+
+
 def _deadlock(need: Need) -> Said:
     who = waiters_of(need.about, "trainer", "the trainer")
-    if who is None or need.task in need.about.datasets:
+    if who is None or need.task in need.about.datasets or need.flying or gone_with(need):
         return None
     text = f"deadlock: {who}, which has published {news_of(need.about)}, while it waits for their groups"
     return text, to_publish(need.about)
@@ -375,6 +383,7 @@ DRAWS = (
     Cause(Reason.LEASED, _leased, yields=True),
     Cause(Reason.FINISHED, _finished, "Publish a state that isn't finished, and start workers, to go on"),
     Cause(Reason.FINISHED, _end_of_dataset, final=True),
+    Cause(Reason.LEASED, _with_the_gone, OF_THE_GONE, yields=True),
     Cause(Reason.DEADLOCK, _deadlock),
     Cause(Reason.DEADLOCK, _no_room),
     Cause(Reason.EXPIRED, _of_completed(_expired), yields=True),

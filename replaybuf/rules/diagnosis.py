@@ -17,13 +17,17 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.causes import DRAWS, FENCED
 from replaybuf.rules.circumstances import Circumstances, Wait, brief, clock, groups, listed, named, wanted
 from replaybuf.rules.needs import (
+    OF_THE_GONE,
+    PATIENCE,
     Cause,
     Found,
     Need,
     Reason,
     Said,
+    are,
     causes_of,
     ends_of,
+    gone_with,
     news_of,
     prompts_of,
     there_are,
@@ -182,6 +186,18 @@ def _no_prompt_left(need: Need) -> Said:
     return "; ".join(prompts_of(task, need.about) for task in ended) if wants <= set(ended) and ended else None
 
 
+def _groups_come(need: Need) -> Said:
+    """The trainer waits for groups of which some are being generated, or are leased by a worker that is gone."""
+    for other in need.about.consumers:
+        lacking = [one for task in other.wants if (one := Need.of(other, task, need.about)).missing]
+        who, lacks = named(other.worker or "the trainer"), wanted(other.wants, other.status)
+        if flying := sum(one.flying for one in lacking):
+            return f"{who} waits itself for {lacks}, and {are(flying)} being generated", PATIENCE
+        if gone := next(filter(None, map(gone_with, lacking)), None):
+            return f"{who} waits itself for {lacks}, and {gone}", OF_THE_GONE
+    return None
+
+
 def _trainer_waits(need: Need) -> Said:
     about, waiting = need.about, need.about.consumers
     if not waiting:
@@ -204,6 +220,7 @@ _TRAINER = (
     FENCED,
     Cause(Reason.FINISHED, _has_finished, "Stop them"),
     Cause(Reason.FINISHED, _no_prompt_left, "They end when the trainer has published that it has finished"),
+    Cause(Reason.LEASED, _groups_come),
     Cause(Reason.DEADLOCK, _trainer_waits),
     Cause(Reason.ABSENT, _trainer_absent),
 )

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import (
+    IN_FLIGHT,
     Circumstances,
     Wait,
     Worker,
@@ -52,6 +53,7 @@ _SOON_SECONDS = 3600.0
 LONGEST, _TASKS_COMPARED = 200, 1000
 
 PATIENCE = "Wait, ask for fewer groups, or start more producers"
+OF_THE_GONE = "They come back then, and other workers generate them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,18 @@ def waiters_of(about: Circumstances, kind: str, what: str) -> str | None:
     began = min((wait.since for wait in waits if wait.since is not None), default=about.now)
     who = people(sorted(name or "a producer" for name in names), "waits", "wait")
     return f"{who} for {what} since {clock(began, about.now)}"
+
+
+def gone_with(need: Need) -> str | None:
+    """Return who is gone and leases unfinished groups of the task, in words; None if nobody does."""
+    about, live = need.about, {one.name for one in need.about.alive}
+    held = [one for one in about.held if one.task_name == need.task and one.status in IN_FLIGHT]
+    held = [one for one in held if one.holder not in live]
+    gone = [one for one in about.workers if one.name in {lease.holder for lease in held}]
+    if not gone:
+        return None
+    count, until = sum(one.groups for one in held), clock(max(one.until for one in held), about.now)
+    return f"{are(count)} leased until {until} to be generated, by a worker that is gone ({ends_of(gone, about.now)})"
 
 
 def news_of(about: Circumstances) -> str:

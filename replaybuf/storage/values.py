@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Generic
 
@@ -186,23 +186,24 @@ def set_fields(value: Any, given: Mapping[str, Any]) -> None:
         object.__setattr__(value, one.name, given.get(one.name, default))
 
 
-def count_passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> int:
-    """Return how many of these groups, which a lease doesn't hold, it has lost without acknowledging them.
+def passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> list[int]:
+    """Return those of these groups, which a lease doesn't hold, that it has lost without acknowledging them.
 
     Groups are given as uid, `times_sampled` and whether another lease holds them. A group that this lease has
     acknowledged, perhaps in another process, has at least as many draws, less that of a lease which holds it now, as
     this lease has counted.
     """
     draws = {item.uid: item.times_sampled for items in lease.items.values() for item in items}
-    return sum(times_sampled - leased < draws.get(uid, 1) for uid, times_sampled, leased in there)
+    return sorted(uid for uid, times_sampled, leased in there if times_sampled - leased < draws.get(uid, 1))
 
 
-def lost_to_others(lease: Leased, count: int) -> LeaseLostError:
+def lost_to_others(lease: Leased, uids: Collection[int]) -> LeaseLostError:
     """Return the error for groups that a lease should hold but doesn't."""
     return LeaseLostError(
-        f"{count} of the groups of lease {lease.token} are no longer held: they were settled or given back through "
-        "another handle of the lease, or passed to others when its time was over; nothing was changed. Acknowledge the "
-        "others by their uids=, lease for longer (seconds=), or leave the heartbeat on"
+        f"{len(uids)} of the groups of lease {lease.token} are no longer held ({units.some(sorted(uids))}): they were "
+        "settled or given back through another handle of the lease, or passed to others when its time was over; "
+        "nothing was changed. Acknowledge the others by their uids=, lease for longer (seconds=), or leave the "
+        "heartbeat on"
     )
 
 

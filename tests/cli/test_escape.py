@@ -69,11 +69,11 @@ def test_there_are_no_colours_in_a_pipe(filled: str) -> None:
     assert "\x1b" not in run("ls", filled).output
 
 
-def on_a_terminal(*args: str) -> str:
-    """What the program prints on a terminal of 80 columns."""
+def on_a_terminal(*args: str, columns: int = 80) -> str:
+    """What the program prints on a terminal."""
     pid, terminal = pty.fork()
     if pid == 0:  # pragma: no cover
-        os.environ.update(TERM="xterm-256color", COLUMNS="80", PYTHONPATH=str(Path(__file__).parents[2]))
+        os.environ.update(TERM="xterm-256color", COLUMNS=str(columns), PYTHONPATH=str(Path(__file__).parents[2]))
         os.execv(sys.executable, [sys.executable, "-m", "replaybuf", *args])
     shown = b""
     try:
@@ -97,6 +97,16 @@ def test_a_terminal_gets_no_escapes_in_any_format(hostile: str, format: str) -> 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 def test_a_terminal_gets_colours(filled: str) -> None:
     assert "\x1b[32mcompleted" in on_a_terminal("ls", filled)
+
+
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("columns", [40, 100])
+def test_sentences_are_wrapped_at_words(filled: str, columns: int) -> None:
+    words = run("why", filled, "math", "--size", 64).stdout.splitlines()[0].split()
+    lines = on_a_terminal("why", filled, "math", "--size", "64", columns=columns).splitlines()
+    shown = "\n".join(lines).partition("\n\n")[0]
+    assert shown.split() == words
+    assert max(map(len, shown.splitlines())) <= columns
 
 
 @given(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replaybuf.progress import progress_bar
+from replaybuf.storage.sql.backend import SQLStorage
 from tests.cli.conftest import run, run_json
 from tests.cli.test_save import groups_of
+from tests.stores import build, fill
 
 
 def test_what_was_exported_is_what_is_imported(filled: str, shared_url: str, tmp_path: Path) -> None:
@@ -139,3 +143,27 @@ def test_mistakes_are_explained(
     assert message in result.stderr.replace("\n", " ")
     assert not list(tmp_path.glob("*.partial"))
     assert not (tmp_path / "new.db").exists()
+
+
+def test_a_run_that_begins_during_an_export_by_one_who_may_not_write_there_is_told(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a reader takes no locks, so that what it reads may be of two moments. Afterwards it goes again."""
+    out = tmp_path / "out" / "a.jsonl"
+    out.parent.mkdir()
+    counted, access = SQLStorage.count, os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and access(path, mode, **more))
+    runs = [build(f"sqlite:///{file}")]
+
+    async def count(self: SQLStorage, *args: Any, **options: Any) -> int:
+        found = await counted(self, *args, **options)
+        if runs:
+            await fill(runs[0], 1)
+            await runs.pop().close()
+        return found
+
+    monkeypatch.setattr(SQLStorage, "count", count)
+    said = run("export", file, out, code=1)
+    assert "was opened for writing while it was read by one who may not write to its folder" in said.stderr
+    assert not list(out.parent.iterdir())
+    assert json.loads(run("export", file, out, "--format", "json").stdout)[0]["groups"] == 14

@@ -152,7 +152,7 @@ def test_a_read_only_folder_is_read(file: Path, folder: Path) -> None:
     path.chmod(0o444)
     done = ls_as_nobody(file, path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith('{"uid": ')
+    assert done.stdout.splitlines()[-2].startswith(' {"uid": ')
 
 
 def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, folder: Path) -> None:

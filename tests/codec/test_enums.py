@@ -9,6 +9,7 @@ import pytest
 from replaybuf.codec import extension_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
+from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, Bits, Color, Level, Name, Typed, hostile_field, round_trip
 
@@ -43,4 +44,4 @@ def test_a_member_whose_value_cannot_be_stored_is_stored_by_its_name() -> None:
 
 def test_a_value_that_is_no_member_any_more_is_a_decode_error() -> None:
     with pytest.raises(DecodeError, match="not a valid Status"):
-        DICTS.decode(hostile_field({MARK[ext.ENUM]: ["replaybuf.rollout.Status", "gone"]}))
+        DICTS.decode(hostile_field({MARK[ext.ENUM]: [f"{Status.__module__}:Status", "gone"]}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 
 import replaybuf
 from replaybuf.demo.run_folder import BATCH_GROUPS, Run, RunFolder
+from tests.scripts import Program
 
 ROOT = Path(replaybuf.__file__).parents[1]
 RUN = "demo.run"
@@ -30,15 +30,7 @@ class Demo:
             environment["DYING"] = dying
         command = ["replaybuf", "demo"] if dying is None else ["tests.demo.dying"]
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", *command, "--url", url, "--run-dir", RUN, *options],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert self.process.stdout is not None
+        self.process = Program("-m", *command, "--url", url, "--run-dir", RUN, *options, cwd=folder, env=environment)
         self.output = self.process.stdout
         self.lines: list[str] = []
         self._limit = threading.Timer(90, self.process.kill)

@@ -107,6 +107,7 @@ def test_a_database_of_others_is_not_entered(shared_url, tmp_path, monkeypatch, 
     options = {"mode": Mode.SYNC, "steps": 1, "workers": 1, "seed": None, "fresh": fresh}
     with pytest.raises(ReplayBufError, match=r"has groups of others \(default: arithmetic\), .*--url"):
         launch(shared_url, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
     assert asyncio.run(put(0)) == 1
     monkeypatch.setenv("REPLAYBUF_URL", shared_url)
     monkeypatch.setattr("replaybuf.demo.trainer.launch", lambda url, *_, **__: url == "sqlite:///replaybuf-demo.db")

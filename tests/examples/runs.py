@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+from tests.scripts import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs/examples"
@@ -20,7 +20,7 @@ class Run:
         self._script = EXAMPLES / script
         self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "REPLAYBUF_URL": url}
         self._folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Program] = {}
 
     def start(self, name: str, *arguments: str) -> None:
         self._start(name, [str(self._script), *arguments])
@@ -32,13 +32,7 @@ class Run:
 
     def _start(self, name: str, arguments: list[str]) -> None:
         with self._output(name).open("ab") as output:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-W", "error", *arguments],
-                cwd=self._folder,
-                env=self._environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            self.processes[name] = Program(*arguments, cwd=self._folder, env=self._environment, stdout=output)
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()

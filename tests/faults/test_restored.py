@@ -20,7 +20,7 @@ def batches(ledger: Path) -> dict[int, str]:
     return {int(step): rest for step, _, rest in (line.partition(" ") for line in entries(ledger, "batch"))}
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_the_batches_after_a_restore_are_those_of_a_run_that_was_never_killed(
     shared_url: str, tmp_path: Path, policy: str, kills: int, figures: Figures, request: pytest.FixtureRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally, Transition
-from replaybuf.storage.values import Leased, NewGroup, StorageItem, count_passed_on, lost_to_others
+from replaybuf.storage.values import Leased, NewGroup, StorageItem, lost_to_others, passed_on
 from tests.reference.groups import Groups
 
 _START = time.time() - time.monotonic()
@@ -57,7 +57,7 @@ class Loans:
         self.end_overdue()
         mine = self._of(lease, uids)
         if len(mine) < len(uids) and now() >= max([lease.until, *(loan.until for loan in mine)]):
-            raise lost_to_others(lease, len(uids) - len(mine))
+            raise lost_to_others(lease, set(uids).difference(loan.item.uid for loan in mine))
         return mine
 
     def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class Loans:
         """
         named = [] if group.lease is None else self._of(group.lease, group.replaces)
         if group.lease is not None and len(named) < len(group.replaces):
-            raise lost_to_others(group.lease, len(group.replaces) - len(named))
+            raise lost_to_others(group.lease, set(group.replaces).difference(loan.item.uid for loan in named))
         keyed = [
             loan
             for loan in self._loans.values()
@@ -127,9 +127,8 @@ class Loans:
         """Raise LeaseLostError if any of these groups, which the lease doesn't hold, is with others unacknowledged."""
         loans = [(uid, loan.item.times_sampled, True) for uid in uids if (loan := self._loans.get(uid))]
         stored = [(uid, item.times_sampled, False) for uid in uids if (item := self._groups.table.get(uid))]
-        passed_on = count_passed_on(lease, loans + stored)
-        if passed_on:
-            raise lost_to_others(lease, passed_on)
+        if lost := passed_on(lease, loans + stored):
+            raise lost_to_others(lease, lost)
 
     def _end(self, loan: Loan, step: Transition) -> None:
         del self._loans[loan.item.uid]

@@ -316,6 +316,30 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         "deadlock: gen-1 waits for the trainer since 20:42:10 UTC, which has published nothing since step 3, while it "
         "waits for their groups. Publish newer weights (publish), or ask for no more groups than the workers",
     ),
+    "one waits, and a worker that was killed holds the rest": (
+        *(wait(9), FEW | T(init_leased=2)),
+        {"workers": [LIVE, worker("gen-2", killed=True)], "waits": [FOR_TRAINER], "trainer": PUBLISHED}
+        | {"held": [held("gen-2", 2, 40, Status.INIT)]},
+        *(
+            R.LEASED,
+            "(8 of 9): 2 groups are leased until 20:43:50 UTC to be generated, by a worker that is gone (gen-2 was "
+            "killed: last seen at 20:43:05 UTC). They come back then, and other workers generate them.",
+        ),
+    ),
+    "one waits for what a worker that was killed holds": (
+        *(FOR_TRAINER, FEW | T(init_leased=2)),
+        {"workers": [LIVE, worker("gen-2", killed=True)], "waits": [wait(9)], "trainer": PUBLISHED}
+        | {"held": [held("gen-2", 2, 40, Status.INIT)]},
+        *(R.LEASED, "trainer-1 waits itself for 9 completed groups of math, and 2 groups are leased until 20:43:50"),
+    ),
+    "a worker's other task waits while it generates": (
+        *(wait(9), FEW | T(init_leased=2), {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.SLOW),
+        "2 groups are being generated",
+    ),
+    "a worker's other task, while the trainer waits for what it generates": (
+        *(FOR_TRAINER, FEW | T(init_leased=2), {"workers": [LIVE], "waits": [wait(9)], "trainer": PUBLISHED}, R.LEASED),
+        "trainer-1 waits itself for 9 completed groups of math, and 2 groups are being generated. Wait",
+    ),
     "one of two producers waits": (
         *(wait(), FEW, {"workers": [LIVE, worker("gen-2")], "waits": [FOR_TRAINER]}, R.SLOW),
         "gen-1 and gen-2 are alive",

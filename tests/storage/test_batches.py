@@ -15,6 +15,7 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
+from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.worker_name import working_as
 from tests.cancellation.ways import take
 from tests.contract.harness import group
@@ -210,6 +211,21 @@ async def test_the_last_ones_are_kept(shared_url: str) -> None:
         await buffer.storage.open()
         await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
         assert [row["buffer"] for row in await rows(buffer)] == ["default"] * 2 + ["other"]
+
+
+async def test_what_is_beyond_is_looked_for_after_each_percent(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks reads as many rows as are kept."""
+    looked: list[int] = []
+    beyond = sweeper.last_beyond
+    monkeypatch.setattr(sweeper, "last_beyond", lambda tx, keep: looked.append(keep) or beyond(tx, keep))
+    async with build(shared_url, history=200) as buffer:
+        for _ in range(4):
+            await put(buffer, 0, "gpu")
+            await buffer.get(1, TASK)
+            await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
+    assert looked == [200, 200]
 
 
 async def test_none_are_kept_if_nobody_wants_them(shared_url: str) -> None:

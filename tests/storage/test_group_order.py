@@ -18,7 +18,7 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import group, lane
 from tests.storage.test_schema import create, run
 
-GROUPS, SIZE = 100, 11
+GROUPS, SIZE = 60, 11
 LANES = [
     {"id": 1, "task_name": "math", "status": "completed", "step": 9},
     {"id": 2, "task_name": "code", "status": "completed", "step": None},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,17 @@ import pytest
 
 from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import StorageError
+from replaybuf.query import Node
+from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.storage.sql import backend
 from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
 from replaybuf.storage.sql.engine.dialect import RowLimit
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements import matching
+from replaybuf.storage.sql.statements.refresh import refresh_staleness
+from replaybuf.storage.values import Refresh, StorageItem
 from tests.reasons import because
-from tests.stores import TASK, build, group, take_all
+from tests.stores import TASK, build, fill, group, sweep_now, take_all
 
 LIMIT = 200_000
 
@@ -134,3 +143,47 @@ def test_texts_count_by_their_bytes() -> None:
             StorageError, match=r"a row takes 10\d B \(10\d bytes\).*100 bytes \(a limit\)", check=because("too large")
         ):
             limit.check("a row", values)
+
+
+async def test_what_a_refresh_drops_is_read_after_it(shared_url: str) -> None:
+    """The transaction excludes others, and holds no payloads; a sweep leaves them to the caller."""
+    async with build(shared_url) as buffer:
+        for number in range(3):
+            await buffer.put(group(number), TASK, model_step=0, current_train_step=1)
+        dropped: list[StorageItem] = []
+        refresh = Refresh(9, {TASK: ExpiryRule(5, None, retryable=False)}, (Status.COMPLETED,), dropped)
+        counts, rows = await buffer.storage._write(refresh_staleness, refresh, alone=True)
+        assert (counts, [row.payload for row in rows]) == ({TASK: 3}, [None] * 3)
+        sweep = partial(sweep_now, before=time.time() + 1)
+        await buffer.storage.thread.run(lambda: buffer.storage.engine.write(sweep, fenced=False))
+        await buffer.storage._append_dropped(dropped, rows)
+        assert [(item.item[0].response, item.error) for item in dropped] == [("4", None)] * 3
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+async def test_a_search_lists_a_page_of_uids_at_a_time(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    """In insertion order; what is put meanwhile isn't found, and what is found last may have been removed."""
+    pages: list[int] = []
+
+    def noted(tx: Transaction, query: Node, page: matching.Page, size: int) -> list[tuple[int, int]]:
+        found = find_page(tx, query, page, size)
+        pages.append(len(found))
+        return found
+
+    find_page = matching.find_page
+    monkeypatch.setattr(backend, "FOUND_AT_ONCE", 3)
+    monkeypatch.setattr(matching, "find_page", noted)
+    async with build(shared_url) as buffer:
+        await fill(buffer, 10)
+        uids = [item.uid async for item in buffer.find({}, payloads=False)]
+        pages.clear()
+        seen = []
+        async for item in buffer.find({}, limit=limit):
+            seen.append(item.uid)
+            if len(seen) == 2:
+                await fill(buffer, 2)
+                await buffer.delete({"uid": uids[5]})
+        assert seen == [uid for uid in uids if uid != uids[5]][:limit]
+    assert pages == ([3, 3, 3, 0] if limit is None else [3, 3, 1])

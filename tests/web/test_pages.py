@@ -482,6 +482,17 @@ def test_what_isnt_there_is_said(page: Client) -> None:
     assert "there is no group 999999: there never was" in read(page, "/groups/999999", 404)
 
 
+def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: Path) -> None:
+    with ReplayBufferConfig(url=(url := f"sqlite:///{tmp_path}/run.db"), keep_checkpoints=1).build_sync() as buffer:
+        buffer.put([RolloutState(message=[], status=Status.COMPLETED)], "math")
+        for step in (21, 22):
+            buffer.checkpoint(step)
+        buffer.delete({})
+    page = client_of(url)
+    assert [one["kind"] for one in page.data("overview")["view"]["events"]] == ["deleted"]
+    assert "old checkpoint of step 21 pruned" in page.get("/events").text
+
+
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     for name in ("one", "two"):

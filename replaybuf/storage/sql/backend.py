@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from replaybuf.errors import ClosedError, DecodeError
@@ -31,11 +32,13 @@ from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
+from replaybuf.storage.sql.tasks.encoding import in_pieces
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
-FIND_CHUNK_BYTES = 8 * 1024 * 1024
-FIND_CHUNK_GROUPS = 256
+UIDS = ("uid", "timestamp_id")
+#: A search in the order of uids lists so many groups at a time.
+FOUND_AT_ONCE = 10_000
 
 
 class SQLStorage(Store):
@@ -167,7 +170,7 @@ class SQLStorage(Store):
 
         All of them or none. Groups already acknowledged under this token, or replaced, are skipped. Raises
         LeaseLostError when the lease has ended and no longer holds one of the others, and before its end when one of
-        them is back in the store or under another lease without having been acknowledged (`count_passed_on`).
+        them is back in the store or under another lease without having been acknowledged (`passed_on`).
         """
         await self._write(leases.acknowledge, lease, uids, brief=len(uids) <= BRIEF_GROUPS)
 
@@ -208,18 +211,36 @@ class SQLStorage(Store):
     ) -> AsyncIterator[StorageItem]:
         """Yield the groups that match, without consuming them. Holds no lock or transaction between items.
 
+        In the order of uids they are searched for in pages, up to the last uid at the first page; in another order all
+        are listed first, with some 100 bytes of memory each.
+
         Arrays in the fields `deferred` are replaced by handles, which load them later. Without `payloads` only the
         metadata is read, and the items have no rollouts.
         """
-        found = await self._read(matching.find_uids, query, order, limit)
-        if not payloads:
-            for uids in _chunks([(uid, 0) for uid, _ in found]):
-                for row in await self._read(matching.read_metadata, uids, query):
-                    yield row.item([])
+        async for found in self._find(query, order, limit):
+            for piece in in_pieces(found, itemgetter(1) if payloads else lambda _: 0):
+                uids = [uid for uid, _ in piece]
+                if payloads:
+                    for item in await self._run(partial(self._read_groups, uids, query, deferred)):
+                        yield item
+                else:
+                    for row in await self._read(matching.read_metadata, uids, query):
+                        yield row.item([])
+
+    async def _find(self, query: Node, order: Order, limit: int | None) -> AsyncIterator[list[tuple[int, int]]]:
+        """Yield pages of the uids of the groups that match, each with the size of its payload."""
+        if order and (order[0].field not in UIDS or order[0].descending):
+            yield await self._read(matching.find_uids, query, order, limit)
             return
-        for uids in _chunks(found):
-            for item in await self._run(partial(self._read_groups, uids, query, deferred)):
-                yield item
+        page = matching.Page()
+        while limit is None or limit > 0:
+            size = FOUND_AT_ONCE if limit is None else min(limit, FOUND_AT_ONCE)
+            found = await self._read(matching.find_page, query, page, size)
+            if found:
+                yield found
+            if len(found) < size:
+                return
+            limit = None if limit is None else limit - size
 
     async def _read_groups(self, uids: list[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
         """Return the groups that still match; undecodable ones have an `error` (database's thread)."""
@@ -430,16 +451,3 @@ class SQLStorage(Store):
             self.watch.committed()
 
         await self._run(work)
-
-
-def _chunks(found: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Return the uids in chunks whose payloads fit in memory together."""
-    chunks: list[list[int]] = []
-    size = FIND_CHUNK_BYTES + 1
-    for uid, nbytes in found:
-        if size + nbytes > FIND_CHUNK_BYTES or len(chunks[-1]) >= FIND_CHUNK_GROUPS:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(uid)
-        size += nbytes
-    return chunks

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import asyncpg
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import ConfigError, UnreachableError
+from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.errors import is_telling
 from replaybuf.storage.sql.engine.postgres_connect import Connection
@@ -101,7 +101,6 @@ class Servers:
         self._options: dict[str, Any] = {}  # connect arguments of the pool
         self._look_at = 0.0
         self._looking: asyncio.Future[None] | None = None
-        self._left: set[Any] = set()  # old primaries that have the failover recorded
         self.followed: Standing | None = None
         self.seen = Seen()
         self.lost = ""
@@ -162,7 +161,6 @@ class Servers:
             connection = opened.pop(chosen.host)
             try:
                 await self._meet(connection, chosen)
-                await self._leave(opened.values())
             except BaseException:
                 opened[chosen.host] = connection
                 raise
@@ -232,9 +230,8 @@ class Servers:
                 return
             if before is not None and standing.is_left(before):  # another task has met a newer timeline meanwhile
                 raise ConnectionResetError(f"{chosen} is an old primary")
-            await self._check_not_left(connection, chosen, standing.timeline)
             if standing.timeline > 1:
-                await _enter(connection, standing)
+                await _enter(connection, standing.timeline)
             if before is not None and standing.timeline > (before.timeline or 0):
                 who = "it is another server" if chosen.host is None else f"this process follows {chosen}"
                 _logger.warning("%s: %s from now on (timeline %d)", self._where, who, standing.timeline)
@@ -244,32 +241,6 @@ class Servers:
                     self.lost = self._commits_lost(chosen, standing, marks, there)
                     _logger.error("%s", self.lost)
             self.followed = standing
-
-    async def _leave(self, others: Iterable[Connection]) -> None:
-        """Record the failover in reachable old primaries, for processes that reach only those."""
-        for other in others:
-            known = self.followed
-            standing = other.standing
-            if known is None or not known.system or standing.instance in self._left:
-                continue
-            if standing.is_left(known):
-                self._left.add(standing.instance)
-                with contextlib.suppress(Exception):  # the server may have no tables
-                    await other.fetch(_LEAVE, f"{known.system} {known.timeline}", timeout=_CLOSING_SECONDS)
-
-    async def _check_not_left(self, connection: Connection, chosen: AskedServer, timeline: int) -> None:
-        try:
-            noted: str | None = await connection.fetchval(_LEFT)
-        except asyncpg.SyntaxOrAccessError:  # no tables yet
-            return
-        system, _, later = (noted or "").partition(" ")
-        if later and system == str(connection.standing.system) and int(later) > timeline:
-            raise UnreachableError(
-                f"{self._where}: {chosen} is an old primary (timeline {timeline}): the run goes on at timeline {later} "
-                "on another server; make this one a standby of that (pg_rewind). If it is the one to go on with after "
-                f"all: {_RETURN}",
-                reason="no primary",
-            )
 
     def _commits_lost(
         self, chosen: AskedServer, standing: Standing, marks: dict[str, int], there: dict[str, int]
@@ -288,29 +259,22 @@ class Servers:
 # These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are
 # repeated.
 _UNREPLICATED = "SELECT set_config('synchronous_commit', 'local', true)"
-_LEAVE = f"""
-WITH note AS (
-    INSERT INTO rb_info (name, value) VALUES ('left', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value
-) {_UNREPLICATED}
-"""  # noqa: S608
-_RETURN = "DELETE FROM rb_info WHERE name = 'left'"
-_LEFT = "SELECT value FROM rb_info WHERE name = 'left'"
 _MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
 # Sequence numbers of lost transactions must not be reused, since they identify leases. The first writing
 # process on a new timeline advances the sequences, before other writers continue there.
 _ENTER = f"""
 WITH local AS MATERIALIZED ({_UNREPLICATED}),
-    new AS (INSERT INTO rb_info (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING RETURNING name)
+    new AS (INSERT INTO rb_info (name, value) VALUES ($1, '') ON CONFLICT (name) DO NOTHING RETURNING name)
 SELECT setval(CAST(oid AS regclass), nextval(CAST(oid AS regclass))
     + CASE relname WHEN 'rb_uid' THEN 1000000 ELSE 10000 END)
 FROM local, pg_class, new WHERE relkind = 'S' AND relname LIKE 'rb\\_%' AND pg_table_is_visible(oid)
 """  # noqa: S608
 
 
-async def _enter(connection: Connection, standing: Standing) -> None:
-    """Record a new timeline of the database, with the WAL position of its beginning if known."""
+async def _enter(connection: Connection, timeline: int) -> None:
+    """Record a new timeline of the database, and advance the sequences."""
     try:
-        await connection.fetch(_ENTER, f"timeline {standing.timeline}", standing.replayed or "")
+        await connection.fetch(_ENTER, f"timeline {timeline}")
     except (asyncpg.UndefinedTableError, asyncpg.ReadOnlySQLTransactionError):
         return  # no tables yet, or a read-only server
     except asyncpg.InsufficientPrivilegeError as error:

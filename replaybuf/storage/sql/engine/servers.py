@@ -18,8 +18,7 @@ from replaybuf.storage.sql.engine.urls import Host
 class Standing(NamedTuple):
     """A server's role and timeline; None for values that it doesn't report.
 
-    `system` is the id of its cluster, the same for all its servers. A standby has no timeline here. `replayed` is the
-    WAL position up to which it had replayed another server's WAL; for a promoted one, until its next restart.
+    `system` is the id of its cluster, the same for all its servers. A standby has no timeline here.
     """
 
     system: str | None = None
@@ -28,7 +27,6 @@ class Standing(NamedTuple):
     is_read_only: bool = False
     started: datetime | None = None
     process: int | None = None
-    replayed: str | None = None
 
     @property
     def instance(self) -> tuple[str | None, datetime | None]:
@@ -55,8 +53,7 @@ UNKNOWN = Standing()
 _ASK = """
 SELECT {system}, CASE WHEN pg_is_in_recovery() THEN NULL
        ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
-    pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', pg_postmaster_start_time(), pg_backend_pid(),
-    CAST(pg_last_wal_replay_lsn() AS text)
+    pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', pg_postmaster_start_time(), pg_backend_pid()
 """
 #: Query of a server's `Standing`.
 ASK = _ASK.format(system="(SELECT CAST(system_identifier AS text) FROM pg_control_system())")

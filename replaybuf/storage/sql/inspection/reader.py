@@ -64,9 +64,9 @@ def open_reader(url: str) -> Reader:
 
 def _sqlite_reader(url: str, database: str, where: str | None = None) -> Reader:
     where, path = where or f"sqlite:///{database}", Path(database)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UnreachableError(f"{redact(str(path))} is a folder; give the database file in it")
-    if not path.exists():
+    if not os.path.exists(path):
         raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))})")
     return SqliteReader(url, where, path.absolute())
 

@@ -224,8 +224,13 @@ def _change(tx: Transaction, number: int, **values: Any) -> None:
     tx.execute(update(batch).where(batch.c.id == number).values(**values))
 
 
+def newest_batch(tx: Transaction) -> int:
+    """Return the id of the newest batch of all buffers, 0 for none."""
+    return int(tx.value("SELECT max(id) FROM rb_batch") or 0)
+
+
 def last_beyond(tx: Transaction, keep: int) -> int | None:
-    """Return the id of the newest batch of the buffer beyond its last `keep`, or None."""
+    """Return the id of the newest batch of the buffer beyond its last `keep`, or None; it reads as many rows."""
     found = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
     return None if found is None else int(found)
 

@@ -15,6 +15,7 @@ from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules.policies import IDLE, KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
+from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
@@ -26,7 +27,7 @@ from replaybuf.storage.sql.statements.past import in_checkpoints, leave
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 
-#: Collects the groups removed by a transaction, with their payloads; None if not requested.
+#: Collects the groups removed by a transaction, whose payloads are read after it; None if not requested.
 Leaving = list[GroupRow] | None
 
 
@@ -35,7 +36,7 @@ def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
     listed = sorted(uids)
     if leaving is None or not listed:
         return
-    query = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
+    query = select_rows().where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
     leaving += map(GroupRow.of, tx.tuples(query.order_by(group.c.uid)))
 
 
@@ -63,8 +64,18 @@ def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGrou
 
 
 def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
-    """Keep removed groups' payloads that are kept apart until the caller has read them."""
-    keep_for_reading(tx, [row.uid for row in leaving or () if row.is_apart], READING_SECONDS)
+    """Keep removed groups' payloads until the caller has read them."""
+    keep_for_reading(tx, [row.uid for row in leaving or ()], READING_SECONDS)
+
+
+def read_removed(tx: Transaction, rows: Sequence[GroupRow]) -> None:
+    """Read the payloads of removed groups, as long as they are kept."""
+    found: dict[int, bytes] = dict(map(tuple, tx.tuples(_PAYLOADS, uids=tx.dialect.listed([row.uid for row in rows]))))
+    for row in rows:
+        row.payload = found.get(row.uid)
+
+
+_PAYLOADS = Statement("SELECT uid, data FROM rb_payload WHERE uid {in:uids}")
 
 
 def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
@@ -116,7 +127,7 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> li
     found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].lease == token}
     missing = [uid for uid in new.replaces if uid not in found]
     if missing and new.lease is not None:
-        raise lost_to_others(new.lease, len(missing))
+        raise lost_to_others(new.lease, missing)
     if missing:
         raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
     return list(found.values())

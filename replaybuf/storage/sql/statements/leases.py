@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import SELECT_ROWS, GroupRow, select_rows, uid_in
-from replaybuf.storage.values import Leased, check_database, check_lease, count_passed_on, lost_to_others
+from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
 
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
@@ -172,16 +172,15 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
     mine = _of(tx, lease, uids)
     until = max([lease.until, *(row.column("leased_until") for row in mine)])
     if len(mine) < len(uids) and tx.dialect.clock(tx) >= until:
-        raise lost_to_others(lease, len(uids) - len(mine))
+        raise lost_to_others(lease, set(uids).difference(row.uid for row in mine))
     return mine
 
 
 def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) -> None:
     """Raise LeaseLostError if the lease has lost any of these groups without having acknowledged it."""
     there = tx.tuples("SELECT uid, times_sampled, lease IS NOT NULL FROM rb_group WHERE uid {in:uids}", uids=list(uids))
-    passed_on = count_passed_on(lease, ((uid, sampled, bool(leased)) for uid, sampled, leased in there))
-    if passed_on:
-        raise lost_to_others(lease, passed_on)
+    if lost := passed_on(lease, ((uid, sampled, bool(leased)) for uid, sampled, leased in there)):
+        raise lost_to_others(lease, lost)
 
 
 def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> dict[int, str]:

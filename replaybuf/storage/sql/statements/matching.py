@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select
@@ -17,6 +18,7 @@ from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.statement import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.counts import Step, apply, change
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_by_id
 from replaybuf.storage.sql.statements.ordering import enter_races
@@ -37,6 +39,24 @@ def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """Return the uids of the groups that match, in order, each with the size of its payload in bytes (0 if damaged)."""
     found = tx.tuples(finding(tx, query, order, limit))
+    return [(uid, size if type(size) is int else 0) for uid, size in found]
+
+
+@dataclass(slots=True)
+class Page:
+    """The place of a search in the order of uids: it goes on after a uid, and ends with another once that is known."""
+
+    after: int = 0
+    last: int | None = None
+
+
+def find_page(tx: Transaction, query: Node, page: Page, size: int) -> list[tuple[int, int]]:
+    """Return the next groups that match, in the order of uids, as `find_uids` does; at most `size`."""
+    page.last = last_uid(tx) if page.last is None else page.last
+    between = group.c.uid.between(page.after + 1, page.last)
+    chosen = select_matching(tx, query, group.c.uid, group.c.bytes).where(between)
+    found = tx.tuples(chosen.order_by(group.c.uid).limit(size))
+    page.after = found[-1][0] if found else page.last
     return [(uid, size if type(size) is int else 0) for uid, size in found]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 from replaybuf.codec.payload import Codec
-from replaybuf.errors import DecodeError, PayloadStoreError, ReplayBufError, StorageError
+from replaybuf.errors import DecodeError, ReplayBufError, StorageError
 from replaybuf.places.store import FileLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.eviction import decode_removed
+from replaybuf.storage.sql.statements.eviction import decode_removed, read_removed
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
@@ -18,6 +18,24 @@ from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 
 T = TypeVar("T")
+
+#: Groups are read in pieces of so many, and of payloads of so many bytes.
+PIECE_GROUPS, PIECE_BYTES = 256, 8 * 1024 * 1024
+
+
+def in_pieces(items: Sequence[T], size_of: Callable[[T], int | None]) -> Iterator[list[T]]:
+    """Yield items in pieces whose payloads fit in memory together, given the size of each in bytes."""
+    piece: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item) or 0
+        if piece and (total + size > PIECE_BYTES or len(piece) >= PIECE_GROUPS):
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += size
+    if piece:
+        yield piece
 
 
 class Encoding:
@@ -72,16 +90,19 @@ class Encoding:
         return await self.files.tend(changed)
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
-        """Return removed groups for their caller."""
-        if not rows:
-            return []
-        try:
-            await self.fetch(rows)
-        except PayloadStoreError as error:  # the removal is committed, and can't fail any more
-            for row in rows:
-                row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
-        items = await self._transactions.compute(partial(decode_removed, codec=self.codec), rows)
-        self.files.read(row.uid for row in rows if row.is_apart)
+        """Return removed groups for their caller, whose payloads are read now, in pieces."""
+        items: list[StorageItem] = []
+        for some in in_pieces(rows, lambda row: row.column("bytes")):
+            try:  # the removal is committed, and can't fail any more
+                await self._transactions.read(partial(read_removed, rows=some))
+                await self.fetch(some)
+            except ReplayBufError as error:
+                for row in some:
+                    row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
+            items += await self._transactions.compute(partial(decode_removed, codec=self.codec), some)
+            self.files.read(row.uid for row in some)
+            for row in some:
+                row.payload = row.tail = None
         return items
 
     async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:

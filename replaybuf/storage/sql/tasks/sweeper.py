@@ -21,7 +21,7 @@ from functools import partial
 
 from replaybuf.errors import FencedError, ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import last_beyond, prune_batches
+from replaybuf.storage.sql.statements.batches import last_beyond, newest_batch, prune_batches
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.past import pass_on, sweep
@@ -41,7 +41,7 @@ _IDLE_SECONDS = 0.5
 #: 20 polls per second of all processes together; and the longest one, of one process.
 _LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
 _TIDY_SECONDS = 30.0
-_BATCHES = 100  # pruned in one transaction
+_BATCHES = 20  # pruned in one transaction
 
 _logger = logging.getLogger("replaybuf.sweep")
 
@@ -67,6 +67,7 @@ class Sweeper:
         self._seen = -1  # the version of the store at the last poll
         self._next = self._pause = 0.0  # seconds from the last poll on: until more is due, and before the next poll
         self._tidy_at = 0.0
+        self._pruned_at = 0  # the newest batch at the last time
         self._stopping = asyncio.Event()
         #: Does one small step of maintenance of the payloads' files, which may have changed or not; returns whether
         #: more is due.
@@ -136,14 +137,19 @@ class Sweeper:
         await self.prune_history()
 
     async def prune_history(self) -> None:
-        """Remove batches beyond the retention limit, some at a time. Raises FencedError."""
+        """Remove batches beyond the retention limit, some at a time, after each 1 % of them. Raises FencedError."""
         keep, pruned = self._history, _BATCHES
         if keep is None:
+            return
+        newest = await self._transactions.read(newest_batch)
+        if newest - self._pruned_at < max(1, keep // 100):
             return
         until = await self._transactions.read(lambda tx: last_beyond(tx, keep))
         while until is not None and pruned == _BATCHES:
             prune_some = partial(prune_batches, until=until, limit=_BATCHES)
             pruned = await self._transactions.write(prune_some, announce=lambda: False)
+        if until is None or pruned:
+            self._pruned_at = newest
 
     async def _step(self) -> bool:
         """Run one small sweep of each kind that is due; return whether more is due."""
