@@ -218,7 +218,7 @@ def test_help_shows_the_signature_and_the_docstring_without_await() -> None:
         SyncReplayBuffer,
         renderer=pydoc.plaintext,  # type: ignore[attr-defined]
     )
-    assert "put(self, items: 'Sequence[R]', task_name: 'str', *, model_step: 'int | None' = None" in text
+    assert "put(self, items: 'Sequence[R]', task_name: 'str', *, replaces: 'Iterable[int]' = ()" in text
     assert "Store a group of rollouts and return its uid; when it returns, the group is committed." in text
     assert "with buffer.lease_batch(" in text
     assert not {"async", "await"} & set(text.replace("(", " ").split())
