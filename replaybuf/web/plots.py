@@ -254,7 +254,8 @@ def histogram(title: str, bars: Sequence[Bar], of: str, axis: str) -> Plot | Non
     sentence = f"{title} of {total:,} {of}: from {bars[0][2]} to {bars[-1][2]}, most often {common}"
     y = value_axis([n for *_, n in bars], fitted=False)
     low, high = bars[0][0], bars[-1][1]
-    step = _round_step((high - low) / _MOST_TICKS)
+    whole = all((left + 0.5).is_integer() for left, *_ in bars) and high - low >= 1
+    step = max(_round_step((high - low) / _MOST_TICKS), 1.0 if whole else 0.0)
     ticks = [one * step for one in range(math.ceil(low / step), math.floor(high / step) + 1)]
     x = Axis(low, high, tuple((value, written(value, step)) for value in ticks))
     shapes, centres = [], []

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from functools import partial
 
 import asyncpg
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer
-from tests.cancellation.ways import ENDINGS, Ending, by_cancel
+from tests.cancellation.ways import ENDINGS, Ending, by_cancel, end_background_work, take
+from tests.faults.test_postgres_restarts import is_waiting
 from tests.postgres import new_database
-from tests.stores import TASK, build, fill, group, numbers_of, take_all
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 ROUNDS = 20
 
@@ -47,6 +49,25 @@ async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> N
                     await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
             await other.close()
             assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
+
+
+async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(postgres_url: str) -> None:
+    """It waits for the sweep, which goes by the record of the draw: no version of the groups is left behind."""
+    with new_database(postgres_url) as url:
+        async with build(url) as buffer:
+            await end_background_work(buffer)
+            await fill(buffer, 2)
+            undo = await take(buffer, 2)
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                await other.execute("UPDATE rb_past SET removed_at = NULL")  # as of a recorded draw
+                await other.execute("DELETE FROM rb_payload")
+                undoing = asyncio.create_task(undo())
+                await until(partial(is_waiting, url))
+            await undoing
+            assert await other.fetchval("SELECT count(*) FROM rb_past") == 0
+            await other.close()
+            assert await take_all(buffer) == [0, 1]
 
 
 async def test_many_takes_cancelled_at_once_lose_nothing(buffer: ReplayBuffer) -> None:

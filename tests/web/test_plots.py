@@ -145,6 +145,12 @@ def test_a_bar_is_placed_by_its_value() -> None:
     assert (second - first) / (last - first) == pytest.approx(0.25, abs=0.03)
 
 
+def test_bars_of_whole_numbers_have_ticks_at_these() -> None:
+    plot = histogram("Staleness", bars_of_whole({0: 1, 1: 37}), "groups", "train steps")
+    assert plot is not None
+    assert re.findall(r">([^<]+)</text>", plot.bottom) == ["0", "1"]
+
+
 def test_plots_of_one_run_share_their_axis() -> None:
     plot = lines("mean", {"mean": [(2, 0.5), (3, 0.25)]}, across=Across(STEPS, "step", low=1, high=5))
     assert plot is not None

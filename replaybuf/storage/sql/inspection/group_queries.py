@@ -38,7 +38,6 @@ from replaybuf.storage.sql.statements.rows import FIELDS
 
 #: With more lanes than this, one scan replaces the reads by lane; a database has a few lanes for each task.
 MOST_LANES = 100
-_LARGEST = 2**63 - 1
 # The number of groups of each lane. (Leased groups count in the lane that they came from.)
 _SIZES = "SELECT lane, sum(amount) FROM rb_tally WHERE name IN ('size', 'leased') GROUP BY lane"
 
