@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from replaybuf.storage.sql.engine import postgres_pool
+from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.errors import is_lost
 from replaybuf.storage.sql.engine.postgres_pool import MOST_CONNECTIONS, Pool, UnreachableError
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -139,6 +140,7 @@ async def test_transactions_of_a_connection_have_numbers_that_rise(pool: Pool) -
         first, second = connection.next_stamp(), connection.next_stamp()  # type: ignore[attr-defined]
         assert first.row == second.row != other.next_stamp().row  # type: ignore[attr-defined]
         assert first.number < second.number
+    assert next_stamp(Stamp("connection 1", 1 << 60)).number == (1 << 60) + 1  # a clock that was set back
 
 
 async def test_a_pool_closes_though_one_is_in_use(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:

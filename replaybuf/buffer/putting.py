@@ -24,7 +24,7 @@ from replaybuf.checks import (
 from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
-from replaybuf.rollouts.normalise import as_group, normalise
+from replaybuf.rollouts.normalise import as_group, is_finished, normalise
 from replaybuf.rollouts.rollout import UNFIT, Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
@@ -90,7 +90,10 @@ PUT_TIMEOUT = 600.0
 
 
 class PutOptions(TypedDict, total=False):
-    """The options of all puts; documented in `ReplayBuffer.put`."""
+    """The options of all puts: of buffers, leases and prompts. `ReplayBuffer.put` has their meaning.
+
+    The defaults are in `Putting.prepare`.
+    """
 
     model_step: int | None
     current_train_step: int | None
@@ -272,7 +275,7 @@ class Putting:
         created_at = time.time()
         said = None if status is None else self.rollout_type.statuses.check(status)
         normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
-        if normal.status == Status.INIT and said is None and lease is None and self._look_complete(rollouts):
+        if normal.status == Status.INIT and said is None and lease is None and is_finished(normal.fields):
             normal.doubts["init"] = _LOOK_COMPLETE
         for kind in normal.doubts:
             self._warn(kind, f"a group of task {named(task_name)} {normal.doubts[kind]}")
@@ -295,13 +298,6 @@ class Putting:
             fields=normal.fields,
         )
         return new, normal.dropped or (normal.status in UNFIT and not keep_unfit)
-
-    def _look_complete(self, rollouts: Sequence[Any]) -> bool:
-        """Return whether all rollouts have a response and a reward."""
-        read = self.rollout_type.reader(("reward", "response", "response_ids"))
-        return all(
-            reward is not None and not (text is None and tokens is None) for reward, text, tokens in map(read, rollouts)
-        )
 
     def warn_of_going_back(self, refresh: Refresh) -> None:
         """Warn once if a refresh went back to an earlier train step than the last one."""

@@ -79,21 +79,13 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         items: Sequence[R],
         task_name: str,
         *,
-        model_step: int | None = None,
-        current_train_step: int | None = None,
-        stale_threshold: int | None = None,
-        token_stale_threshold: int | None = None,
-        expired_groups_retryable: bool = True,
-        priority: float = 1.0,
-        tags: Tags | None = None,
-        key: str | None = None,
-        status: StatusLike | None = None,
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
-        dropped: list[StorageItem[R]] | None = None,
-        keep_unfit: bool = True,
+        **options: Unpack[PutOptions],
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
+
+        The options are those of `PutOptions`.
 
         `model_step` fills `response_model_steps` up to the length of `response_ids`, or, for the text of a `response`
         without token ids, with one step; `current_train_step` recomputes `seq_staleness`. Rollouts of completed,
@@ -107,7 +99,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that are removed in
         the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
         (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). `status` overrides the status derived from
-        the rollouts (all COMPLETED, if their class has no status). Returns None for an empty list and for a dropped
+        the rollouts: COMPLETED, if all are, or if their class has no status, or if they have responses and rewards and
+        their status was never set. Returns None for an empty list and for a dropped
         group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
 
         All groups removed by this call are appended to the list `dropped` after the commit, for callers that release
@@ -122,23 +115,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         replaced doesn't exist, FencedError if the buffer was restored since it was opened here, and StorageError; then
         nothing is stored or removed.
         """
-        return await self.putting.put(
-            items,
-            task_name,
-            model_step=model_step,
-            current_train_step=current_train_step,
-            stale_threshold=stale_threshold,
-            token_stale_threshold=token_stale_threshold,
-            expired_groups_retryable=expired_groups_retryable,
-            priority=priority,
-            tags=tags,
-            key=key,
-            status=status,
-            replaces=replaces,
-            timeout=timeout,
-            dropped=dropped,
-            keep_unfit=keep_unfit,
-        )
+        return await self.putting.put(items, task_name, replaces=replaces, timeout=timeout, **options)
 
     async def put_many(
         self,

@@ -299,12 +299,28 @@ def _count_tokens(column: Sequence[Any]) -> tuple[int, int]:
 
 
 def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> Status:
+    """Return the status of a group. Finished rollouts whose status was never set become COMPLETED."""
     if {*map(type, group.status)} == {Status}:
-        return group_status(group.status)
-    statuses = []
-    for index, rollout in enumerate(rollouts):
-        try:
-            statuses.append(kind.status(rollout))
-        except RolloutError as error:
-            raise RolloutError(f"rollouts[{index}].{error}") from None
-    return group_status(statuses)
+        status = group_status(group.status)
+    else:
+        statuses = []
+        for index, rollout in enumerate(rollouts):
+            try:
+                statuses.append(kind.status(rollout))
+            except RolloutError as error:
+                raise RolloutError(f"rollouts[{index}].{error}") from None
+        status = group_status(statuses)
+    if status != Status.INIT or not is_finished(group) or any(map(kind.says_status, rollouts)):
+        return status
+    for rollout in rollouts:
+        kind.set_status(rollout, Status.COMPLETED)
+    group.status = [kind.get(rollout, "status") for rollout in rollouts]
+    return Status.COMPLETED
+
+
+def is_finished(group: GroupFields | None) -> bool:
+    """Return whether all rollouts have a response and a reward."""
+    return group is not None and all(
+        reward is not None and not (text is None and tokens is None)
+        for reward, text, tokens in zip(group.reward, group.response, group.response_ids, strict=True)
+    )

@@ -272,6 +272,11 @@ class RolloutType:
             )
         return status
 
+    def says_status(self, rollout: Any) -> bool:
+        """Return whether the status of a rollout was set; only pydantic models tell it from their default."""
+        given = getattr(rollout, "model_fields_set", None)
+        return given is None or self._theirs.get("status", "status") in given
+
     def set_status(self, rollout: Any, status: Status) -> None:
         """Set the status of a rollout, as a member of its own Enum or a string of its own style (`Statuses.like`).
 

@@ -180,9 +180,10 @@ def _has_finished(need: Need) -> Said:
 
 
 def _no_prompt_left(need: Need) -> Said:
-    """The datasets of all tasks that the trainer waits for were read to their ends; if it doesn't wait, of any."""
+    """The datasets of all tasks of which the trainer lacks groups have ended; if it does not wait, that of any task."""
     ended = sorted(need.about.datasets)
-    wants = {task for other in need.about.consumers for task in other.wants}
+    consumers = need.about.consumers
+    wants = {task for other in consumers for task in other.wants if Need.of(other, task, need.about).missing}
     return "; ".join(prompts_of(task, need.about) for task in ended) if wants <= set(ended) and ended else None
 
 

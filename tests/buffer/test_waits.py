@@ -135,6 +135,16 @@ async def test_a_put_of_a_finished_group_that_is_init_warns_once(
     assert line.startswith(f"a group of task {TASK} has responses and rewards, but its status is init: draws take")
 
 
+async def test_finished_rollouts_whose_status_was_never_set_are_completed(shared_url: str) -> None:
+    """Not those that lack a response or a reward."""
+    async with build(shared_url) as buffer:
+        for fields in ({"response": "4", "reward": 1.0}, {"response": "4"}, {"reward": 1.0}):
+            await buffer.put([RolloutState(message=[], **fields)], TASK)
+        assert await buffer.count(TASK, Status.INIT) == 2
+        [[rollout]] = await buffer.get(3, TASK)
+    assert (rollout.reward, rollout.status) == (1.0, Status.COMPLETED)
+
+
 def completed(**fields: Any) -> RolloutState:
     return RolloutState(message=[], response="4", status=Status.COMPLETED, **fields)
 

@@ -38,6 +38,7 @@ class ClaimLaws(Harness):
         second = await storage.claim([self.prompt(3)], Cursor("data", 1, 3, b"y"), LONG)
         assert second is not None
         assert second.token > first.token
+        assert await storage.claim([self.prompt(4)], Cursor("data", 1, 4, b"z"), LONG) is None
 
     async def test_a_claim_from_before_a_restore_does_nothing(self, buffer: ReplayBuffer) -> None:
         """The cursor has the same version again but another place: a worker was just reading the dataset."""

@@ -107,7 +107,7 @@ class LeaseLaws(Harness):
         for leaves in (False, True):
             begun, leaving = asyncio.Event(), asyncio.Event()
             task = asyncio.create_task(work())
-            await asyncio.wait_for(begun.wait(), SOON)
+            await set_by(begun, task)
             if leaves:
                 leaving.set()
                 await asyncio.sleep(0)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.cancellation.ways import end_background_work, no_connection_out
@@ -261,7 +262,10 @@ async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
 async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
     postgres_database: str, proxy: Proxy, arrives: bool, operation: str
 ) -> None:
-    """COMMIT is unread when the client loses its connection, or never arrives. The server's side holds its locks."""
+    """COMMIT is unread when the client loses its connection, or never arrives. The server's side holds its locks.
+
+    For longer than a transaction waits for a lock.
+    """
     left: list[Link] = []
 
     async def leave(link: Link, data: bytes) -> bool:
@@ -276,10 +280,14 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
         link._writers[0].transport.abort()
         return False
 
-    async def is_waiting() -> bool:
-        return await number_in(postgres_database, "wait_event_type = 'Lock' AND query LIKE '%INTO rb_counter%'") > 0
+    waited: set[Any] = set()
 
-    async with build(proxy.url) as buffer:
+    async def has_waited_again() -> bool:
+        where = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_counter%'"
+        waited.update(await of_sessions(postgres_database, "xact_start", where))
+        return len(waited) > 1
+
+    async with build(proxy.url, lock_timeout=0.3) as buffer:
         await fill(buffer, 2)
         await end_background_work(buffer)
         await all_told(buffer)
@@ -287,7 +295,7 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
         call: Any = buffer.put(group(2), TASK) if operation == "put" else buffer.get(1, TASK)
         with installed(sent := Sent("SELECT rb_group.uid" if operation == "take" else "INTO rb_group")):
             running = asyncio.create_task(call)
-            await until(is_waiting)
+            await until(has_waited_again)
             count = sent.count
             if arrives:
                 os.kill(left[0].pid, signal.SIGCONT)
@@ -301,7 +309,25 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
         else:
             assert numbers_of(result) + await take_all(buffer) == [0, 1]
         await no_connection_out(buffer)
-    assert await number_in(postgres_database, "state LIKE 'idle in trans%'") == 0
+    assert await of_sessions(postgres_database, "pid", "state LIKE 'idle in trans%'") == []
+
+
+async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, proxy: Proxy) -> None:
+    """COMMIT never arrived, and the checkpoint has gone before the restore is repeated."""
+    await fill(buffer, 2)
+    await buffer.checkpoint(1)
+
+    async def remove_meanwhile(link: Link) -> bool:
+        link.cut()
+        await asyncio.to_thread(execute, proxy.server_url, "DELETE FROM rb_checkpoint")
+        return False
+
+    await all_told(buffer)
+    proxy.fault = once(remove_meanwhile)
+    with pytest.raises(ReplayBufError) as caught:
+        await buffer.restore(1)
+    assert not isinstance(caught.value, UnreachableError)
+    assert await take_all(buffer) == [0, 1]
 
 
 class Sent(Hook):
@@ -314,12 +340,12 @@ class Sent(Hook):
         self.count += self.text in sql
 
 
-async def number_in(url: str, condition: str) -> int:
-    """The number of the database's sessions for which a condition holds."""
+async def of_sessions(url: str, column: str, condition: str) -> list[Any]:
+    """A column of the database's sessions for which a condition holds."""
     connection = await asyncpg.connect(url)
     try:
-        query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
-        return int(await connection.fetchval(query))
+        query = f"SELECT {column} FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
+        return [row[0] for row in await connection.fetch(query)]
     finally:
         await connection.close()
 

@@ -21,7 +21,7 @@ from replaybuf.storage.sql.copies import whole
 from replaybuf.storage.sql.tasks import file_batch
 from tests.contract.harness import plain
 from tests.reasons import because
-from tests.stores import TASK, build, group, sweep_now
+from tests.stores import TASK, build, group, set_by, sweep_now
 
 COUNT = 6
 #: Bytes of arrays from which a payload is kept apart here.
@@ -206,8 +206,7 @@ async def test_files_stay_while_they_are_copied(
     async with filled(shared_url, tmp_path / "payloads") as buffer:
         before = await everything(buffer)
         saving = asyncio.create_task(buffer.save(tmp_path / "snapshot"))
-        async with asyncio.timeout(20):
-            await reading.wait()
+        await set_by(reading, saving)
         assert len(await buffer.get(COUNT, TASK)) == COUNT
         await empty_garbage(buffer)
         for number in range(COUNT):

@@ -37,7 +37,7 @@ from tests.places.arrays import (
     until_rows,
 )
 from tests.processes.test_processes import wait_for_lines
-from tests.stores import TASK, until
+from tests.stores import TASK, set_by, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
@@ -129,13 +129,12 @@ async def test_payloads_stay_until_their_taker_has_read_them(
 
         def slowly(*arguments: Any) -> None:
             loop.call_soon_threadsafe(reading.set)
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(120)
             real(*arguments)
 
         monkeypatch.setattr(reader, "_fetch", slowly)
         taking = asyncio.create_task(buffer.get(4, TASK))
-        async with asyncio.timeout(20):
-            await reading.wait()
+        await set_by(reading, taking)
         await put(other, *range(10, 20))
         await take_all(other)
         await until_rows(url, 4)

@@ -311,6 +311,11 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         "There is nothing to do for the workers: no prompt of math is left in the dataset: of the 50 drawn, 50 are "
         "finished and 0 in flight. They end when the trainer has published",
     ),
+    "a worker at the end of the dataset of which the trainer lacks groups": (
+        *(FOR_TRAINER, T(completed=8, completed_put=48) | T("code", completed_put=9)),
+        {"waits": [TWO], "trainer": PUBLISHED, "datasets": {"code": 9}},
+        *(R.FINISHED, "no prompt of code is left in the dataset: of the 9 drawn, 9 are finished and 0 in flight."),
+    ),
     "both wait, though it has published": (
         *(wait(), FEW, {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.DEADLOCK),
         "deadlock: gen-1 waits for the trainer since 20:42:10 UTC, which has published nothing since step 3, while it "

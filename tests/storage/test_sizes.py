@@ -167,10 +167,12 @@ async def test_a_search_lists_a_page_of_uids_at_a_time(
     """In insertion order; what is put meanwhile isn't found, and what is found last may have been removed."""
     pages: list[int] = []
 
-    def noted(tx: Transaction, query: Node, page: matching.Page, size: int) -> list[tuple[int, int]]:
-        found = find_page(tx, query, page, size)
+    def noted(
+        tx: Transaction, query: Node, page: matching.Page, size: int
+    ) -> tuple[list[tuple[int, int]], matching.Page]:
+        found, following = find_page(tx, query, page, size)
         pages.append(len(found))
-        return found
+        return found, following
 
     find_page = matching.find_page
     monkeypatch.setattr(backend, "FOUND_AT_ONCE", 3)

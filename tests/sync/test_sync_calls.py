@@ -73,7 +73,7 @@ def test_errors_keep_their_types_and_a_readable_traceback(buffer: SyncReplayBuff
     assert names[1:4] == ["call", "run", "take_batch"]
     with pytest.raises(QueryError):
         buffer.find({"nothing": 1})
-    with pytest.raises(TypeError, match=r"ReplayBuffer\.put\(\) got an unexpected keyword argument 'priorty'"):
+    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'priorty'"):
         buffer.put(group(1), TASK, priorty=2)  # type: ignore[call-arg]
 
 
@@ -218,7 +218,7 @@ def test_help_shows_the_signature_and_the_docstring_without_await() -> None:
         SyncReplayBuffer,
         renderer=pydoc.plaintext,  # type: ignore[attr-defined]
     )
-    assert "put(self, items: 'Sequence[R]', task_name: 'str', *, model_step: 'int | None' = None" in text
+    assert "put(self, items: 'Sequence[R]', task_name: 'str', *, replaces: 'Iterable[int]' = ()" in text
     assert "Store a group of rollouts and return its uid; when it returns, the group is committed." in text
     assert "with buffer.lease_batch(" in text
     assert not {"async", "await"} & set(text.replace("(", " ").split())

@@ -235,7 +235,7 @@ class SQLStorage(Store):
         page = matching.Page()
         while limit is None or limit > 0:
             size = FOUND_AT_ONCE if limit is None else min(limit, FOUND_AT_ONCE)
-            found = await self._read(matching.find_page, query, page, size)
+            found, page = await self._read(matching.find_page, query, page, size)
             if found:
                 yield found
             if len(found) < size:

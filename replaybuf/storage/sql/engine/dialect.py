@@ -147,15 +147,6 @@ class Dialect(ABC):
         """Return the time of the lease clock, in seconds since the epoch, the same for all users of the database."""
 
     @abstractmethod
-    def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        """Return the lease clock as an expression: the server's time, or the `given` one."""
-
-    @abstractmethod
-    def moment(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        """Return the `given` moment of the present as an expression: on a server its own time, because hosts' clocks
-        differ. NULL stays NULL."""
-
-    @abstractmethod
     def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a write transaction, and make the clock monotonic from now on."""
 
@@ -179,17 +170,6 @@ class Dialect(ABC):
         """Return byte ranges of payloads, given the uid, the offset and the length of each.
 
         A range beyond the end is cut short, and None without a payload. Only these bytes are read.
-        """
-
-    @abstractmethod
-    def among(self, name: str) -> str:
-        """Return the condition, as text that follows a column, that it is one of the ids in the list parameter."""
-
-    @abstractmethod
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
-        """Move groups into `rb_past`, by a draw (0: none); return the lane and the bytes of each.
-
-        `newest` as by `statements.past`.
         """
 
     @abstractmethod

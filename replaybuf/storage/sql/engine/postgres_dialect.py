@@ -14,7 +14,6 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
-    cast,
     func,
     literal_column,
     select,
@@ -25,7 +24,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.schema.tables import STALENESS_NOW, Number, group, payload, uid_sequence
+from replaybuf.storage.sql.schema.tables import group, payload, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -90,13 +89,6 @@ class PostgresDialect(Dialect):
         [(seconds,)] = tx.run(f"SELECT {NOW}")
         return float(seconds)
 
-    def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        # In a subquery, evaluated once: a volatile function would rule out an index.
-        return func.coalesce(given, cast(select(literal_column(NOW)).scalar_subquery(), Number))
-
-    def moment(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        return cast(given, Number) * 0 + cast(literal_column(NOW), Number)
-
     def start_clock(self, tx: Transaction) -> float:
         return self.clock(tx)
 
@@ -117,12 +109,6 @@ class PostgresDialect(Dialect):
             return []
         uids, places, sizes = map(list, zip(*ranges, strict=True))
         return [part for (part,) in tx.run(_PARTS, uids, places, sizes)]
-
-    def among(self, name: str) -> str:
-        return f"= ANY (CAST(:{name} AS bigint[]))"
-
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
-        return tx.run(_TO_PAST, self.listed(uids), newest, draw)
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -202,16 +188,6 @@ _PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
     FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS bigint[]))
         WITH ORDINALITY AS wanted (uid, start, length, number)
         LEFT JOIN rb_payload USING (uid) ORDER BY number"""
-_COLUMNS = ", ".join(column.name for column in group.columns)
-#: The groups in `gone` as past ones; with the newest checkpoint in `{newest}`, `{seconds}` to be kept for reading, and
-#: the draw that they left by.
-PAST = f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness, until, removed_at)
-    SELECT {_COLUMNS}, {{draw}}, CASE WHEN {{draw}} > 0 THEN {STALENESS_NOW} END,
-        CASE WHEN since < {{newest}} THEN {{newest}} END, {NOW} + {{seconds}} FROM gone"""  # noqa: S608
-_TO_PAST = f"""
-WITH gone AS (DELETE FROM rb_group WHERE uid = ANY (CAST($1 AS bigint[])) RETURNING *),
-past AS ({PAST.format(newest="CAST($2 AS bigint)", seconds=0, draw="CAST($3 AS bigint)")})
-SELECT lane, bytes FROM gone"""  # noqa: S608
 
 
 @cache

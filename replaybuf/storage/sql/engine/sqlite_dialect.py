@@ -31,7 +31,7 @@ from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Diale
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Prepared
-from replaybuf.storage.sql.schema.tables import STALENESS_NOW, counter, group, info, payload
+from replaybuf.storage.sql.schema.tables import counter, group, info, payload
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
@@ -91,12 +91,6 @@ class SqliteDialect(Dialect):
         start = _host_start(tx)
         return time.time() if start is None else start + since_start()
 
-    def clock_value(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        return given
-
-    def moment(self, given: ColumnElement[float]) -> ColumnElement[float]:
-        return given
-
     def start_clock(self, tx: Transaction) -> float:
         name = this_start()
         if name is not None and _host_start(tx) is None:
@@ -117,14 +111,6 @@ class SqliteDialect(Dialect):
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         session = _session(tx)
         return [session.read_blob(payload.name, payload.c.data.name, uid, at, size) for uid, at, size in ranges]
-
-    def among(self, name: str) -> str:
-        return f"IN (SELECT value FROM json_each(:{name}))"  # noqa: S608
-
-    def move_to_past(self, tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
-        listed = self.listed(uids)
-        tx.run(_TO_PAST, newest, listed, draw)
-        return tx.run(_REMOVE, listed)
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -207,12 +193,6 @@ _RAISE_UID = Prepared(
     ),
     "count",
 )
-_COLUMNS = ", ".join(column.name for column in group.columns)
-_TO_PAST = f"""
-INSERT INTO rb_past ({_COLUMNS}, draw, staleness, until, removed_at)
-SELECT {_COLUMNS}, ?3, CASE WHEN ?3 > 0 THEN {STALENESS_NOW} END, CASE WHEN since < ?1 THEN ?1 END, {SqliteDialect.now}
-FROM rb_group WHERE uid IN (SELECT value FROM json_each(?2))"""  # noqa: S608
-_REMOVE = "DELETE FROM rb_group WHERE uid IN (SELECT value FROM json_each(?1)) RETURNING lane, bytes"
 
 
 def _set_key(race: str) -> Prepared:

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, text, update
-
 from replaybuf.rollouts.statuses import Status
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.statements.past import lock, may_sweep, record, record_of
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -68,8 +66,7 @@ class NewBatch:
 
     def write(self, tx: Transaction) -> int:
         """Write the batch, and return its id."""
-        [(number,)] = tx.fetch(_INSERT, *(self.values[name] for name in _NAMES))
-        return int(number)
+        return int(tx.value(_INSERT, **self.values))
 
     @property
     def sql(self) -> str:
@@ -131,42 +128,23 @@ def _literal(value: str | float | None) -> str:
 
 
 _NAMES = tuple(column.name for column in batch.columns if column.name != "id")
-_INSERT = Prepared(
-    lambda _: text(
-        f"INSERT INTO rb_batch ({', '.join(_NAMES)}) "  # noqa: S608
-        f"VALUES ({', '.join(f':new_{name}' for name in _NAMES)}) RETURNING id"
-    ),
-    *(f"new_{name}" for name in _NAMES),
-)
+_INSERT = f"""INSERT INTO rb_batch ({", ".join(_NAMES)})
+VALUES ({", ".join(f":{name}" for name in _NAMES)}) RETURNING id"""  # noqa: S608
 
 
 def remove_batch(tx: Transaction, drawn: BatchKey, uids: Sequence[int]) -> None:
     """Remove the batch of a draw of these groups that nobody received, and the copies of those that stayed."""
     lock(tx, uids)  # a sweep would go by a batch that is about to go
-    for (number,) in tx.fetch(_REMOVE, drawn.taken_at, drawn.uid):
-        tx.fetch(_REMOVE_COPIES, number)
-        tx.fetch(_NOT_DRAWN, number)
+    for number in tx.values(_REMOVE, taken_at=drawn.taken_at, uid=drawn.uid):
+        tx.change("DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL", draw=number)
+        tx.change(_NOT_DRAWN, draw=number)
 
 
-_REMOVE = Prepared(
-    lambda _: text(
-        """DELETE FROM rb_batch WHERE taken_at = CAST(:taken_at AS double precision)
-AND id IN (SELECT draw FROM rb_past WHERE uid = CAST(:uid AS bigint) AND draw > 0) RETURNING id"""
-    ),
-    "taken_at",
-    "uid",
-)
-_REMOVE_COPIES = Prepared(
-    lambda _: text("DELETE FROM rb_past WHERE draw = CAST(:draw AS bigint) AND draw > 0 AND removed_at IS NULL"), "draw"
-)
+_REMOVE = """DELETE FROM rb_batch WHERE taken_at = :taken_at
+AND id IN (SELECT draw FROM rb_past WHERE uid = :uid AND draw > 0) RETURNING id"""
 # SQLite may give the number to another batch.
-_NOT_DRAWN = Prepared(
-    lambda _: text(
-        """UPDATE rb_past SET draw = 0 WHERE draw = CAST(:draw AS bigint) AND draw > 0 AND NOT EXISTS (
-SELECT 1 FROM rb_past p WHERE p.uid = rb_past.uid AND p.since = rb_past.since AND p.draw = 0)"""
-    ),
-    "draw",
-)
+_NOT_DRAWN = """UPDATE rb_past SET draw = 0 WHERE draw = :draw AND draw > 0 AND NOT EXISTS (
+    SELECT 1 FROM rb_past p WHERE p.uid = rb_past.uid AND p.since = rb_past.since AND p.draw = 0)"""
 
 
 def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None) -> None:
@@ -191,10 +169,14 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
 
 def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
     """Settle some groups of a batch. The first ones set its step; those of another step become another batch."""
-    query = tx.dialect.for_update(select(batch).where(batch.c.lease == lease, batch.c.settled < batch.c.groups))
-    found = next(iter(tx.execute(query).mappings()), None)
-    if found is None:  # not recorded, or pruned
+    names = ("id", "settled", "step", "buffer", "taken_at", "epoch", "status", "worker", "lease")
+    rows = tx.tuples(
+        f"SELECT {', '.join(names)} FROM rb_batch WHERE lease = :lease AND settled < groups {{lock}}",  # noqa: S608
+        lease=lease,
+    )
+    if not rows:  # not recorded, or pruned
         return
+    found = dict(zip(names, rows[0], strict=True))
     if not found["settled"] or found["step"] == step:
         _change(tx, found["id"], step=step, settled=found["settled"] + len(uids))
         return
@@ -206,22 +188,14 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     if mine and rest:
         kept = {name: found[name] for name in ("buffer", "taken_at", "epoch", "status", "worker", "lease")}
         other = NewBatch(kept | {"step": step, "settled": len(mine)} | _about(mine)).write(tx)
-        tx.fetch(_PASS_ON, other, found["id"], tx.dialect.listed(uids))
+        passed_on = "UPDATE rb_past SET draw = :new WHERE draw = :old AND draw > 0 AND uid {in:uids}"
+        tx.change(passed_on, new=other, old=found["id"], uids=list(uids))
         _change(tx, found["id"], **_about(rest))
 
 
-_PASS_ON = Prepared(
-    lambda dialect: text(
-        f"UPDATE rb_past SET draw = :new WHERE draw = :old AND draw > 0 AND uid {dialect.among('uids')}"  # noqa: S608
-    ),
-    "new",
-    "old",
-    "uids",
-)
-
-
 def _change(tx: Transaction, number: int, **values: Any) -> None:
-    tx.execute(update(batch).where(batch.c.id == number).values(**values))
+    changes = ", ".join(f"{name} = :{name}" for name in values)
+    tx.change(f"UPDATE rb_batch SET {changes} WHERE id = :id", id=number, **values)  # noqa: S608
 
 
 def newest_batch(tx: Transaction) -> int:
@@ -245,23 +219,10 @@ def prune_batches(tx: Transaction, until: int, limit: int) -> int:
     """
     if not may_sweep(tx):
         return 0
-    pruned = [number for (number,) in tx.fetch(_PRUNE, tx.scope.buffer, until, limit)]
-    tx.fetch(_PRUNE_COPIES, tx.dialect.listed(pruned))
+    pruned = tx.values(_PRUNE, buffer=tx.scope.buffer, until=until, limit=limit)
+    tx.change("DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL", draws=pruned)
     return len(pruned)
 
 
-_PRUNE = Prepared(
-    lambda _: text(
-        """DELETE FROM rb_batch WHERE id IN (
-SELECT id FROM rb_batch WHERE buffer = :buffer AND id <= :until ORDER BY id LIMIT CAST(:limit AS int)) RETURNING id"""
-    ),
-    "buffer",
-    "until",
-    "limit",
-)
-_PRUNE_COPIES = Prepared(
-    lambda dialect: text(
-        f"DELETE FROM rb_past WHERE draw {dialect.among('draws')} AND draw > 0 AND removed_at IS NULL"  # noqa: S608
-    ),
-    "draws",
-)
+_PRUNE = """DELETE FROM rb_batch WHERE id IN (
+    SELECT id FROM rb_batch WHERE buffer = :buffer AND id <= :until ORDER BY id LIMIT :limit) RETURNING id"""

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, bindparam, case, insert, select, update
-
 from replaybuf.errors import DecodeError
 from replaybuf.places.store import Extent
 from replaybuf.rollouts.statuses import Status
@@ -17,16 +15,17 @@ from replaybuf.rules import transitions
 from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, past, payload
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, add_to_checkpoints, change, move
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
+from replaybuf.storage.sql.statements.inserts import insert_payloads
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_races
 from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
-from replaybuf.storage.sql.statements.rows import SELECT_ROWS, GroupRow, select_rows, uid_in
+from replaybuf.storage.sql.statements.rows import PLACES, SELECT_ROWS, GroupRow, select_rows, uid_in
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
 
 
@@ -227,21 +226,25 @@ _TOO_LATE = f"its arrays were deleted: a draw that nobody received was undone mo
 def _unsample(tx: Transaction, row: GroupRow, made_before: int) -> bool:
     """Undo the draw of a group that stayed in its lane; return False if it is gone."""
     keys = {race: row.column(race) for race in KEYS if row.column(race) is not None}
+    values = {"uid": row.uid, "times": row.times_sampled, "trained": row.column("trained_step"), **keys}
 
-    def undo(table: Table, *conditions: ColumnElement[bool]) -> bool:
-        back = update(table).where(table.c.uid == row.uid, table.c.times_sampled > row.times_sampled, *conditions)
-        nobody_since = table.c.times_sampled == row.times_sampled + 1
-        trained_step = case((nobody_since, row.column("trained_step")), else_=table.c.trained_step)
-        values = {"times_sampled": table.c.times_sampled - 1, "trained_step": trained_step, **keys}
-        return tx.execute(back.values(values)).rowcount > 0
+    def undo(table: str, condition: str = "", **more: Any) -> bool:
+        changes = "".join(f", {race} = :{race}" for race in keys)
+        return tx.change(_UNSAMPLE.format(table=table, changes=changes) + condition, **values, **more) > 0
 
-    undo(past, past.c.since >= max(made_before, row.column("since")))
-    return undo(group)
+    undo("rb_past", " AND since >= :since", since=max(made_before, row.column("since")))
+    return undo("rb_group")
+
+
+# The trained step is that of the next draw, if another has followed.
+_UNSAMPLE = """UPDATE {table} SET times_sampled = times_sampled - 1,
+    trained_step = CASE WHEN times_sampled = :times + 1 THEN :trained ELSE trained_step END{changes}
+WHERE uid = :uid AND times_sampled > :times"""
 
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     """Move an archived group back to its lane; return False if it is no longer in the archive."""
-    if not tx.fetch(_UNARCHIVE, *row.values, row.uid, archive.id):
+    if not tx.change(_UNARCHIVE, **_columns_of(row), archive=archive.id):
         return False
     come_back(tx, row.uid, row.column("since"))
     return True
@@ -252,17 +255,16 @@ def _restore(tx: Transaction, row: GroupRow, lost: dict[int, str]) -> bool:
 
     If its arrays were deleted before they were read, the reason is added to `lost`.
     """
-    if not tx.fetch(_RESTORE, *row.values):
+    if not tx.change(_RESTORE, **_columns_of(row)):
         return False
     come_back(tx, row.uid, row.column("since"))
-    here = select(payload.c.uid).where(payload.c.uid == row.uid)
-    if row.payload is not None and tx.execute(here).first() is None:
+    if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):
         # The payload was swept already. (The outline isn't restored: it only serves the views.)
         extent = _extent_of(row) if row.is_apart and row.whole is row.payload else None
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None
         where = {} if extent is None else {"file": extent.file, "size": extent.size}
-        tx.execute(insert(payload), {"uid": row.uid, "outline": [], "prompt": None, "data": row.whole} | where)
+        insert_payloads(tx, [{"uid": row.uid, "outline": "[]", "data": row.whole, **where}])
     return True
 
 
@@ -273,17 +275,11 @@ def _extent_of(row: GroupRow) -> Extent | None:
     return None
 
 
-_RESTORE = Prepared(
-    lambda dialect: dialect.insert(group).on_conflict_do_nothing().returning(group.c.uid), *group.columns.keys()
-)
-_UNARCHIVE = Prepared(
-    lambda _: (
-        update(group)
-        .where(group.c.uid == bindparam("of_uid"), group.c.lane == bindparam("of_lane"))
-        .values({column.name: bindparam(f"new_{column.name}", type_=column.type) for column in group.columns})
-        .returning(group.c.uid)
-    ),
-    *(f"new_{column.name}" for column in group.columns),
-    "of_uid",
-    "of_lane",
-)
+def _columns_of(row: GroupRow) -> dict[str, Any]:
+    return dict(zip(PLACES, row.values, strict=True))
+
+
+_RESTORE = f"""INSERT INTO rb_group ({", ".join(PLACES)}) VALUES ({", ".join(f":{name}" for name in PLACES)})
+ON CONFLICT DO NOTHING"""  # noqa: S608
+_UNARCHIVE = f"""UPDATE rb_group SET {", ".join(f"{name} = :{name}" for name in PLACES)}
+WHERE uid = :uid AND lane = :archive"""  # noqa: S608

@@ -42,7 +42,7 @@ def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> 
     return [(uid, size if type(size) is int else 0) for uid, size in found]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Page:
     """The place of a search in the order of uids: it goes on after a uid, and ends with another once that is known."""
 
@@ -50,14 +50,14 @@ class Page:
     last: int | None = None
 
 
-def find_page(tx: Transaction, query: Node, page: Page, size: int) -> list[tuple[int, int]]:
-    """Return the next groups that match, in the order of uids, as `find_uids` does; at most `size`."""
-    page.last = last_uid(tx) if page.last is None else page.last
-    between = group.c.uid.between(page.after + 1, page.last)
+def find_page(tx: Transaction, query: Node, page: Page, size: int) -> tuple[list[tuple[int, int]], Page]:
+    """Return the next groups that match, in the order of uids, at most `size`, and the page after them."""
+    last = last_uid(tx) if page.last is None else page.last
+    between = group.c.uid.between(page.after + 1, last)
     chosen = select_matching(tx, query, group.c.uid, group.c.bytes).where(between)
     found = tx.tuples(chosen.order_by(group.c.uid).limit(size))
-    page.after = found[-1][0] if found else page.last
-    return [(uid, size if type(size) is int else 0) for uid, size in found]
+    sizes = [(uid, size if type(size) is int else 0) for uid, size in found]
+    return sizes, Page(found[-1][0] if found else last, last)
 
 
 def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Select[Any]:

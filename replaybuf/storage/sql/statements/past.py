@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from sqlalchemy import text
 
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.locks import Lock
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import STALENESS_NOW, VERSION, group
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import STALENESS_NOW, group
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.files import count_gone
 
@@ -28,21 +24,11 @@ _COLUMNS = ", ".join(column.name for column in group.columns)
 def newest(tx: Transaction) -> int:
     """Return the id of the buffer's newest checkpoint, 0 for none; it stays so until the end of a write transaction."""
     if tx.newest is None:
-        [(tx.newest,)] = tx.fetch(_NEWEST, tx.scope.buffer)
+        [(tx.newest,)] = tx.tuples(_NEWEST, buffer=tx.scope.buffer)
     return tx.newest
 
 
-_NEWEST = Prepared(lambda _: text("SELECT coalesce(max(id), 0) FROM rb_checkpoint WHERE buffer = :buffer"), "buffer")
-
-
-def _of_uids(statement: str, *names: str) -> Prepared:
-    """Return a statement about groups: `{uids}` is the condition on them, `{locked}` locks their rows."""
-
-    def build(dialect: Dialect) -> Any:
-        given = {"locked": dialect.locked, "skip": dialect.skip, "now": dialect.now}
-        return text(statement.format(uids=f"uid {dialect.among('uids')}", **given))
-
-    return Prepared(build, *names)
+_NEWEST = "SELECT coalesce(max(id), 0) FROM rb_checkpoint WHERE buffer = :buffer"
 
 
 # Changes and removals
@@ -51,29 +37,44 @@ def _of_uids(statement: str, *names: str) -> Prepared:
 def keep(tx: Transaction, uids: Iterable[int]) -> None:
     """Keep these groups as they are for the checkpoints that have them; call it before they are changed."""
     if (at := newest(tx)) and (uids := list(uids)):
-        listed = tx.dialect.listed(uids)
-        tx.fetch(_COPY, at, listed)
-        tx.fetch(_BEGIN, at, listed)
+        tx.change(_COPY, newest=at, uids=uids)
+        tx.change("UPDATE rb_group SET since = :newest WHERE uid {in:uids} AND since < :newest", newest=at, uids=uids)
 
 
-_COPY = _of_uids(
-    f"""
-INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
+_COPY = f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
 SELECT {_COLUMNS}, CAST(:newest AS bigint), {{now}} FROM rb_group
-WHERE {{uids}} AND since < CAST(:newest AS bigint) {{locked}}""",  # noqa: S608
-    "newest",
-    "uids",
-)
-_BEGIN = _of_uids("UPDATE rb_group SET since = :newest WHERE {uids} AND since < :newest", "newest", "uids")
+WHERE uid {{in:uids}} AND since < CAST(:newest AS bigint) {{lock}}"""  # noqa: S608
 
 
 def leave(tx: Transaction, uids: Sequence[int], draw: int = 0) -> Counter[tuple[int, Tally]]:
     """Remove groups, which become past, by a draw or not; return the changes of the tallies of bytes."""
     gone: Counter[tuple[int, Tally]] = Counter()
     if uids:
-        for lane, size in tx.dialect.move_to_past(tx, uids, newest(tx), draw):
+        for lane, size in _move(tx, uids, newest(tx), draw):
             gone[(lane, Tally.BYTES)] -= size if type(size) is int else 0
     return gone
+
+
+def _move(tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
+    """Move groups into `rb_past`; return the lane and the bytes of each."""
+    values = {"uids": uids, "newest": newest, "draw": draw}
+    if tx.dialect.is_remote:
+        return tx.tuples(_MOVE, **values)
+    tx.change(f"{_GONE} FROM rb_group WHERE uid {{in:uids}}", **values)
+    return tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", **values)
+
+
+def gone(newest: str, draw: str, seconds: str = "0") -> str:
+    """Return the INSERT of removed groups, which a FROM follows, as past ones; kept for `seconds` more to be read."""
+    staleness = f"CASE WHEN {draw} > 0 THEN {STALENESS_NOW} END"
+    until = f"CASE WHEN since < {newest} THEN {newest} END"
+    return f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness, until, removed_at)
+SELECT {_COLUMNS}, {draw}, {staleness}, {until}, {{now}} + {seconds}"""
+
+
+_GONE = gone("CAST(:newest AS bigint)", "CAST(:draw AS bigint)")
+_MOVE = f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({_GONE} FROM gone)
+SELECT lane, bytes FROM gone"""  # noqa: S608
 
 
 # Draws
@@ -87,43 +88,27 @@ SELECT {_COLUMNS}, {draw}, {STALENESS_NOW} FROM rb_group WHERE uid {uids}"""  # 
 
 def record(tx: Transaction, draw: int, uids: Iterable[int]) -> None:
     """Copy those of these groups that have stayed in the buffer, as groups of a draw."""
-    tx.fetch(_RECORD, draw, tx.dialect.listed(uids))
+    tx.change(_RECORD, draw=draw, uids=list(uids))
 
 
-_RECORD = Prepared(
-    lambda dialect: text(record_of("CAST(:draw AS bigint)", dialect.among("uids"))),
-    "draw",
-    "uids",
-)
+_RECORD = record_of("CAST(:draw AS bigint)", "{in:uids}")
 
 
 def come_back(tx: Transaction, uid: int, since: int) -> None:
     """Forget that a group has changed or left since this version, which is in `rb_group` again."""
-    tx.fetch(_FORGET, uid, since)
-
-
-_FORGET = Prepared(
-    lambda _: text("DELETE FROM rb_past WHERE uid = :uid AND since >= :since AND removed_at IS NOT NULL"),
-    "uid",
-    "since",
-)
+    sql = "DELETE FROM rb_past WHERE uid = :uid AND since >= :since AND removed_at IS NOT NULL"
+    tx.change(sql, uid=uid, since=since)
 
 
 def lock(tx: Transaction, uids: Iterable[int]) -> None:
     """Lock the past of groups: a sweep of them, and of their payloads, has ended or skips them."""
     if tx.dialect.locks_rows:
-        tx.fetch(_LOCK, tx.dialect.listed(sorted(uids)))
-
-
-_LOCK = _of_uids("SELECT uid FROM rb_past WHERE {uids} ORDER BY uid, since FOR UPDATE", "uids")
+        tx.tuples("SELECT uid FROM rb_past WHERE uid {in:uids} ORDER BY uid, since {lock}", uids=sorted(uids))
 
 
 def in_checkpoints(tx: Transaction, uids: Iterable[int]) -> set[int]:
     """Return those of these groups of which a checkpoint has a past version."""
-    return {uid for (uid,) in tx.fetch(_IN_CHECKPOINTS, tx.dialect.listed(uids))}
-
-
-_IN_CHECKPOINTS = _of_uids("SELECT DISTINCT uid FROM rb_past WHERE {uids} AND until > 0", "uids")
+    return set(tx.values("SELECT DISTINCT uid FROM rb_past WHERE uid {in:uids} AND until > 0", uids=list(uids)))
 
 
 # Restores
@@ -151,8 +136,8 @@ def _begun_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str
         return sorted(tx.values(begun, **values))
     # Such a group is newer than the checkpoint, or this has a version of it: others aren't read.
     newer = f"SELECT uid FROM rb_group WHERE uid > :last_uid UNION SELECT uid FROM rb_past WHERE {_VALID}"  # noqa: S608
-    found = tx.dialect.listed(tx.values(newer, **values, last_uid=last_uid))
-    return sorted(tx.values(f"{begun} AND uid {tx.dialect.among('uids')}", **values, uids=found))
+    found = tx.values(newer, **values, last_uid=last_uid)
+    return sorted(tx.values(f"{begun} AND uid {{in:uids}}", **values, uids=found))
 
 
 def bring_back(tx: Transaction, checkpoint: int) -> None:
@@ -161,11 +146,11 @@ def bring_back(tx: Transaction, checkpoint: int) -> None:
     A version that the newest checkpoint has, too, goes on as it was: restoring it again costs nothing. A copy of
     another one begins now.
     """
-    key = newest(tx), tx.scope.buffer, checkpoint
-    tx.fetch(_RETURN, *key)
-    for drawn, others in _OVER:
-        tx.fetch(drawn, *key)
-        tx.fetch(others, *key)
+    values = {"newest": newest(tx), "buffer": tx.scope.buffer, "checkpoint": checkpoint}
+    tx.change(f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid", **values)  # noqa: S608
+    for over in _OVER:
+        tx.change(f"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {over} AND {_RECORDED}", **values)  # noqa: S608
+        tx.change(f"DELETE FROM rb_past WHERE {over} AND removed_at IS NOT NULL", **values)  # noqa: S608
 
 
 _BACK = ", ".join(
@@ -176,23 +161,12 @@ _BACK = ", ".join(
 )
 
 
-def _returning(statement: str) -> Prepared:
-    return Prepared(lambda _: text(statement), "newest", "buffer", "checkpoint")
-
-
-_RETURN = _returning(f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid")  # noqa: S608
 # Versions of the same groups that no checkpoint has (another change would leave one with the same key), and those that
 # go on. Those of recorded draws stay as such.
-_OVER = [
-    (
-        _returning(f"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {over} AND {_RECORDED}"),  # noqa: S608
-        _returning(f"DELETE FROM rb_past WHERE {over} AND removed_at IS NOT NULL"),  # noqa: S608
-    )
-    for over in (
-        f"since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})",  # noqa: S608
-        f"until >= :newest AND {_VALID}",
-    )
-]
+_OVER = (
+    f"since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})",  # noqa: S608
+    f"until >= :newest AND {_VALID}",
+)
 
 
 # The sweep
@@ -211,37 +185,24 @@ def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
     """
     if not may_sweep(tx):
         return 0
-    due = tx.fetch(_DUE, removed_before, limit)
+    due = tx.tuples(_DUE, before=removed_before, limit=limit)
     if due:
-        uids = tx.dialect.listed({uid for uid, *_ in due})
-        recorded = {id for (id,) in tx.fetch(_RECORDED_OF, tx.dialect.listed({draw for *_, draw in due}))}
-        tx.run_many(_STAY, [key for key in due if key[2] in recorded])
-        tx.run_many(_SWEEP, [key for key in due if key[2] not in recorded])
-        _delete_payloads(tx, uids)
+        recorded = set(tx.values("SELECT id FROM rb_batch WHERE id {in:ids}", ids=list({draw for *_, draw in due})))
+        version = "uid = :uid AND since = :since AND draw = :draw"
+        stay, swept = f"UPDATE rb_past SET removed_at = NULL WHERE {version}", f"DELETE FROM rb_past WHERE {version}"  # noqa: S608
+        tx.each(stay, [key for key in due if key[2] in recorded])
+        tx.each(swept, [key for key in due if key[2] not in recorded])
+        # The payloads of groups of which no version is left but those of draws.
+        count_gone(tx, tx.values(_DELETE_PAYLOADS, uids=list({uid for uid, *_ in due})))
     return len(due)
 
 
-def _delete_payloads(tx: Transaction, uids: Any) -> None:
-    """Delete the payloads of those of these groups of which no version is left but those of draws."""
-    count_gone(tx, (file for (file,) in tx.fetch(_DELETE, uids)))
-
-
-_DUE = _of_uids(
-    """SELECT uid, since, draw FROM rb_past WHERE until IS NULL AND removed_at <= CAST(:before AS double precision)
-ORDER BY removed_at LIMIT CAST(:limit AS bigint) {skip}""",
-    "before",
-    "limit",
-)
-_RECORDED_OF = Prepared(lambda dialect: text(f"SELECT id FROM rb_batch WHERE id {dialect.among('ids')}"), "ids")  # noqa: S608
-_KEY = "uid = :uid AND since = :since AND draw = :draw"
-_STAY = Prepared(lambda _: text(f"UPDATE rb_past SET removed_at = NULL WHERE {_KEY}"), *VERSION)  # noqa: S608
-_SWEEP = Prepared(lambda _: text(f"DELETE FROM rb_past WHERE {_KEY}"), *VERSION)  # noqa: S608
-_DELETE = _of_uids(
-    """DELETE FROM rb_payload WHERE {uids} AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
+_DUE = """SELECT uid, since, draw FROM rb_past WHERE until IS NULL AND removed_at <= :before
+ORDER BY removed_at LIMIT :limit {skip}"""
+_DELETE_PAYLOADS = """DELETE FROM rb_payload WHERE uid {in:uids}
+AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
 AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)
-RETURNING file""",
-    "uids",
-)
+RETURNING file"""
 
 
 def pass_on(tx: Transaction, limit: int) -> int:
@@ -249,20 +210,11 @@ def pass_on(tx: Transaction, limit: int) -> int:
 
     Versions that this one doesn't have wait for the sweep.
     """
-    dropped = tx.fetch(_DROPPED, 1) if may_sweep(tx) else ()
-    return sum(len(tx.fetch(_PASS_ON, number, limit)) for (number,) in dropped)
+    dropped = tx.values(f"{DROPPED} ORDER BY id LIMIT 1") if may_sweep(tx) else ()
+    return sum(tx.change(_PASS_ON, dropped=number, limit=limit) for number in dropped)
 
 
-_DROPPED = Prepared(lambda _: text(f"{DROPPED} ORDER BY id LIMIT CAST(:limit AS int)"), "limit")
-_EARLIER = """(SELECT max(c.id) FROM rb_checkpoint c JOIN rb_lane l ON l.buffer = c.buffer
-    WHERE l.id = rb_past.lane AND c.id < CAST(:dropped AS bigint) AND c.id > rb_past.since)"""
-_PASS_ON = Prepared(
-    lambda dialect: text(
-        f"""UPDATE rb_past SET until = {_EARLIER} WHERE (uid, since, draw) IN (
-    SELECT uid, since, draw FROM rb_past WHERE until = CAST(:dropped AS bigint)
-    LIMIT CAST(:limit AS bigint) {dialect.locked}
-) RETURNING uid"""  # noqa: S608
-    ),
-    "dropped",
-    "limit",
-)
+_PASS_ON = """UPDATE rb_past SET until = (
+    SELECT max(c.id) FROM rb_checkpoint c JOIN rb_lane l ON l.buffer = c.buffer
+    WHERE l.id = rb_past.lane AND c.id < :dropped AND c.id > rb_past.since
+) WHERE (uid, since, draw) IN (SELECT uid, since, draw FROM rb_past WHERE until = :dropped LIMIT :limit {lock})"""

@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, exists, func, or_, select, update
-
 from replaybuf.errors import SnapshotError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import checkpoint, cursor, group, lane, past, payload, tally
+from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
-from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_checkpoint
+from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, shift_to
@@ -49,33 +47,37 @@ def check_empty(count: int, steps: Sequence[int]) -> None:
 
 def check_no_groups(tx: Transaction) -> None:
     """Raise SnapshotError if the buffer has groups."""
-    ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
-    check_empty(int(tx.execute(select(func.count()).where(group.c.lane.in_(ours))).scalar_one()), ())
+    check_empty(tx.value(f"SELECT count(*) FROM rb_group WHERE {_OURS}", buffer=tx.scope.buffer), ())  # noqa: S608
+
+
+#: Rows of the buffer's lanes.
+_OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 
 
 def make_room(tx: Transaction) -> None:
     """Remove the remaining rows of an empty buffer. Raises SnapshotError if it isn't empty."""
     check_no_groups(tx)
-    ours = select(lane.c.id).where(lane.c.buffer == tx.scope.buffer)
-    steps = select(checkpoint.c.step).where(checkpoint.c.buffer == tx.scope.buffer).order_by(checkpoint.c.id)
-    check_empty(0, list(tx.execute(steps).scalars()))
-    tx.execute(update(past).where(past.c.until.is_not(None), past.c.lane.in_(ours)).values(until=None))
-    tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer))
-    tx.execute(delete(tally).where(tally.c.lane.in_(ours)))
-    tx.execute(delete(lane).where(lane.c.buffer == tx.scope.buffer))
+    check_empty(0, [made.step for made in read_checkpoints(tx)])
+    for statement in (
+        f"UPDATE rb_past SET until = NULL WHERE until IS NOT NULL AND {_OURS}",  # noqa: S608
+        "DELETE FROM rb_cursor WHERE buffer = :buffer",
+        f"DELETE FROM rb_tally WHERE {_OURS}",  # noqa: S608
+        "DELETE FROM rb_lane WHERE buffer = :buffer",
+    ):
+        tx.change(statement, buffer=tx.scope.buffer)
     # The past of other buffers may still be returned to them, or belong to their checkpoints: only the sweep can delete
     # it. And this buffer's payloads that are kept apart may be being read.
-    if not tx.execute(select(exists().where(lane.c.buffer != tx.scope.buffer))).scalar():
-        tx.execute(delete(payload).where(payload.c.file.is_(None), payload.c.uid.in_(select(past.c.uid))))
-        tx.execute(delete(past).where(past.c.draw == 0, ~exists().where(payload.c.uid == past.c.uid)))
+    if not tx.tuples("SELECT 1 FROM rb_lane WHERE buffer <> :buffer LIMIT 1", buffer=tx.scope.buffer):
+        tx.change("DELETE FROM rb_payload WHERE file IS NULL AND uid IN (SELECT uid FROM rb_past)")
+        tx.change(
+            "DELETE FROM rb_past WHERE draw = 0 AND NOT EXISTS (SELECT 1 FROM rb_payload p WHERE p.uid = rb_past.uid)"
+        )
 
 
 def free_shift(tx: Transaction, last: int) -> int:
     """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
-    taken = or_(
-        exists().where(payload.c.uid <= last), exists().where(past.c.uid <= last, past.c.removed_at.is_not(None))
-    )
-    return last_uid(tx) if tx.execute(select(taken)).scalar() else 0
+    taken = "SELECT 1 FROM rb_payload WHERE uid <= :last UNION ALL SELECT 1 FROM rb_past WHERE uid <= :last LIMIT 1"
+    return last_uid(tx) if tx.tuples(taken, last=last) else 0
 
 
 def raise_uid(tx: Transaction, last: int) -> None:
@@ -94,8 +96,8 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     leave(tx, [uid for uid in changed_since(tx, kept.id, kept.last_uid) if uid not in stay])
     bring_back(tx, kept.id)
     # Later checkpoints may lack what has come back now.
-    later = update(checkpoint).where(checkpoint.c.buffer == tx.scope.buffer, checkpoint.c.id > kept.id)
-    tx.execute(later.values(last_uid=0))
+    later = "UPDATE rb_checkpoint SET last_uid = 0 WHERE buffer = :buffer AND id > :id"
+    tx.change(later, buffer=tx.scope.buffer, id=kept.id)
     lanes = all_lanes(tx)
     _set_lanes(tx, lanes, kept.lanes)
     _set_tallies(tx, lanes, kept.tallies)
@@ -116,16 +118,17 @@ def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str
     for row in lanes:
         fresh = {"step": None, "idle_clock": None, **new_clocks(tx.scope.rules, Status(row.status), leased=row.leased)}
         values = {name: then.get(row.id, fresh)[name] for name in fresh}
-        tx.execute(update(lane).where(lane.c.id == row.id).values(values))
+        changes = ", ".join(f"{name} = :{name}" for name in values)
+        tx.change(f"UPDATE rb_lane SET {changes} WHERE id = :id", id=row.id, **values)  # noqa: S608
 
 
 def _set_tallies(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
-    tx.execute(delete(tally).where(tally.c.lane.in_([row.id for row in lanes])))
+    tx.change("DELETE FROM rb_tally WHERE lane {in:lanes}", lanes=[row.id for row in lanes])
     add_counts(tx, {(row["lane"], Tally(row["name"])): row["amount"] for row in kept})
 
 
 def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
-    tx.execute(delete(cursor).where(cursor.c.buffer == tx.scope.buffer, cursor.c.checkpoint == 0))
+    tx.change("DELETE FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0", buffer=tx.scope.buffer)
     copy_cursors(tx, checkpoint_id, 0)
 
 
@@ -159,11 +162,11 @@ def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
         values: dict[str, Any] = {"lane": home.id}
         if home.status not in ASIDE:
             values["archived_at"] = None
-        tx.execute(update(group).where(uid_in(tx, uids)).values(values))
+        change(tx, uids, values)
         enter_races(tx, home, uids)
         add_step(counts, homes, home.task_name, transitions.put(home.status), len(uids))
     for row in new:
         counts[(homes[(row.task_name, transitions.undrawn(row))].id, Tally.BYTES)] += row.column("bytes") or 0
     for uid, key in keys.items():
-        tx.execute(update(group).where(group.c.uid == uid).values(scoped_key=key))
+        change(tx, [uid], {"scoped_key": key})
     add_counts(tx, counts)

@@ -18,7 +18,7 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.postgres_dialect import PAST
+from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
 from replaybuf.storage.sql.statements.counts import (
@@ -34,7 +34,7 @@ from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_rea
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
-from replaybuf.storage.sql.statements.past import newest, record
+from replaybuf.storage.sql.statements.past import gone, newest, record
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
 
@@ -236,7 +236,7 @@ def _removal(uids: Sequence[int], newest: int, seconds: float, counts: Counts, b
     return f"""
 WITH {recorded}gone AS (
     DELETE FROM rb_group WHERE uid = ANY ('{{{listed}}}'::bigint[]) RETURNING *
-), past AS ({PAST.format(newest=newest, seconds=repr(seconds), draw=draw)})
+), past AS ({gone(str(newest), draw, repr(seconds)).format(now=NOW)} FROM gone)
 INSERT INTO rb_tally AS own (lane, name, shard, amount)
 SELECT lane, name, pg_backend_pid(), amount FROM (VALUES {amounts}) AS new (lane, name, amount)
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount
