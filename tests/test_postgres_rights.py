@@ -107,14 +107,14 @@ async def test_a_trainer_keeps_payloads_in_a_folder(
 #: What looks at a run, and what it says of it.
 LOOKS = [
     "stats",
-    "metrics",
+    "stats --format prometheus",
     "ls",
     "why",
     "show --worst 1",
     "trace step 430",
     "sql 'SELECT count(*) FROM groups'",
     "checkpoint ls",
-    "explain {}",
+    "ls --explain",
     "db current",
 ]
 

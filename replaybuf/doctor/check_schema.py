@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The digest of the schema of a SQLite file of this version. Only if a file has another digest, its tables and indexes
 #: are compared with SQLAlchemy's metadata, whose import takes longer than all checks of a small file.
-SHAPE = "f0cd3eb256db0b6d79a488a320f963d144d41b51c6b658155b09f72014eb9c56"
+SHAPE = "f65d510244f380e9e2ec1d71f0be0a8987b89aaa3dcc9b5c659a276083cfca7a"
 _OURS = "rb_"
 
 
