@@ -70,7 +70,7 @@ def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
 
 def read_removed(tx: Transaction, rows: Sequence[GroupRow]) -> None:
     """Read the payloads of removed groups, as long as they are kept."""
-    found: dict[int, bytes] = dict(map(tuple, tx.tuples(_PAYLOADS, uids=tx.dialect.listed([row.uid for row in rows]))))
+    found = dict(map(tuple, tx.tuples(_PAYLOADS, uids=[row.uid for row in rows])))
     for row in rows:
         row.payload = found.get(row.uid)
 
