@@ -25,6 +25,8 @@ from tests.stores import build
 CALLS = ("put", "put replacing", "take", "lease", "acknowledge", "leases end", "refresh", "update", "delete")
 CALLS += ("checkpoint", "restore", "sweep", "draw prompts", "finish")
 PAIRS = [*itertools.combinations_with_replacement(CALLS, 2)]
+#: Pairs in which a defect was found once: they are always tried.
+KNOWN = [("update", "update")]
 
 
 async def seen(url: str) -> Any:
@@ -62,7 +64,7 @@ def test_two_calls_are_as_one_after_the_other(
     with copies(kind, tmp_path, server) as original, actors_of(tmp_path / "ledger", 2) as actors:
         asyncio.run(fill(original.url))
         wrong = []
-        for names in PAIRS if schedules is None else chance.sample(PAIRS, schedules // 4):
+        for names in PAIRS if schedules is None else [*KNOWN, *chance.sample(PAIRS, schedules // 4)]:
             pair = Pair(names, actors, original)
             for first, at in pair.moments if schedules is None else chance.sample(pair.moments, 4):
                 if (found := pair.run(first, at)) not in pair.serial:
@@ -70,4 +72,4 @@ def test_two_calls_are_as_one_after_the_other(
                         f"{names[first]}, interrupted by {names[1 - first]} at point {at}: {found}, and not "
                         f"one of {pair.serial}"
                     )
-    assert not wrong, "\n\n".join(wrong)
+    assert not wrong, "\n\n".join(wrong[:5])

@@ -214,10 +214,16 @@ def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[La
 
 
 def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
-    """Yield the groups that match, with row locks, in chunks, by lane."""
-    statement = select_matching(tx, query, group.c.uid, group.c.lane)
-    if tx.dialect.locks_rows:
-        statement = tx.dialect.for_update(statement.order_by(group.c.uid), of=group)
-    rows = [(uid, lane_id) for uid, lane_id in tx.tuples(statement)]
+    """Yield the groups that match, with row locks, in chunks, by lane.
+
+    Where others may have held those locks, the groups are found, locked, and asked again whether they match.
+    """
+    matching = select_matching(tx, query, group.c.uid, group.c.lane)
+    rows = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.order_by(group.c.uid))]
     for start in range(0, len(rows), _CHUNK):
-        yield _by_lane(tx, rows[start : start + _CHUNK])
+        some = rows[start : start + _CHUNK]
+        if tx.dialect.locks_rows:
+            chosen = uid_in(tx, [uid for uid, _ in some])
+            lock_groups(tx, chosen)
+            some = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.where(chosen))]
+        yield _by_lane(tx, some)
