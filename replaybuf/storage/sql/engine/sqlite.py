@@ -113,7 +113,8 @@ class SqliteDatabase(Database):
 
     async def _open_writer(self) -> SqliteConnection:
         self._writer = writer = await self.connections.open()
-        await writer.in_thread(lambda own: own.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` polls by itself
+        pragma = "PRAGMA busy_timeout = 0"  # `begin` polls by itself
+        await writer.in_thread(lambda own: own.outside(lambda raw: raw.execute(pragma)))
         return writer
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 from replaybuf.storage.sql.engine.database import CommitWatch
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
+from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
 from replaybuf.storage.sql.engine.thread import RateLimit
 
 _IN_MODIFY = 0x2
@@ -120,7 +121,7 @@ class DataVersion(CommitWatch):
         if self._raw is None:
             self._connection = await self._connect()
             self._raw = self._connection.session.raw
-            self._raw.execute("PRAGMA busy_timeout = 0")
+            self._connection.session.outside(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))
         changed = self._has_changed()
         if self._writes is None:  # the WAL exists once the version was read
             with contextlib.suppress(OSError):
@@ -179,7 +180,8 @@ class DataVersion(CommitWatch):
     def _has_changed(self) -> bool:
         assert self._raw is not None
         try:
-            version: int = self._raw.execute("PRAGMA data_version").fetchone()[0]
+            with FORK_GUARD:
+                version: int = self._raw.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the WAL is being recovered
                 return False

@@ -28,7 +28,7 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     refuse_others,
 )
 from replaybuf.storage.sql.engine.sqlite_log import ALONE_PAGES
-from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
+from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, SqliteSession
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
 
 T = TypeVar("T")
@@ -65,6 +65,11 @@ class RawConnection(sqlite3.Connection):
         script.function()
         return self.cursor()
 
+    def close(self) -> None:
+        """Close the connection."""
+        with FORK_GUARD:
+            super().close()
+
 
 class SqliteConnection:
     """A connection with a thread of its own, in which functions run one after the other.
@@ -82,7 +87,8 @@ class SqliteConnection:
 
     def _connect_here(self) -> RawConnection:
         self._worker = threading.current_thread()
-        raw = self._connect()
+        with FORK_GUARD:
+            raw = self._connect()
         self._session = SqliteSession(raw, self._files)
         return raw
 

@@ -139,9 +139,9 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-# Forks wait for transactions, and transactions for forks: a forked process inherits SQLite's in-memory record of the
-# file locks, but not the locks themselves, so a transaction that was open in another thread would seem to be open in
-# the child for ever.
+# Forks wait for calls of SQLite, and these for forks: a forked process inherits SQLite's in-memory record of the file
+# locks, but not the locks themselves, so a transaction that was open in another thread would seem to be open in the
+# child for ever; and a mutex that another thread held, as opening and closing do, would never be free there.
 
 #: The longest wait of a fork for running transactions. Afterwards it proceeds, and the child may see a locked database.
 LONGEST_SECONDS = 10.0
