@@ -98,9 +98,10 @@ class ExportFiles:
             )
 
     def __exit__(self, *_: object) -> None:
-        if self._raw is not None:
-            with contextlib.suppress(Exception):  # a partial file is removed
-                self._raw.close()
+        for opened in (self._writer, self._raw):
+            if opened is not None:
+                with contextlib.suppress(Exception):  # a partial file is removed
+                    opened.close()
         self._stack.close()
 
     def write(self, rows: Sequence[Row]) -> None:

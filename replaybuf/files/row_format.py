@@ -78,7 +78,10 @@ class PlainValues:
         self._texts.setdefault(field, set()).add(type(value).__name__ if type(value) is not float else str(value))
         if isinstance(value, bytes | bytearray | memoryview):
             return base64.b64encode(value).decode("ascii")
-        return value.isoformat() if hasattr(value, "isoformat") else _ADDRESS.sub("", str(value))
+        try:
+            return value.isoformat() if hasattr(value, "isoformat") else _ADDRESS.sub("", str(value))
+        except Exception:  # of the value's class: numpy can't write a datetime64 without a unit
+            return type(value).__name__
 
     def warnings(self) -> list[str]:
         """Return a sentence that names what became text, if anything did."""

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.cli.app import app
 from replaybuf.files import exporting
+from replaybuf.files.row_format import PlainValues
 from replaybuf.rollouts.rollout_type import OUR_FIELDS
 from tests.codec.values import Bits, Color, Level, Name, same, values
 from tests.files.stores import contents, fill
@@ -196,3 +197,11 @@ async def test_an_exact_export_has_rollouts_as_a_refresh_left_them(url: str, tmp
     assert [one for one, _ in after] == [one for one, _ in before]
     assert same(_fields(after), _fields(before))
     assert {rollout.status for _, group in after for rollout in group} == {Status.COMPLETED, Status.EXPIRED}
+
+
+def test_a_value_whose_text_cannot_be_had_is_its_type() -> None:
+    class Unwritable:
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert PlainValues().json("field", [Unwritable()]) == ["Unwritable"]
