@@ -1,14 +1,17 @@
-"""The progress of long operations: reports to a callback, and a bar on stderr if that is a terminal."""
+"""Long operations: work in pieces, and its progress, for a callback, or as a bar on stderr if that is a terminal."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 _SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,20 @@ def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, in
             progress.update(task, description=name, completed=done, total=total or None, visible=shown)
 
         yield report
+
+
+def in_pieces(
+    items: Sequence[T], size_of: Callable[[T], int | None], most_items: int, most_bytes: int
+) -> Iterator[list[T]]:
+    """Yield items in pieces that fit in memory together, given the size of each in bytes."""
+    piece: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item) or 0
+        if piece and (total + size > most_bytes or len(piece) >= most_items):
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += size
+    if piece:
+        yield piece

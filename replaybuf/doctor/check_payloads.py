@@ -7,6 +7,7 @@ doesn't store such texts.)
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
@@ -16,6 +17,7 @@ from replaybuf.doctor import Check, CheckContext, Finding, fine, groups, problem
 from replaybuf.doctor.check_groups import FORGET, MISSING
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.places.store import Extent
+from replaybuf.progress import in_pieces
 from replaybuf.storage.sql.inspection.groups import rows_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.units import some
@@ -132,7 +134,8 @@ def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
     damaged: dict[int, str] = {}
     lost: list[PayloadStoreError] = []
     done = read = 0
-    for batch in _in_batches(chosen):
+    for piece in in_pieces(chosen, itemgetter(1), _BATCH_GROUPS, _BATCH_BYTES):
+        batch = [uid for uid, _ in piece]
         there, why = _damaged(reader, batch, context.out_of_reach, lost)
         damaged |= why
         read += there
@@ -148,20 +151,6 @@ def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
         findings += reader.read_any(lambda tx: _findings(tx, damaged, note))
     without = ", without what is out of reach (see places)" if context.out_of_reach else ""
     return findings or [fine(f"{what} read, all payloads as they were written{without}")]
-
-
-def _in_batches(sizes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the uids in batches for one read; `sizes` has pairs of uid and payload bytes."""
-    batch: list[int] = []
-    size = 0
-    for uid, nbytes in sizes:
-        if batch and (size + nbytes > _BATCH_BYTES or len(batch) >= _BATCH_GROUPS):
-            yield batch
-            batch, size = [], 0
-        batch.append(uid)
-        size += nbytes
-    if batch:
-        yield batch
 
 
 def _damaged(

@@ -47,7 +47,7 @@ class GroupFields:
 
     @property
     def agentic(self) -> bool:
-        """Whether the group has input ids or labels: then token-level expiry doesn't apply."""
+        """Whether token-level expiry doesn't apply, because the group has input ids or labels."""
         return any(value is not None for value in (*self.input_ids, *self.labels))
 
     def ranges(self) -> list[tuple[int | None, int | None]]:

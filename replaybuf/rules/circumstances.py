@@ -145,7 +145,7 @@ class Worker:
 
     @property
     def does(self) -> tuple[bool, bool]:
-        """Whether it has put groups, and whether it has drawn any."""
+        """Whether the worker has put groups, and whether it has drawn any."""
         return bool(self.groups), bool(self.taken)
 
     def is_silent(self, now: float) -> bool:

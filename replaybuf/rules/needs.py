@@ -1,4 +1,4 @@
-"""What a wait needs, and what a cause of it is: a reason, when it holds, its sentence, and the advice.
+"""The needs of a draw that would block, and the form of a cause: its reason, condition, sentence and advice.
 
 `causes` has the causes of waits for groups, as a table.
 """
@@ -221,7 +221,7 @@ def waiters_of(about: Circumstances, kind: str, what: str) -> str | None:
 
 
 def gone_with(need: Need) -> str | None:
-    """Return who is gone and leases unfinished groups of the task, in words; None if nobody does."""
+    """Return the names of dead workers that still lease unfinished groups of the task; None if there are none."""
     about, live = need.about, {one.name for one in need.about.alive}
     held = [one for one in about.held if one.task_name == need.task and one.status in IN_FLIGHT]
     held = [one for one in held if one.holder not in live]
@@ -269,7 +269,7 @@ def too_large(limits: Limits, task: str, status: Status, count: int) -> tuple[st
 
 
 def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
-    """Return what is wrong with a task's name that never had a group, and the name that was probably meant."""
+    """Return a sentence about a task that never had a group, with the existing name that was probably meant."""
     comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= LONGEST]
     near = difflib.get_close_matches(name[:LONGEST], comparable, n=1, cutoff=0.5)
     meant = f"Did you mean {named(near[0])}" if near else "Is it the name under which the producers put"

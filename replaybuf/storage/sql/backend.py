@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from replaybuf.errors import ClosedError, DecodeError
-from replaybuf.progress import OnProgress
+from replaybuf.progress import OnProgress, in_pieces
 from replaybuf.query import Node
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
@@ -31,8 +31,8 @@ from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
+from replaybuf.storage.sql.tasks import encoding
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
-from replaybuf.storage.sql.tasks.encoding import in_pieces
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
@@ -217,8 +217,9 @@ class SQLStorage(Store):
         Arrays in the fields `deferred` are replaced by handles, which load them later. Without `payloads` only the
         metadata is read, and the items have no rollouts.
         """
+        size_of = itemgetter(1) if payloads else lambda _: 0
         async for found in self._find(query, order, limit):
-            for piece in in_pieces(found, itemgetter(1) if payloads else lambda _: 0):
+            for piece in in_pieces(found, size_of, encoding.PIECE_GROUPS, encoding.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
                 if payloads:
                     for item in await self._run(partial(self._read_groups, uids, query, deferred)):

@@ -133,7 +133,7 @@ class SqliteConnection:
 
 
 def _made_by_a_daemon(make: Callable[[], T]) -> T:
-    """Return what `make` returns in a daemon thread, whose threads are daemons, too."""
+    """Call `make` in a daemon thread, so that the threads that it starts are daemons; return its result."""
     made: list[T] = []
     thread = threading.Thread(target=lambda: made.append(make()), daemon=True)
     thread.start()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, ReplayBufError, StorageError
 from replaybuf.places.store import FileLostError
+from replaybuf.progress import in_pieces
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import decode_removed, read_removed
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
@@ -21,21 +22,6 @@ T = TypeVar("T")
 
 #: Groups are read in pieces of so many, and of payloads of so many bytes.
 PIECE_GROUPS, PIECE_BYTES = 256, 8 * 1024 * 1024
-
-
-def in_pieces(items: Sequence[T], size_of: Callable[[T], int | None]) -> Iterator[list[T]]:
-    """Yield items in pieces whose payloads fit in memory together, given the size of each in bytes."""
-    piece: list[T] = []
-    total = 0
-    for item in items:
-        size = size_of(item) or 0
-        if piece and (total + size > PIECE_BYTES or len(piece) >= PIECE_GROUPS):
-            yield piece
-            piece, total = [], 0
-        piece.append(item)
-        total += size
-    if piece:
-        yield piece
 
 
 class Encoding:
@@ -92,7 +78,7 @@ class Encoding:
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return removed groups for their caller, whose payloads are read now, in pieces."""
         items: list[StorageItem] = []
-        for some in in_pieces(rows, lambda row: row.column("bytes")):
+        for some in in_pieces(rows, lambda row: row.column("bytes"), PIECE_GROUPS, PIECE_BYTES):
             try:  # the removal is committed, and can't fail any more
                 await self._transactions.read(partial(read_removed, rows=some))
                 await self.fetch(some)
