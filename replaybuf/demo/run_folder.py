@@ -29,7 +29,6 @@ from replaybuf.produce import (
     AsyncProduceStrategy,
     ProduceStrategy,
     Sampler,
-    SamplerWithReplayBuffer,
     SyncProduceStrategy,
 )
 
@@ -163,9 +162,7 @@ def made_place(payloads: str) -> str:
 
 def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
     """Return a sampler of the first `prompts` prompts of a run; interrupted and expired ones come first."""
-    return SamplerWithReplayBuffer(
-        buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=PROMPT_SECONDS
-    )
+    return Sampler(buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=PROMPT_SECONDS)
 
 
 def strategy_of(mode: Mode) -> ProduceStrategy:

@@ -43,7 +43,7 @@ from replaybuf.demo.worker import Engine, WorkerSettings
 from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError, UnreachableError
 from replaybuf.places.owners import IN_DATABASE
 from replaybuf.produce import Sampler, TrainState, publish, published
-from replaybuf.produce.sampler import overwrite
+from replaybuf.produce.prompt_ledger import overwrite
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.urls import hosts_as_options, is_memory, parse_url, url_or_path, written
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -230,7 +230,7 @@ async def clear(buffer: ReplayBuffer) -> None:
     await buffer.checkpoint(0)
     await buffer.restore(0)  # ends leases, and fences off leftover workers
     await buffer.delete({"task_name": TASK})
-    await asyncio.to_thread(sampler_of(buffer, 0, 0).load_state_dict, {"position": 0, "value": b""})
+    await overwrite(buffer.cursors, TASK, 0, b"")
     if await published(buffer) is not None:
         await publish(buffer, None)
     for made in await buffer.checkpoints():
