@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Table, insert, select
 
-from replaybuf.atomic_file import partial_file, publish
+from replaybuf.atomic_file import partial_file
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import joined, names_its_arrays
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
@@ -37,6 +37,7 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     is_damage,
     open_file,
     payloads_digest,
+    publish_snapshot,
     same_file,
     write_facts,
 )
@@ -110,7 +111,7 @@ async def copy_to(
                 await ends[1].run(write_facts, {**about, BUFFER: scope.buffer or ""}, digest)
         finally:
             await close_file(target)
-        await asyncio.to_thread(publish, partial, path)
+        await asyncio.to_thread(publish_snapshot, partial, path)
 
 
 async def copy_from(

@@ -18,6 +18,7 @@ from sqlalchemy import delete, func, insert, select
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.errors import SnapshotError, StorageError
+from replaybuf.redact import redact_path
 from replaybuf.storage.sql.engine.database import Function
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -142,9 +143,17 @@ def write_file(path: str, work: Function[None]) -> None:
                 await target.write(work)
             finally:
                 await close_file(target)
-            publish(partial, path)
+            publish_snapshot(partial, path)
 
     asyncio.run(write())
+
+
+def publish_snapshot(partial: str, path: str) -> None:
+    """Give a complete snapshot its name, durably. Raises SnapshotError."""
+    try:
+        publish(partial, path)
+    except OSError as error:
+        raise SnapshotError(f"the snapshot {redact_path(path)} can't be written: {error.strerror}") from error
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
