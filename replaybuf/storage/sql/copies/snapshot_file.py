@@ -6,7 +6,6 @@ rows. The digest is a sum of row checksums, independent of the order and the bat
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import zlib
@@ -14,12 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select
-
-from replaybuf.atomic_file import partial_file, publish
 from replaybuf.errors import SnapshotError, StorageError
-from replaybuf.redact import redact_path
-from replaybuf.storage.sql.engine.database import Function
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -72,8 +66,8 @@ def _encoded(values: tuple[Any, ...]) -> bytes:
 def write_facts(tx: Transaction, about: Mapping[str, str], payloads: int) -> None:
     """Write the facts about the file's content; `payloads` is the digest of the payloads."""
     count, nbytes = _sizes(tx)
-    set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
-    set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
+    _set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
+    _set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
 
 
 def check_facts(tx: Transaction, path: str, payloads: int) -> None:
@@ -90,7 +84,7 @@ def check_facts(tx: Transaction, path: str, payloads: int) -> None:
 
 def read_facts(tx: Transaction) -> dict[str, str]:
     """Return all facts about the file."""
-    return {row.name: row.value for row in tx.execute(select(info))}
+    return dict(map(tuple, tx.tuples("SELECT name, value FROM rb_info")))
 
 
 def damaged(path: str, why: object) -> SnapshotError:
@@ -112,7 +106,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def _sizes(tx: Transaction) -> tuple[int, int]:
-    count, nbytes = tx.execute(select(func.count(), func.coalesce(func.sum(group.c.bytes), 0))).one()
+    [(count, nbytes)] = tx.tuples("SELECT count(*), coalesce(sum(bytes), 0) FROM rb_group")
     return int(count), int(nbytes)
 
 
@@ -120,40 +114,16 @@ def _text(digest: int) -> str:
     return f"{digest & _BITS:016x}"
 
 
-def set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
+def _set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
     """Write facts about the store, replacing older ones."""
-    tx.execute(delete(info).where(info.c.name.in_(list(facts))))
-    if facts:
-        tx.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])
+    tx.change("DELETE FROM rb_info WHERE name {in:names}", names=list(facts))
+    tx.each("INSERT INTO rb_info (name, value) VALUES (:name, :value)", [*facts.items()])
 
 
 def file_engine(path: str, *, read_only: bool = False) -> SqliteDatabase:
     """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
     return SqliteDatabase(url, durability="normal", lock_timeout=LOCK_SECONDS, read_only=read_only)
-
-
-def write_file(path: str, work: Function[None]) -> None:
-    """Write a snapshot by `work(tx)`, in a transaction of an empty database, and publish it when complete; blocks."""
-
-    async def write() -> None:
-        with partial_file(path) as partial:
-            target = file_engine(partial)
-            try:
-                await target.write(work)
-            finally:
-                await close_file(target)
-            publish_snapshot(partial, path)
-
-    asyncio.run(write())
-
-
-def publish_snapshot(partial: str, path: str) -> None:
-    """Give a complete snapshot its name, durably. Raises SnapshotError."""
-    try:
-        publish(partial, path)
-    except OSError as error:
-        raise SnapshotError(f"the snapshot {redact_path(path)} can't be written: {error.strerror}") from error
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
