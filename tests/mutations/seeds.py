@@ -126,7 +126,6 @@ _CODEC = [
     ("enum-as-value", "codec/user_classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
     ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
     ("unknown-converter-read", "codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),
-    ("bytearray-of-an-object", "codec/object_refs.py", "return checked(value)", "return value", "bytearrays in objects of Ray are refused"),
 ]  # fmt: skip
 
 _SQL = [
