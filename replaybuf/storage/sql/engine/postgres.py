@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy.engine import URL
 
@@ -23,17 +23,13 @@ from replaybuf.storage.sql.engine.database import CommitWatch, Database, Depends
 from replaybuf.storage.sql.engine.errors import OtherServerError, says_unknown, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.outage import Attempt, Outage
-from replaybuf.storage.sql.engine.postgres_connect import is_other_server
+from replaybuf.storage.sql.engine.postgres_connect import Connection, is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, is_closed, run, send
+from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
 from replaybuf.storage.sql.engine.postgres_recovery import CommitWaits, Recovery
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.engine.urls import public_url
 from replaybuf.storage.values import RECONNECT_SECONDS
-
-if TYPE_CHECKING:
-    import asyncpg
-
 
 _CHANNEL = "replaybuf"
 # Only the notification depends on its commit, so synchronous_commit can be off.
@@ -67,7 +63,7 @@ class Notifications(CommitWatch):
 
     async def look(self) -> bool:
         with translated(self._url, self._lock_timeout):
-            if (old := self._listening) is not None and (is_closed(old) or self._pool.servers.is_left(old.standing)):
+            if (old := self._listening) is not None and (old.is_closed() or self._pool.servers.is_left(old.standing)):
                 await self.close()
             if self._listening is None and self._listens:
                 self._listens = await self._listen()
@@ -160,7 +156,7 @@ class PostgresDatabase(Database):
         self._read_only = read_only
         self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
-        self._waits = CommitWaits(self.where, self._outage, self.pool.servers.one_more)
+        self._waits = CommitWaits(self.where, self._outage, self.pool.servers.connect)
         self._recovery = Recovery(self._outage, self._waits, self._connected, lambda: self.opened)
 
     async def read(
@@ -229,9 +225,7 @@ class PostgresDatabase(Database):
             once, stored="; nothing of it was stored", repeats_locked=patience is None
         )
 
-    async def _commit(
-        self, connection: asyncpg.Connection[Any], last: Sequence[str] = (), since: float | None = None
-    ) -> None:
+    async def _commit(self, connection: Connection, last: Sequence[str] = (), since: float | None = None) -> None:
         """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
         async with self._waits.bounded(since, patient=self.opened):
             await commit(connection, last)
@@ -270,7 +264,7 @@ class PostgresDatabase(Database):
             yield
 
     @asynccontextmanager
-    async def _begun(self, connection: asyncpg.Connection[Any], begin: str) -> AsyncIterator[str]:
+    async def _begun(self, connection: Connection, begin: str) -> AsyncIterator[str]:
         """Begin a transaction in one message; the block must end it. Rolled back on an exception.
 
         Yields the server's answer to the last statement of the message.
@@ -299,11 +293,11 @@ class PostgresDatabase(Database):
     # Connections
 
     @asynccontextmanager
-    async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[Connection]:
         with translated(self.url, self.lock_timeout):
             async with self._outage.connecting(attempt.since) as connected, self.pool.lend() as connection:
                 await connected()
-                attempt.connected, attempt.server = True, connection.standing  # type: ignore[attr-defined]
+                attempt.connected, attempt.server = True, connection.standing
                 yield connection
 
     @asynccontextmanager
@@ -312,7 +306,7 @@ class PostgresDatabase(Database):
         with translated(self.url, self.lock_timeout):
             async with self.pool.lend() as connection:
                 self._check_followed(DependsOn.SEEN_COMMITS if write else DependsOn.NOTHING)
-                attempt.server = connection.standing  # type: ignore[attr-defined]
+                attempt.server = connection.standing
                 async with (
                     self._begun_writing(connection, attempt, alone=alone)
                     if write

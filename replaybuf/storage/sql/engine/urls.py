@@ -9,18 +9,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
-from urllib.parse import quote, unquote
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlencode
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 
 from replaybuf.errors import ConfigError, MissingDriverError
-from replaybuf.passwords import check_passfile
 from replaybuf.redact import may_hold_password, redact
-from replaybuf.storage.sql.engine import tls
 
 # Several hosts
 
@@ -273,25 +271,18 @@ def public_url(url: URL) -> str:
     return redact(written(url.set(query=places)))
 
 
-# Options of libpq and asyncpg accepted in a URL, with the parsers of their values.
-_POSTGRES_OPTIONS: dict[str, Callable[[str], Any]] = {
-    "host": str,
-    "port": str,
-    "ssl": tls.read_mode,
-    **dict.fromkeys(tls.FILES, str),
-    **dict.fromkeys(tls.VERSIONS, tls.read_version),
-    "passfile": str,
-    "target_session_attrs": str,
-    "krbsrvname": str,
-    "gsslib": str,
-    "statement_cache_size": int,
-    "prepared_statement_cache_size": int,
-    "command_timeout": float,
-    "timeout": float,
-    "application_name": str,
-}
-_POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
-_POSTGRES_IGNORED = ("channel_binding", "gssencmode")
+#: Options that name files. asyncpg reads them, with the defaults of libpq (the environment, ~/.postgresql, ~/.pgpass).
+_FILES = ("passfile", "sslrootcert", "sslcert", "sslkey", "sslcrl")
+#: In place of a file: the CAs that this machine trusts.
+_SYSTEM = "system"
+#: Other options that asyncpg takes in a URL; those that are arguments of its own; and those of libpq that it lacks.
+_OPTIONS = ("sslmode", "ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib")
+_NUMBERS = {"timeout": float, "command_timeout": float, "statement_cache_size": int}
+_SPELLINGS = {"ssl": "sslmode", "connect_timeout": "timeout"}
+_IGNORED = ("channel_binding", "gssencmode")
+_KNOWN = ("host", "port", "application_name", _ATTRS, *_FILES, *_OPTIONS, *_NUMBERS)
+#: Seconds for making a connection, and for a password function's answer; and for a statement.
+_CONNECT_SECONDS, _COMMAND_SECONDS = 10.0, 600.0
 
 
 def _one(values: str | Sequence[str] | None) -> str | None:
@@ -312,62 +303,74 @@ def _check_places(url: str, parsed: URL) -> None:
 
 
 def _checked_postgres(url: URL) -> URL:
-    """Return the URL with its password in one place and options that asyncpg accepts.
-
-    Raises ConfigError, also when its certificates or its password file can't be used.
-    """
+    """Return the URL with its password in one place and options that are known. Raises ConfigError."""
     query = checked_options(url.query)
     secret = "password" in query
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
-    for ignored in _POSTGRES_IGNORED:
-        query.pop(ignored, None)
-    options = {
-        _POSTGRES_SPELLINGS.get(name, name): value if name in ("host", "port") or isinstance(value, str) else value[-1]
+    options: dict[str, Any] = {
+        _SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)
         for name, value in query.items()
+        if name not in _IGNORED
     }
     for name, value in options.items():
-        if name not in _POSTGRES_OPTIONS:
-            known = ", ".join(sorted({*_POSTGRES_OPTIONS, *_POSTGRES_SPELLINGS, "user", "password"}))
+        if name not in _KNOWN:
             # A text that is no identifier, or follows a password with an &, may be a part of the password.
             shown = name.isidentifier() and not secret
             unknown = f"there is no option {name!r}" if shown else "one of its options is unknown"
+            known = ", ".join(sorted({*_KNOWN, *_SPELLINGS, "user", "password"}))
             raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
-        try:
-            _POSTGRES_OPTIONS[name](value)  # type: ignore[arg-type]
-        except ConfigError as error:
-            raise ConfigError(f"the PostgreSQL url: {error}") from None
-        except (TypeError, ValueError):
-            given = f", not {value!r}" if str(value).isalnum() else ""
-            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
-    files = {name: options.get(name) for name in ("passfile", *tls.FILES)}
-    paths = {name: os.path.abspath(file) for name, file in files.items() if _is_path(file)}
-    url = url.set(query=options | paths)
-    files = {name: value for name, value in url.query.items() if name in ("ssl", *tls.OPTIONS)}
+        if name in _NUMBERS:
+            try:
+                _NUMBERS[name](str(value))
+            except ValueError:
+                given = f", not {value!r}" if str(value).isalnum() else ""
+                raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
+        elif name in _FILES and value and value != _SYSTEM:
+            options[name] = os.path.abspath(str(value))
+    url = url.set(query=options)
     try:
-        if files and not is_local(url.host or url.query.get("host")):
-            tls.tls_of(files)
-        if (passfile := _one(url.query.get("passfile"))) is not None:
-            check_passfile(passfile)
+        check_files(url)
     except ConfigError as error:
         raise ConfigError(f"the PostgreSQL url: {error}") from None
     return url
 
 
-def _is_path(value: str | Sequence[str] | None) -> TypeGuard[str]:
-    return isinstance(value, str) and value not in ("", tls.SYSTEM)
+def check_files(url: URL) -> None:
+    """Raise ConfigError where a file that the URL names can't be read, or would have no effect."""
+    files = {name: str(url.query[name]) for name in _FILES if name in url.query and url.query[name] != _SYSTEM}
+    for name, path in files.items():
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{name}: {path} can't be read: {'no permission' if os.path.exists(path) else 'no file'}")
+        if name in ("passfile", "sslkey") and os.name == "posix" and os.stat(path).st_mode & 0o077:
+            raise ConfigError(f"{name}: {path} can be read by others; allow nobody else to: chmod 600 {path}")
+    if url.query.get("sslmode", "prefer") in ("prefer", "allow") and (unused := [one for one in files if "ssl" in one]):
+        raise ConfigError(
+            f"the option {unused[0]} needs sslmode=verify-full (or verify-ca, or require): without it a server "
+            "without TLS is accepted, too"
+        )
 
 
-def is_local(host: str | Sequence[str] | None) -> bool:
-    """Return whether the hosts are Unix sockets, which have no TLS."""
-    hosts = [host] if isinstance(host, str) else host or ()
-    return bool(hosts) and all(one.startswith("/") for one in hosts)
-
-
-def driver_options(url: URL) -> tuple[URL, dict[str, Any]]:
-    """Return a PostgreSQL URL without the options that are asyncpg's arguments, and those options, parsed."""
-    own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
-    kept = {name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None}
-    # asyncpg has one cache of prepared statements; the other option was that of SQLAlchemy's.
-    sizes = [own.pop(name) for name in ("statement_cache_size", "prepared_statement_cache_size") if name in own]
-    own |= {"statement_cache_size": min(sizes)} if sizes else {}
-    return url.set(query=kept), own
+def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
+    query = {name: str(_one(value)) for name, value in url.query.items()}
+    hosts = hosts_of(url) or _read(_listed(url.host or query.get("host", "")))
+    default = url.port or (None if "," in query.get("port", "") else query.get("port")) or None
+    found: dict[str, Any] = {"user": url.username, "password": url.password or None, "database": url.database}
+    if hosts:
+        ports = [host.port or default or os.environ.get("PGPORT") or 5432 for host in hosts]
+        found |= {"host": [host.name for host in hosts], "port": [int(port) for port in ports]}
+    else:
+        found["port"] = default
+    if hosts and all(host.name.startswith("/") for host in hosts):  # Unix sockets have no TLS
+        found["ssl"] = False
+    elif query.get("sslrootcert") == _SYSTEM:
+        found["ssl"] = True  # as verify-full
+    named = urlencode({name: query[name] for name in (*_FILES, *_OPTIONS, _ATTRS) if query.get(name)})
+    return {
+        **found,
+        "dsn": f"postgresql://?{named}" if named else None,
+        "timeout": _CONNECT_SECONDS,
+        "command_timeout": _COMMAND_SECONDS,
+        **{name: read(query[name]) for name, read in _NUMBERS.items() if name in query},
+        "server_settings": {"application_name": query.get("application_name", "replaybuf"), **settings},
+    }
