@@ -15,7 +15,7 @@ import pytest
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine import sqlite_changes
-from replaybuf.storage.sql.engine.postgres import Notifications
+from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.thread import RateLimit
 from tests.stores import TASK, build, group
 
