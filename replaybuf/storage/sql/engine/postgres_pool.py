@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
@@ -115,9 +115,10 @@ class Pool:
             self._freed.set()
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection]:
-        """Lend a connection. It is closed after an error that leaves its state unknown."""
-        connection = await self.take()
+    async def lend(self, bound: AbstractAsyncContextManager[object] | None = None) -> AsyncIterator[Connection]:
+        """Lend a connection, taken within `bound`. It is closed after an error that leaves its state unknown."""
+        async with bound or nullcontext():
+            connection = await self.take()
         try:
             yield connection
         except BaseException as error:

@@ -161,7 +161,7 @@ def _port(text: str | None, which: str, known: str = "") -> int | None:
 
 # URLs
 
-_SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
+_SQLITE_NAMES = {"sqlite", "sqlite3"}
 #: Another scheme of a SQLite database in memory; the rest of the URL is ignored.
 _MEMORY_NAME = "memory"
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -173,7 +173,7 @@ _EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
 
 
 def parse_url(url: str) -> URL:
-    """Return the URL of a database from user input, with the async driver filled in.
+    """Return the URL of a database from user input, with the driver filled in.
 
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
     memory `sqlite:///:memory:`, `sqlite://` and `memory://`; `~` is the home folder. Raises ConfigError for anything
@@ -188,7 +188,7 @@ def parse_url(url: str) -> URL:
         hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
     if parsed.drivername == _MEMORY_NAME:
-        return make_url("sqlite+aiosqlite:///:memory:")
+        return make_url("sqlite:///:memory:")
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
             raise ConfigError("the sqlite url has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
@@ -197,7 +197,7 @@ def parse_url(url: str) -> URL:
         if "\x00" in (parsed.database or ""):
             raise ConfigError("the url holds a NUL, which no file name can have")
         path = os.path.expanduser(parsed.database or ":memory:")
-        return parsed.set(drivername="sqlite+aiosqlite", database=path)
+        return parsed.set(drivername="sqlite", database=path)
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
