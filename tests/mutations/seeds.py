@@ -211,7 +211,7 @@ _FAILOVER = [
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("standby-for-ever", f"{_ENGINE}/standbys.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
     ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
-    ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
+    ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(port) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 
 _PROMPTS = [
