@@ -63,7 +63,6 @@ class Pool:
 
     async def take(self) -> Connection:
         """Return a connection outside any transaction, to be given back or discarded. Raises UnreachableError."""
-        self.servers.look_out()
         async with asyncio.timeout(self._lock_timeout) as limit:
             try:
                 while (connection := await self._idle_or_new()).is_closed() or self.servers.is_left(
@@ -147,7 +146,6 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self.servers.close()
         if self._next_tidy is not None:
             self._next_tidy.cancel()
         self._idle.clear()

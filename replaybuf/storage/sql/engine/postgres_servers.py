@@ -30,9 +30,6 @@ _DIRECT_SECONDS = 2.0
 #: How long commit stamps are remembered: rows of connections are deleted a day later (`statements.upkeep`).
 _REMEMBERED_SECONDS = 6 * 86_400
 
-#: Poll interval of the other servers of a process with a primary, to find one that was promoted.
-LOOK_SECONDS = 30.0
-
 _logger = logging.getLogger("replaybuf.database")
 
 
@@ -81,8 +78,6 @@ class Servers:
         #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting = asyncio.Lock()
-        self._look_at = 0.0
-        self._looking: asyncio.Future[None] | None = None
         self.followed: Standing | None = None
         self.seen = Seen()
         self.lost = ""
@@ -98,27 +93,6 @@ class Servers:
             except Exception:
                 self.last = None
         return await self._connect_to(self._hosts)
-
-    def look_out(self) -> None:
-        """Poll the other servers in the background when due: an old primary may not know of a failover."""
-        now = time.monotonic()
-        if self.followed is not None and len(self._hosts) > 1 and now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            self._looking = asyncio.ensure_future(self._look())
-
-    async def _look(self) -> None:
-        last = self.last
-        try:
-            await (await self._connect_to(self._hosts)).end(_CLOSING_SECONDS)
-        except Exception as error:
-            _logger.debug("the servers could not be asked which is the primary: %s", error)
-            self.last = last
-
-    async def close(self) -> None:
-        """Stop polling."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
 
     def is_left(self, standing: Standing) -> bool:
         """Return whether a connection's server is an old primary, which gets no more writes of this process."""
@@ -139,7 +113,7 @@ class Servers:
         finally:
             if opened:
                 await asyncio.shield(asyncio.gather(*(one.end(_CLOSING_SECONDS) for one in opened.values())))
-        self.last, self._look_at = chosen.host, time.monotonic() + LOOK_SECONDS
+        self.last = chosen.host
         return connection
 
     def _choose(self, found: Sequence[AskedServer]) -> AskedServer:

@@ -1,7 +1,7 @@
 """Database URLs: checking them, their options, and several hosts of a PostgreSQL cluster.
 
 Several hosts have the syntax of libpq and asyncpg, `postgresql://a:5432,b:5433/rl`. A parsed URL has them as the
-options `host=a,b` and `port=5432,5433`, as SQLAlchemy does.
+option `host=a:5432,b:5433`.
 """
 
 from __future__ import annotations
@@ -49,55 +49,51 @@ _PLACE = "hosts.invalid"
 
 
 def hosts_as_options(url: str) -> str:
-    """Return a URL with several hosts as options; any other URL unchanged. Raises ConfigError."""
+    """Return a URL with several hosts as the option `host`; any other URL unchanged. Raises ConfigError."""
     found = _PARTS.fullmatch(url)
     if found is None:
         return url
     scheme, user, listed, rest = found.groups()
-    # Text between two @ may be a part of a password, and without any @, an apparent port may be one; neither is shown
-    # in errors.
-    shown = "" if "@" in rest else "{host}:{port}" if user else "{host}"
     if "," not in listed:
         if listed.rpartition("]")[2].count(":") == 1:
-            _read([listed], shown)  # checks its port, for which SQLAlchemy's error is no help
+            _read([listed])  # checks its port, for which SQLAlchemy's error is no help
         return url
-    hosts = _read(listed.split(","), shown)
-    if not rest.startswith("/"):
-        rest = f"/{rest}"
+    _read(listed.split(","))
+    rest = rest if rest.startswith("/") else f"/{rest}"
     if re.search(r"[?&](host|port)=", rest):
         raise ConfigError(f"the url names hosts in two places: leave out the options host and port; {_EXAMPLE}")
-    options = "&".join(f"{name}={quote(value)}" for name, value in _options(hosts).items())
-    return f"{scheme}://{user}{rest}{'&' if '?' in rest else '?'}{options}"
+    return f"{scheme}://{user}{rest}{'&' if '?' in rest else '?'}host={quote(listed)}"
 
 
-def checked_options(query: Mapping[str, str | Sequence[str]]) -> dict[str, str | Sequence[str]]:
-    """Return the options of a URL with its hosts and ports in one form. Raises ConfigError."""
-    wanted = query.get(_ATTRS)
-    if wanted is not None and wanted not in SESSION_ATTRS:
-        raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
-    listed = _listed(query.get("host", ""))
-    if len(listed) < 2:
-        return dict(query)
-    hosts, ports = _read(listed), _listed(query.get("port", ""))
-    if ports:
-        if len(ports) not in (1, len(hosts)) or any(host.port is not None for host in hosts):
-            raise ConfigError(
-                f"the url has {len(hosts)} hosts and {len(ports)} ports: give one for all, or one for each"
-            )
-        ports = ports * len(hosts) if len(ports) == 1 else ports
-        hosts = [
-            Host(host.name, _port(port, f"of the host in place {place} of the url", f"{host.name}:{port[:20]}"))
-            for place, (host, port) in enumerate(zip(hosts, ports, strict=True), start=1)
-        ]
-    return {**query, **_options(hosts)}
+def _listed(option: str | Sequence[str]) -> list[str]:
+    values = [option] if isinstance(option, str) else option
+    return [one for value in values for one in value.split(",")] if any(values) else []
+
+
+def _read(listed: Sequence[str], ports: Sequence[str] = ()) -> list[Host]:
+    """Return hosts, with the ports of the option `port` where they have none. Raises ConfigError.
+
+    Errors quote nothing, since what seems to be a host or a port may be a part of a password.
+    """
+    if len(ports) not in (0, 1, len(listed)):
+        raise ConfigError(f"the url has {len(listed)} hosts and {len(ports)} ports: give one for all, or one for each")
+    hosts = []
+    for place, text in enumerate(map(unquote, listed)):
+        found = _HOST.fullmatch(text)
+        if found is None or not (found[1] or len(listed) == 1):
+            raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
+        port = found[2] or (ports[place % len(ports)] if ports else "")
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
+            raise ConfigError(f"the port {which} must be a number from 1 to 65535")
+        hosts.append(Host(found[1].strip("[]"), int(port) if port else None))
+    return hosts
 
 
 def hosts_of(url: URL) -> list[Host]:
     """Return the hosts of a parsed URL that has several; an empty list for any other."""
-    names, ports = _listed(url.query.get("host", "")), _listed(url.query.get("port", ""))
-    if len(names) < 2:
-        return []
-    return [Host(name.strip("[]"), int(port) if port else None) for name, port in zip(names, ports, strict=True)]
+    names = _listed(url.query.get("host", ""))
+    return _read(names) if len(names) > 1 else []
 
 
 def session_attrs(url: URL) -> str | None:
@@ -122,41 +118,6 @@ def url_at(url: URL, host: Host | None) -> URL:
     if not host.name.startswith("/"):
         return url.set(host=host.name, port=host.port)
     return url.update_query_dict({"host": host.name} | ({} if host.port is None else {"port": str(host.port)}))
-
-
-def _listed(option: str | Sequence[str]) -> list[str]:
-    values = [option] if isinstance(option, str) else option
-    return [one for value in values for one in value.split(",")] if any(values) else []
-
-
-def _options(hosts: Sequence[Host]) -> dict[str, str]:
-    ports = ("" if host.port is None else str(host.port) for host in hosts)
-    return {"host": ",".join(host.quoted for host in hosts), "port": ",".join(ports)}
-
-
-def _read(listed: Sequence[str], shown: str = "") -> list[Host]:
-    """Return hosts with their ports. Errors about a port show `shown`, formatted with `host` and `port`."""
-    hosts = []
-    for place, text in enumerate(map(unquote, listed)):
-        if text.startswith("/"):
-            hosts.append(Host(text))
-            continue
-        found = _HOST.fullmatch(text)
-        if found is None or not (found[1] or len(listed) == 1):
-            raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
-        which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
-        known = shown.format(host=found[1], port=(found[2] or "")[:20])
-        hosts.append(Host(found[1].strip("[]"), _port(found[2], which, known)))
-    return hosts
-
-
-def _port(text: str | None, which: str, known: str = "") -> int | None:
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        given = f" ({known})" if known else ""
-        raise ConfigError(f"the port {which} must be a number from 1 to 65535{given}")
-    return int(text)
 
 
 # URLs
@@ -185,7 +146,7 @@ def parse_url(url: str) -> URL:
     url = url.rstrip("\r\n")  # of a block of YAML
     parsed = _parsed(hosts_as_options(url))
     if parsed is None:
-        hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
+        hint = "" if _ODD.search(url) else f"; for a file write sqlite:///{url}"
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
     if parsed.drivername == _MEMORY_NAME:
         return make_url("sqlite:///:memory:")
@@ -206,19 +167,6 @@ def parse_url(url: str) -> URL:
     raise ConfigError(f"{parsed.drivername!r} is not supported; use {_EXPECTED}")
 
 
-# Schemes with too few slashes; the rest of the URL isn't shown, since it may hold a password.
-_SLIPS = {"memory": "memory://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
-_SLIP = re.compile(r"(memory|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
-
-
-def _meant(url: str) -> str:
-    """Return advice on a URL with too few slashes, as a part of a sentence."""
-    found = _SLIP.match(url)
-    if found is None or (not found[0].endswith((":", "/")) and found[1] != _MEMORY_NAME):
-        return ""
-    return f"; did you mean {_SLIPS['postgresql' if found[1] == 'postgres' else found[1]]}?"
-
-
 def url_or_path(url: str) -> URL:
     """Return the parsed URL, or the URL of the SQLite file at a path. Raises the errors of `parse_url`."""
     if not url or "://" in url:
@@ -226,7 +174,7 @@ def url_or_path(url: str) -> URL:
     if _ODD.search(url) and not _exists(url):  # a mistyped URL, rather than a new file with such a name
         raise ConfigError(
             f"there is no such file, and it is no url: expected {_EXPECTED} (a new file with one of :@=? in its path "
-            f"needs the sqlite:///){_meant(url)}"
+            "needs the sqlite:///)"
         )
     return parse_url("sqlite://").set(database=url)
 
@@ -304,8 +252,11 @@ def _check_places(url: str, parsed: URL) -> None:
 
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that are known. Raises ConfigError."""
-    query = checked_options(url.query)
-    secret = "password" in query
+    query, secret = dict(url.query), "password" in url.query
+    if len(listed := _listed(query.get("host", ""))) > 1:
+        query["host"] = ",".join(map(str, _read(listed, _listed(query.pop("port", "")))))
+    if (attrs := query.get(_ATTRS)) is not None and attrs not in SESSION_ATTRS:
+        raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
     options: dict[str, Any] = {
         _SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)
@@ -354,7 +305,7 @@ def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
     query = {name: str(_one(value)) for name, value in url.query.items()}
     hosts = hosts_of(url) or _read(_listed(url.host or query.get("host", "")))
-    default = url.port or (None if "," in query.get("port", "") else query.get("port")) or None
+    default = url.port or query.get("port") or None
     found: dict[str, Any] = {"user": url.username, "password": url.password or None, "database": url.database}
     if hosts:
         ports = [host.port or default or os.environ.get("PGPORT") or 5432 for host in hosts]
