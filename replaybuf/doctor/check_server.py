@@ -10,8 +10,8 @@ from replaybuf import units
 from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, warning
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.errors import says_unknown
-from replaybuf.storage.sql.engine.postgres_recovery import ASK as ASK_STANDBYS
-from replaybuf.storage.sql.engine.postgres_recovery import Synchronous
+from replaybuf.storage.sql.engine.standbys import ASK as ASK_STANDBYS
+from replaybuf.storage.sql.engine.standbys import Synchronous
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
