@@ -45,7 +45,7 @@ from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
 from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import end_leases
-from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.statements.restore import raise_uid
 from replaybuf.storage.sql.statements.rows import uid_in
@@ -75,7 +75,9 @@ def set_groups_aside(tx: Transaction, reasons: Mapping[int, str]) -> list[str]:
             archived.append(row.uid)
             tx.execute(update(group).where(group.c.uid == row.uid).values(error=reasons[row.uid]))
         else:
-            homes.setdefault(row.id, (row.buffer, Lane.of(row), []))[2].append(row.uid)
+            race = row.race, row.seed, row.clock, row.idle_clock
+            home = Lane.read(row.id, row.task_name, row.status, row.step, *race)
+            homes.setdefault(row.id, (row.buffer, home, []))[2].append(row.uid)
     done = [f"said so in the error of {groups(len(archived))} of the archive: {some(archived)}"] if archived else []
     for buffer, home, uids in homes.values():
         set_aside(tx.of(Scope(buffer)), home, {uid: reasons[uid] for uid in uids})
@@ -92,7 +94,7 @@ def repair_lanes(tx: Transaction, context: CheckContext) -> Sequence[str]:
     tx.execute(update(group).where(uid_in(tx, uids)).values(free))
     stepless = and_(uid_in(tx, uids), group.c.pinned_staleness.is_(None))
     tx.execute(update(group).where(stepless).values(pinned_staleness=0))
-    enter_races(tx, home, uids)
+    enter_race(tx, home, uids)
     add_counts(tx, {(home.id, Tally.PUT): len(uids), (home.id, Tally.SIZE): len(uids)})
     return [f"set {groups(len(uids))} of no task aside, as failed ones of the task {LOST}: {some(uids)}"]
 
@@ -110,7 +112,7 @@ def repair_leased(tx: Transaction, context: CheckContext) -> Sequence[str]:
         tx.execute(update(group).where(group.c.uid == uid).values(values))
         if leased and lease is None:
             add_counts(tx, {(home.id, Tally.LEASED): -1, (home.id, Tally.SIZE): 1})
-            enter_races(own, home, [uid])
+            enter_race(own, home, [uid])
         uids.append(uid)
     return [f"gave back {groups(len(uids))} that were half leased: {some(uids)}"] if uids else []
 

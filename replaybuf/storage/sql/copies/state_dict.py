@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, update
+from sqlalchemy import update
 
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import Places
@@ -23,8 +23,7 @@ from replaybuf.errors import DecodeError, SnapshotError
 from replaybuf.places.store import FileLostError
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
-from replaybuf.rules.limits import Rules
-from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.policies import KEYS, Race
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.copies.whole import in_batches, keeping_files, read_whole
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -35,7 +34,7 @@ from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.inserts import insert_groups
-from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, start_steps
+from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, need_lanes, set_race, start_steps
 from replaybuf.storage.sql.statements.new_rows import (
     Apart,
     EncodedGroup,
@@ -45,7 +44,6 @@ from replaybuf.storage.sql.statements.new_rows import (
     group_row,
     payload_row,
 )
-from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key, select_rows
 from replaybuf.storage.values import UNSET, Cursor, NewGroup, StorageItem, Unset
@@ -64,7 +62,7 @@ _LATER = ("worker", "trained_step")
 
 @dataclass(slots=True)
 class StoredGroup:
-    """A group with its payload, its sampling keys, and the time when it was archived (seconds since the epoch).
+    """A group with its payload, its sampling key, and the time when it was archived (seconds since the epoch).
 
     `ticket` is its sampling id. `due` are the indices of rollouts that expire at the next refresh because they were
     EXPIRED when put without a train step; UNSET in states of older versions.
@@ -73,19 +71,19 @@ class StoredGroup:
     item: StorageItem
     payload: bytes
     ticket: int
-    keys: dict[str, float] = field(default_factory=dict)
+    random_key: float | None = None
     archived_at: float | None = None
     due: Sequence[int] | Unset = ()
 
 
 @dataclass(slots=True)
 class BufferState:
-    """All state of a store: groups, the next uid and ticket, tallies, races in use, cursors, train steps."""
+    """All state of a store: groups, the next uid and ticket, tallies, races, cursors, train steps."""
 
     groups: list[StoredGroup]
     next_uid: int
     tallies: dict[tuple[str, Status, Tally], int]
-    clocks: dict[tuple[str, Status, str], Clock]
+    races: dict[LaneName, Race]
     next_ticket: int
     cursors: list[Cursor]
     steps: dict[LaneName, int]
@@ -95,13 +93,13 @@ def pack_state(state: BufferState) -> dict[str, Any]:
     """Return the state as plain values and bytes."""
     # Empty races at time 0 are left out: they begin with the first group.
     lanes = {(group.item.task_name, group.item.status) for group in state.groups}
-    lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
+    lanes |= {name for name, race in state.races.items() if race.time or race.idle_time}
     return {
         "format": FORMAT,
         "groups": [
             {name: getattr(group.item, name) for name in _METADATA}
             | {"status": str(group.item.status), "payload": group.payload, "ticket": group.ticket}
-            | {"keys": dict(group.keys), "archived_at": group.archived_at}
+            | {"random_key": group.random_key, "archived_at": group.archived_at}
             | ({} if isinstance(group.due, Unset) else {"due": [*group.due]})
             for group in sorted(state.groups, key=lambda group: group.item.uid)
         ],
@@ -109,8 +107,8 @@ def pack_state(state: BufferState) -> dict[str, Any]:
         "next_ticket": state.next_ticket,
         "tallies": sorted([task, str(status), str(name), n] for (task, status, name), n in state.tallies.items() if n),
         "races": sorted(
-            [task, str(status), key, clock.time, clock.idle_time]
-            for (task, status, key), clock in state.clocks.items()
+            [task, str(status), race.key, race.seed, race.time, race.idle_time]
+            for (task, status), race in state.races.items()
             if (task, status) in lanes
         ),
         "cursors": sorted([one.name, one.version, one.position, one.value] for one in state.cursors),
@@ -128,9 +126,9 @@ def unpack_state(state: dict[str, Any]) -> BufferState:
             groups=[_stored_group(record) for record in state["groups"]],
             next_uid=int(state["next_uid"]),
             tallies={(str(task), Status(status), Tally(name)): int(n) for task, status, name, n in state["tallies"]},
-            clocks={
-                (str(task), Status(status), str(key)): Clock(float(time), float(idle))
-                for task, status, key, time, idle in state["races"]
+            races={
+                (str(task), Status(status)): Race(KEYS[KEYS.index(key)], int(seed), float(time), float(idle))
+                for task, status, key, seed, time, idle in state["races"]
             },
             next_ticket=int(state["next_ticket"]),
             cursors=[
@@ -148,10 +146,10 @@ def unpack_state(state: dict[str, Any]) -> BufferState:
 def _stored_group(record: dict[str, Any]) -> StoredGroup:
     record = dict.fromkeys(_LATER) | record
     values = {name: record[name] for name in _METADATA} | {"status": Status(record["status"])}
-    keys = {str(name): float(key) for name, key in record["keys"].items() if name in KEYS}
+    random_key = None if record["random_key"] is None else float(record["random_key"])
     item, ticket = StorageItem(**values), int(record["ticket"])
     due = [int(place) for place in record["due"]] if "due" in record else UNSET
-    return StoredGroup(item, bytes(record["payload"]), ticket, keys, record["archived_at"], due)
+    return StoredGroup(item, bytes(record["payload"]), ticket, random_key, record["archived_at"], due)
 
 
 # Saving and loading
@@ -166,42 +164,38 @@ async def save_state(transactions: Transactions, codec: Codec) -> dict[str, Any]
             payloads = await read_whole([row.payload or b"" for row in stored], places, kept=kept)
             for row, payload in zip(stored, payloads, strict=True):
                 row.payload = payload
-    return await transactions.compute(partial(_pack, codec.as_stored(), transactions.scope.rules, homes, state), groups)
+    return await transactions.compute(partial(_pack, codec.as_stored(), homes, state), groups)
 
 
 def _read_state(tx: Transaction) -> tuple[list[GroupRow], dict[LaneName, Lane], Places, BufferState]:
     """Return the rows of a buffer's groups, its lanes by name, all places, and the rest of its state."""
     name = tx.scope.buffer or ""
     tallies = Counter(read_tallies(tx, name))
-    homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
+    homes = {one.name: one for one in lanes_where(tx, "NOT leased")}
     groups = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
     rows = [GroupRow.of(row) for row in tx.execute(groups)]
-    for one in homes.values():
-        one.clocks = {race: clock for race, clock in one.clocks.items() if race not in one.preparing}
-    clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
+    races = {name: one.race for name, one in homes.items() if one.race is not None}
     next_uid = last_uid(tx) + 1
     join(tx)
     steps = {name: one.step for name, one in homes.items() if one.step is not None}
-    state = BufferState([], next_uid, tallies, clocks, next_ticket(tx), read_cursors(tx, name), steps)
+    state = BufferState([], next_uid, tallies, races, next_ticket(tx), read_cursors(tx, name), steps)
     return rows, homes, tx.places(), state
 
 
-def _pack(
-    codec: Codec, rules: Rules, homes: Mapping[LaneName, Lane], state: BufferState, rows: Sequence[GroupRow]
-) -> dict[str, Any]:
+def _pack(codec: Codec, homes: Mapping[LaneName, Lane], state: BufferState, rows: Sequence[GroupRow]) -> dict[str, Any]:
     tallies = Counter(state.tallies)
     for found in rows:
         home = homes[(found.task_name, found.status)]
         stored = _stored(found, codec, home)
         if found.column("lease") is not None:
-            stored = _given_back(stored, rules, home, tallies)
+            stored = _given_back(stored, home, tallies)
         state.groups.append(stored)
     return pack_state(replace(state, tallies=tallies))
 
 
 def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
     """Return a group with its payload as it would be read."""
-    keys = {name: row.column(name) for name in KEYS if name in home.clocks}
+    random_key = None if home.race is None else row.column("random_key")
     data, item, due = row.payload or b"", row.item([]), list[int]()
     try:
         marks = row.parsed("marks")
@@ -210,20 +204,18 @@ def _stored(row: GroupRow, codec: Codec, home: Lane) -> StoredGroup:
             data = codec.encode(row.decode(codec).item)
     except DecodeError as error:
         item = row.item([], str(error))
-    return StoredGroup(item, data, row.ticket, keys, row.column("archived_at"), due)
+    return StoredGroup(item, data, row.ticket, random_key, row.column("archived_at"), due)
 
 
-def _given_back(
-    stored: StoredGroup, rules: Rules, home: Lane, tallies: Counter[tuple[str, Status, Tally]]
-) -> StoredGroup:
+def _given_back(stored: StoredGroup, home: Lane, tallies: Counter[tuple[str, Status, Tally]]) -> StoredGroup:
     """Return a leased group as after the end of its lease."""
     step = transitions.unleased(stored.item)
     times, deliveries = stored.item.times_sampled + step.draws, stored.item.deliveries + step.deliveries
     item = replace(stored.item, times_sampled=times, deliveries=deliveries)
     tallies.update({(item.task_name, status, name): n for (status, name), n in step.counts.items()})
-    keys = new_keys(rules, home, [(item.uid, stored.ticket, item.priority)])[item.uid]
+    random_key = None if home.race is None else home.race.draw_keys([(stored.ticket, item.priority)])[0]
     archived_at = time.time() if item.status in ASIDE else None
-    return StoredGroup(item, stored.payload, stored.ticket, keys, archived_at, stored.due)
+    return StoredGroup(item, stored.payload, stored.ticket, random_key, archived_at, stored.due)
 
 
 async def load_state(transactions: Transactions, files: PayloadFiles, codec: Codec, state: dict[str, Any]) -> None:
@@ -248,25 +240,22 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     make_room(tx)
     shift = free_shift(tx, loaded.next_uid - 1)
     names = {(one.item.task_name, one.item.status) for one in loaded.groups}
-    names |= {(task, status) for task, status, _ in (*loaded.tallies, *loaded.clocks)} | loaded.steps.keys()
+    names |= {(task, status) for task, status, _ in loaded.tallies} | loaded.races.keys() | loaded.steps.keys()
     lanes = need_lanes(tx, names)
     used = {(one.item.task_name, one.item.status) for one in loaded.groups}
-    used |= {(task, status) for task, status, _ in loaded.clocks}
-    _set_clocks(tx, {name: lanes[name] for name in used}, loaded.clocks)
+    for name in used | loaded.races.keys():
+        set_race(tx, lanes[name], loaded.races.get(name))
     for new in encoded:
         check_size(tx, new)
-    keyed = [
-        (one.item.uid + shift, new, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key), one.ticket)
-        for one, new in zip(loaded.groups, encoded, strict=True)
-    ]
-    groups = [
-        group_row(uid, one, key, lanes, {}, ticket if ticket != uid else None, 0) for uid, one, key, ticket in keyed
-    ]
-    name_files(tx, (encoded.extent for _, encoded, *_ in keyed if encoded.extent is not None))
-    insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
+    groups = []
+    for one, new in zip(loaded.groups, encoded, strict=True):
+        uid, key = one.item.uid + shift, scoped_key(tx.scope.buffer, one.item.task_name, one.item.key)
+        ticket = one.ticket if one.ticket != uid else None
+        groups.append(group_row(uid, new, key, lanes, one.random_key, ticket, 0))
+    name_files(tx, (new.extent for new in encoded if new.extent is not None))
+    insert_groups(tx, groups, [payload_row(row["uid"], new) for row, new in zip(groups, encoded, strict=True)])
     for one in loaded.groups:
         rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
-        rest |= {race: one.keys.get(race) for race in KEYS}
         tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(tx, counts)
@@ -281,18 +270,6 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
 
 #: The columns of a group that a new group lacks.
 _REST = ("times_sampled", "deliveries", "error", "reward", "trained_step")
-
-
-def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple[str, Status, str], Clock]) -> None:
-    """Set the clocks of the races in use, and no others."""
-    for name, one in lanes.items():
-        uniform, prioritized = clocks.get((*name, UNIFORM)), clocks.get((*name, PRIORITIZED))
-        values = {
-            CLOCKS[UNIFORM]: uniform.time if uniform else None,
-            CLOCKS[PRIORITIZED]: prioritized.time if prioritized else None,
-            lane.c.idle_clock: prioritized.idle_time if prioritized else None,
-        }
-        tx.execute(update(lane).where(lane.c.id == one.id).values(values))
 
 
 def _encoded(codec: Codec, apart: Apart | None, groups: Sequence[StoredGroup]) -> list[EncodedGroup]:

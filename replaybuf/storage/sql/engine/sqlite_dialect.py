@@ -26,7 +26,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import pysqlite
 
-from replaybuf.rules.policies import KEYS
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
@@ -117,9 +116,6 @@ class SqliteDialect(Dialect):
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
             tx.session.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
 
-    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
-
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         [(last,)] = tx.fetch(_RAISE_UID, count)
         return list(range(last - count + 1, last + 1))
@@ -194,12 +190,5 @@ _RAISE_UID = Prepared(
     "count",
 )
 
-
-def _set_key(race: str) -> Prepared:
-    changed = update(group).values({group.c[race]: bindparam("new_key")})
-    return Prepared(lambda _: changed.where(group.c.uid == bindparam("of_uid")), "new_key", "of_uid")
-
-
-_SET_KEY = {race: _set_key(race) for race in KEYS}
 
 SQLITE = SqliteDialect()
