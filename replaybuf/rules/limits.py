@@ -379,8 +379,8 @@ class Rules:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        random = {(policy.key, policy.seed) for policy in (self.sampler, self.remover) if policy.key is not None}
-        if len(random) > 1:
+        random = [policy for policy in (self.sampler, self.remover) if policy.key is not None]
+        if len({one.key for one in random}) > 1 or len({one.seed for one in random} - {None}) > 1:
             raise ConfigError(
                 f"the policies {self.sampler.name} and {self.remover.name} are random in two ways: a buffer has one "
                 "random order, with one seed; use one of them for both, or another remover"
@@ -389,8 +389,8 @@ class Rules:
     @property
     def random(self) -> tuple[str, int | None] | None:
         """The sampling key of the random policies and their seed, if one is given; None if neither is random."""
-        one = self.sampler if self.sampler.key is not None else self.remover
-        return None if one.key is None else (one.key, one.seed)
+        found = [(one.key, one.seed) for one in (self.sampler, self.remover) if one.key is not None]
+        return max(found, key=lambda one: one[1] is not None, default=None)
 
 
 #: Validated once, since puts and draws ask for it.

@@ -143,7 +143,7 @@ _SQL = [
     ("put-no-eviction", f"{_STATEMENTS}/put.py", "    if evicting:\n        evict(", "    if False:\n        evict(", "capacity evicts"),
     ("take-ignores-limits", f"{_STATEMENTS}/take.py", "if draw.status == Status.COMPLETED and limits.slows_draws:", "if False:", "draws keep to the rate"),
     ("take-partly", f"{_STATEMENTS}/take.py", "and not draw.is_met_by(", "and False and not draw.is_met_by(", "a draw takes at least what it has to, or nothing"),
-    ("take-clock-stands", f"{_STATEMENTS}/take.py", "if policy.race is not None:", "if False:", "a draw moves the clock of its race"),
+    ("take-clock-stands", f"{_STATEMENTS}/take.py", "if policy.is_race:", "if False:", "a draw moves the clock of its race"),
     ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and any_overdue(tx)", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-damaged", f"{_STATEMENTS}/take.py", "codec.verify(row.payload)", "pass", "a damaged payload is set aside"),
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "    if len(mine) < len(uids):\n", "    if False:\n", "an acknowledgement that comes too late is refused"),
