@@ -24,7 +24,6 @@ from replaybuf.integrations.reverb.selectors import (
     MinHeap,
     Prioritized,
     Selector,
-    Uniform,
     priority_of,
     weight_of,
 )

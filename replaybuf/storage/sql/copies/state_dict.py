@@ -15,8 +15,6 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import update
-
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import Places
 from replaybuf.errors import DecodeError, SnapshotError
@@ -173,7 +171,7 @@ def _read_state(tx: Transaction) -> tuple[list[GroupRow], dict[LaneName, Lane], 
     tallies = Counter(read_tallies(tx, name))
     homes = {one.name: one for one in lanes_where(tx, "NOT leased")}
     groups = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
-    rows = [GroupRow.of(row) for row in tx.execute(groups)]
+    rows = [GroupRow.of(row) for row in tx.tuples(groups)]
     races = {name: one.race for name, one in homes.items() if one.race is not None}
     next_uid = last_uid(tx) + 1
     join(tx)
@@ -254,9 +252,11 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
         groups.append(group_row(uid, new, key, lanes, one.random_key, ticket, 0))
     name_files(tx, (new.extent for new in encoded if new.extent is not None))
     insert_groups(tx, groups, [payload_row(row["uid"], new) for row, new in zip(groups, encoded, strict=True)])
-    for one in loaded.groups:
-        rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
-        tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
+    rest = [
+        [*(getattr(one.item, name) for name in _REST), one.archived_at, one.item.uid + shift] for one in loaded.groups
+    ]
+    columns = ", ".join(f"{name} = :{name}" for name in (*_REST, "archived_at"))
+    tx.each(f"UPDATE rb_group SET {columns} WHERE uid = :uid", rest)  # noqa: S608
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(tx, counts)
     add_counts(tx, bytes_of(encoded, lanes))
@@ -264,7 +264,7 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)
     # The staleness of the loaded groups is pinned: only these lanes have a step.
-    tx.execute(update(lane).where(tx.scope.lanes).values(step=None))
+    tx.change("UPDATE rb_lane SET step = NULL WHERE buffer = :buffer AND NOT leased", buffer=tx.scope.buffer)
     start_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
 
 

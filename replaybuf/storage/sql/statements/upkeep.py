@@ -54,7 +54,9 @@ class _Outdated:
 
 def _outdated(tx: Transaction, now: float) -> list[_Outdated]:
     limits = tx.scope.rules.limits
-    lanes = lanes_where(tx, "NOT leased AND status {in:statuses}", statuses=[str(status) for status in limits.bounded_aside])
+    lanes = lanes_where(
+        tx, "NOT leased AND status {in:statuses}", statuses=[str(status) for status in limits.bounded_aside]
+    )
     sizes = read_sizes(tx, lanes)
     found = []
     for one in lanes:
