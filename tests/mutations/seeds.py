@@ -65,7 +65,7 @@ _RACES = [
     ("race-ignores-weight", _RACE, "_exponential(active, ticket) / max(weight, SLOWEST)", "_exponential(active, ticket)", "the chance of a group is in proportion to its priority"),
     ("race-clock-stands", _RACE, "self.time = max(self.time, key)", "self.time = self.time", "a group that comes later has no advantage"),
     ("race-idle-clock-stands", _RACE, "self.idle_time = max(self.idle_time, key / IDLE - 1.0)", "pass", "groups of priority 0 race on among themselves"),
-    ("race-seed-is-dead", _RACE, "_mix(seed ^ now)", "_mix(now)", "the seed makes the draws"),
+    ("race-seed-is-dead", _RACE, "_mix(self.seed ^ now)", "_mix(now)", "the seed makes the draws"),
     ("race-never-worn", _RACE, "return self.idle_time > _FEW_DIGITS or any", "return False and any", "keys never lose too many digits"),
     ("share-of-nothing", _RACE, "/ UNIT if priority else 0.0", "/ UNIT", "priority 0 has no share"),
     ("race-rounds-idle-below", _RACE, "if weight > 0:", "if weight >= 0:", "priority 0 is drawn last"),
