@@ -249,7 +249,7 @@ def test_what_is_kept_for_sql_is_a_number_or_a_time(archive: Any, groups: int | 
 
 
 def test_a_seed_is_that_of_both_policies() -> None:
-    rules = ReplayBufferConfig(url="memory://", policy="prioritized", remover="uniform", seed=7).rules()
+    rules = ReplayBufferConfig(url="memory://", policy="uniform", remover="uniform", seed=7).rules()
     assert (rules.sampler.seed, rules.remover.seed) == (7, 7)
 
 

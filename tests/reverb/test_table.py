@@ -24,7 +24,6 @@ from replaybuf.integrations.reverb.selectors import (
     MinHeap,
     Prioritized,
     Selector,
-    Uniform,
     priority_of,
     weight_of,
 )
@@ -275,8 +274,8 @@ def test_a_part_that_can_never_work_is_refused(make: Any, message: str) -> None:
 
 async def test_a_definition_has_no_items() -> None:
     """Until it is given a url; it can be sent to other processes."""
-    definition = pickle.loads(pickle.dumps(table(None, sampler=Prioritized(0.6), remover=Uniform())))
-    assert repr(definition).startswith("Table('replay', Prioritized(priority_exponent=0.6), Uniform()")
+    definition = pickle.loads(pickle.dumps(table(None, sampler=Prioritized(0.6), remover=Fifo())))
+    assert repr(definition).startswith("Table('replay', Prioritized(priority_exponent=0.6), Fifo()")
     with pytest.raises(InputError, match="table replay has no url"):
         await definition.insert(1)
     async with definition.replace(url="memory://") as replay:

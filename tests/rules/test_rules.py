@@ -20,7 +20,7 @@ from replaybuf.rules.causes import DRAWS
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.needs import Need, causes_of, to_put
-from replaybuf.rules.policies import UNIT, Clock, UniformPolicy, draw_keys, share
+from replaybuf.rules.policies import PRIORITIZED, UNIFORM, UNIT, Race, UniformPolicy, share
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Draw
 
@@ -277,15 +277,15 @@ def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
 def test_the_seed_makes_the_sampling_keys() -> None:
     """Of groups with a weight, and of those of priority 0."""
     groups = [(1, 1.0), (2, 0.0)]
-    first, again, other = (draw_keys(seed, Clock(), groups) for seed in (1, 1, 2))
+    first, again, other = (Race(UNIFORM, seed).draw_keys(groups) for seed in (1, 1, 2))
     assert first == again
     assert all(one != another for one, another in zip(first, other, strict=True))
 
 
 def test_a_race_begins_anew_before_its_keys_lose_their_digits() -> None:
-    assert not Clock(2.0**30).is_worn([1.0, 2.0**9])
-    assert Clock(2.0**30).is_worn([1.0, 2.0**11])
-    assert Clock(0.0, 2.0**41).is_worn([])
+    assert not Race(PRIORITIZED, 0, 2.0**30).is_worn([1.0, 2.0**9])
+    assert Race(PRIORITIZED, 0, 2.0**30).is_worn([1.0, 2.0**11])
+    assert Race(PRIORITIZED, 0, 0.0, 2.0**41).is_worn([])
 
 
 def test_a_share_is_in_units_and_0_for_priority_0() -> None:

@@ -25,7 +25,6 @@ from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
 from replaybuf.places.store import EXTENT_BYTES, Extent, FileLostError
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.redact import redact_path
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.copies.snapshot_file import (
@@ -52,7 +51,7 @@ from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
+from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import rescoped_key
@@ -256,7 +255,7 @@ async def _copy_rows(
     last, ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
     if anew:
-        _begin_anew(target.scope.rules, lanes, tallies)
+        _begin_anew(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
     await target.run(write_tallies, tallies, ids)
     there = (str(Tally.SIZE), str(Tally.LEASED))
@@ -311,13 +310,12 @@ def _read_ends(tx: Transaction) -> tuple[int, int]:
     return last_uid(tx), next_ticket(tx)
 
 
-def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
-    """Give empty lanes without started races the races of the buffer's own rules, as in a new buffer."""
-    filled = {row["lane"] for row in tallies if row["name"] == str(Tally.SIZE) and row["amount"]}
+def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]]) -> None:
+    """Let lanes run no race if it isn't that of the buffer's own rules: their next random draw begins one."""
+    key, seed = rules.random or (None, None)
     for row in lanes:
-        if row["id"] not in filled and not any(row[name] for name in (*CLOCKS.values(), lane.c.idle_clock.name)):
-            own = () if row["leased"] or row["status"] == str(Status.ARCHIVED) else rules.races
-            row.update({name: 0.0 if key in own else None for key, name in CLOCKS.items()})
+        if key is not None and (row["race"] != key or (seed is not None and row["seed"] != str(seed))):
+            row.update(race=None)
 
 
 def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:

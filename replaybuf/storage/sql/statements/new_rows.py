@@ -162,7 +162,7 @@ def group_row(
     encoded: EncodedGroup,
     key: str | None,
     lanes: Mapping[LaneName, Lane],
-    keys: Mapping[str, float],
+    random_key: float | None,
     ticket: int | None,
     since: int,
     made_from: Sequence[int] = (),
@@ -200,7 +200,7 @@ def group_row(
         "put_step": new.put_step,
         "trained_step": new.trained_step,
         "since": since,
-        **keys,
+        "random_key": random_key,
     }
     return {name: value for name, value in row.items() if value is not None}
 

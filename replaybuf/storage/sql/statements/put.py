@@ -41,7 +41,6 @@ from replaybuf.storage.sql.statements.new_rows import (
     most_bytes,
     payload_row,
 )
-from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
@@ -204,7 +203,7 @@ def store(
     drawn = _draw_keys(tx, lanes, rows)
     made = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
+        group_row(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
         for uid, one, key in rows
     ]
     counts.update(bytes_of((one for _, one, _ in rows), lanes))
@@ -257,14 +256,14 @@ def _replace_same_keys(
 
 def _draw_keys(
     tx: Transaction, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
-) -> dict[int, dict[str, float]]:
-    """Return the sampling keys of new groups in the races of their lanes, by uid."""
-    drawn: dict[int, dict[str, float]] = {}
+) -> dict[int, float]:
+    """Return the sampling keys of new groups in lanes that run a race, by uid."""
+    drawn: dict[int, float] = {}
     for name, home in lanes.items():
-        if home.clocks:
-            members = [one for one in rows if (one[1].group.task_name, one[1].group.status) == name]
-            entries = [(uid, ticket_of(tx, uid), encoded.group.priority) for uid, encoded, _ in members]
-            drawn |= new_keys(tx.scope.rules, home, entries)
+        if home.race is not None:
+            members = [(uid, one.group) for uid, one, _ in rows if (one.group.task_name, one.group.status) == name]
+            keys = home.race.draw_keys((ticket_of(tx, uid), new.priority) for uid, new in members)
+            drawn |= zip((uid for uid, _ in members), keys, strict=True)
     return drawn
 
 

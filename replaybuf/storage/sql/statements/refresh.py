@@ -23,7 +23,7 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import dump_json
-from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep, newest
 from replaybuf.storage.sql.statements.presence import note as note_event
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -151,7 +151,7 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None
     lanes = {home.name: home, **need_lanes(tx, [name])}
     _write_expired(tx, lanes[name], expired)
     if step.enters_races:
-        enter_races(tx, lanes[name], _uids(expired))
+        enter_race(tx, lanes[name], _uids(expired))
     counts: Counts = Counter()
     add_step(counts, lanes, home.task_name, step, len(_uids(expired)))
     add_counts(tx, counts)

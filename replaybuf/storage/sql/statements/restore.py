@@ -21,9 +21,9 @@ from replaybuf.storage.sql.statements.checkpoints import copy_cursors, find_chec
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, shift_to
-from replaybuf.storage.sql.statements.lanes import Lane, all_lanes, need_lanes, new_clocks
+from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of, runs_race
 from replaybuf.storage.sql.statements.leases import read_rows, return_all
-from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import bring_back, changed_since, keep, leave, put_since
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, uid_in
@@ -113,10 +113,11 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
 
 
 def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
-    """Restore train steps and clocks; newer lanes become like new ones."""
-    then = {row["id"]: row for row in kept}
+    """Restore train steps and races; newer lanes become like new ones."""
+    then, race = {row["id"]: row for row in kept}, race_of(tx)
     for row in lanes:
-        fresh = {"step": None, "idle_clock": None, **new_clocks(tx.scope.rules, Status(row.status), leased=row.leased)}
+        own = race if runs_race(Status(row.status), leased=row.leased) else None
+        fresh = {"step": None, **race_columns(own)}
         values = {name: then.get(row.id, fresh)[name] for name in fresh}
         changes = ", ".join(f"{name} = :{name}" for name in values)
         tx.change(f"UPDATE rb_lane SET {changes} WHERE id = :id", id=row.id, **values)  # noqa: S608
@@ -142,8 +143,8 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     these = uid_in(tx, uids)
     found = read_rows(tx, these)
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
-    for row in all_lanes(tx):  # before `_set_lanes` changes the train step that the groups follow
-        pin(tx, Lane.of(row), [one.uid for one in found if one.lane == row.id])
+    for home in lanes_where(tx, "true"):  # before `_set_lanes` changes the train step that the groups follow
+        pin(tx, home, [one.uid for one in found if one.lane == home.id])
     change(tx, uids, fresh)
     return found
 
@@ -163,7 +164,7 @@ def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
         if home.status not in ASIDE:
             values["archived_at"] = None
         change(tx, uids, values)
-        enter_races(tx, home, uids)
+        enter_race(tx, home, uids)
         add_step(counts, homes, home.task_name, transitions.put(home.status), len(uids))
     for row in new:
         counts[(homes[(row.task_name, transitions.undrawn(row))].id, Tally.BYTES)] += row.column("bytes") or 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from replaybuf.errors import FencedError
@@ -14,19 +13,10 @@ from replaybuf.storage.sql.engine.database import Database, DependsOn
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import make_checkpoint
-from replaybuf.storage.sql.statements.ordering import (
-    Race,
-    RaceNotRunError,
-    begin_races,
-    prepare_groups,
-    prepare_races,
-)
+from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
-
-#: Pause between the short transactions of a long operation, in which other processes can take the write lock.
-_BETWEEN_SECONDS = 0.005
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -77,8 +67,8 @@ class Transactions:
                     fenced=fenced,
                     depends_on=DependsOn.SEEN_COMMITS,
                 )
-            except RaceNotRunError as need:
-                await self._begin(need.missing)
+            except RaceNotRunError:
+                await self.write(begin_races, alone=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
             else:
@@ -86,18 +76,6 @@ class Transactions:
                 if announce():
                     self._watch.committed()
                 return result
-
-    async def _begin(self, races: Sequence[Race]) -> None:
-        """Give existing groups their sampling keys for new races, in short transactions so that others can write."""
-        epoch = self.scope.epoch
-        await self.write(partial(prepare_races, races=races), alone=True)
-        for name, race in races:
-            last: int | None = 0
-            while last is not None:
-                prepare = partial(prepare_groups, name=name, race=race, after=last)
-                last = await self.write(prepare, announce=lambda: False)
-                await asyncio.sleep(_BETWEEN_SECONDS)
-        await self.write(partial(begin_races, races=races, epoch=epoch))
 
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)`, one brief statement that checks the fence. Raises FencedError."""
