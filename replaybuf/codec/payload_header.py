@@ -40,6 +40,9 @@ HEADER: Final = struct.Struct("<4sBBHIIIIQ")
 CHECKSUM: Final = struct.Struct("<Q")
 #: The position of what follows the header.
 BODY_AT: Final = HEADER.size + CHECKSUM.size
+#: How a payload begins that isn't compressed; and two numbers of the header, for draws, which ask for these alone.
+_BEGINNING: Final = HEADER.pack(MAGIC, VERSION, 0, 0, 0, 0, 0, 0, 0)[:8]
+_BLOCKS_AND_SIZE: Final = struct.Struct("<12xI8xQ")
 #: The alignment of blocks, in bytes.
 ALIGNMENT: Final = 64
 #: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
@@ -188,11 +191,10 @@ def head_size(payload: Buffer) -> int:
 
 def is_apart(payload: Buffer) -> bool:
     """Return whether this is the head of a payload whose blocks are stored separately."""
-    try:
-        header = Header.read(payload)
-    except DecodeError:
+    if len(payload) < BODY_AT or payload[: len(_BEGINNING)] != _BEGINNING:
         return False
-    return header.has_blocks and len(payload) != header.size
+    blocks, size = _BLOCKS_AND_SIZE.unpack_from(payload)
+    return bool(blocks > 0 and len(payload) != size)
 
 
 def texts_of(payload: bytes) -> tuple[int, int]:

@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from contextlib import closing
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import select, update
-
 from replaybuf import units
 from replaybuf.codec.stored import PATIENCE
 from replaybuf.doctor import CheckContext, Finding, Severity, fine, problem, repairable, warning
@@ -24,7 +22,7 @@ from replaybuf.places.owners import Home, Marker, described, open_place, parse, 
 from replaybuf.places.store import EXTENT_BYTES, MARKER, Extent, PlaceStore, StoredFile, file_name, file_number
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
-from replaybuf.storage.sql.schema.tables import IDENTITY, file, payload
+from replaybuf.storage.sql.schema.tables import IDENTITY
 from replaybuf.storage.sql.statements.files import disown, name_files, wrong_counts
 from replaybuf.storage.sql.statements.home import home_of
 from replaybuf.units import some
@@ -91,14 +89,14 @@ def repair_files(tx: Transaction, context: CheckContext) -> Sequence[str]:
     done = []
     if misplaced := list(_misplaced(tx, quick=False)):
         for uid, extent in misplaced:
-            where = {"file": extent.file, "size": extent.size}
-            tx.execute(update(payload).where(payload.c.uid == uid).values(where))
+            where = {"uid": uid, "file": extent.file, "size": extent.size}
+            tx.change("UPDATE rb_payload SET file = :file, size = :size WHERE uid = :uid", **where)
         done.append(f"corrected the files of {units.number_of(len(misplaced), 'payload')}")
     lost = tx.values(_UNKNOWN)
     extents = []
-    for row in tx.execute(select(payload.c.data).where(payload.c.uid.in_(lost))) if lost else ():
+    for data in tx.values("SELECT data FROM rb_payload WHERE uid {in:uids}", uids=lost):
         try:
-            extents.append(Extent.at_end_of(row.data))
+            extents.append(Extent.at_end_of(data))
         except DecodeError:
             continue
     name_files(tx, extents)
@@ -106,7 +104,7 @@ def repair_files(tx: Transaction, context: CheckContext) -> Sequence[str]:
         done.append(f"noted {units.number_of(len({one.file for one in extents}), 'file')} anew")
     wrong = wrong_counts(tx)
     for number, there in wrong.items():
-        tx.execute(update(file).where(file.c.id == number).values(groups=there))
+        tx.change("UPDATE rb_file SET groups = :groups WHERE id = :id", id=number, groups=there)
     return [*done, f"counted the groups of {units.number_of(len(wrong), 'file')} anew"] if wrong else done
 
 

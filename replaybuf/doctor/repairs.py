@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, insert, select, text, update
+from sqlalchemy import and_, update
 
 from replaybuf.codec.stored import joined, read_tails
 from replaybuf.codec.texts import Texts
@@ -40,9 +40,10 @@ from replaybuf.storage.sql.inspection.groups import buffers_of
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import open_writer
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
-from replaybuf.storage.sql.schema.tables import counter, group, lane, payload
+from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import FREE, add_counts, set_aside
 from replaybuf.storage.sql.statements.files import count_gone
+from replaybuf.storage.sql.statements.lanes import COLUMNS as LANE_COLUMNS
 from replaybuf.storage.sql.statements.lanes import Lane, need_lane
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import enter_races
@@ -66,21 +67,24 @@ def set_groups_aside(tx: Transaction, reasons: Mapping[int, str]) -> list[str]:
     """
     if not reasons:
         return []
-    found = select(group.c.uid, lane).select_from(group.join(lane, lane.c.id == group.c.lane))
-    free = found.where(uid_in(tx, list(reasons)), lane.c.leased.is_(False)).order_by(group.c.uid)
     archived: list[int] = []
     homes: dict[int, tuple[str, Lane, list[int]]] = {}
-    for row in tx.execute(free).all():
-        if row.status == Status.ARCHIVED:
-            archived.append(row.uid)
-            tx.execute(update(group).where(group.c.uid == row.uid).values(error=reasons[row.uid]))
+    for uid, buffer, *columns in tx.tuples(_FREE, uids=list(reasons)):
+        home = Lane.with_clocks(*columns)
+        if home.status == Status.ARCHIVED:
+            archived.append(uid)
+            tx.change("UPDATE rb_group SET error = :error WHERE uid = :uid", uid=uid, error=reasons[uid])
         else:
-            homes.setdefault(row.id, (row.buffer, Lane.of(row), []))[2].append(row.uid)
+            homes.setdefault(home.id, (buffer, home, []))[2].append(uid)
     done = [f"said so in the error of {groups(len(archived))} of the archive: {some(archived)}"] if archived else []
     for buffer, home, uids in homes.values():
         set_aside(tx.of(Scope(buffer)), home, {uid: reasons[uid] for uid in uids})
         done.append(f"set {groups(len(uids))} of the task {home.task_name} aside as failed: {some(uids)}")
     return done
+
+
+_FREE = f"""SELECT uid, buffer, {LANE_COLUMNS} FROM rb_group JOIN rb_lane ON id = lane
+WHERE uid {{in:uids}} AND NOT leased ORDER BY uid"""  # noqa: S608
 
 
 def repair_lanes(tx: Transaction, context: CheckContext) -> Sequence[str]:
@@ -89,9 +93,9 @@ def repair_lanes(tx: Transaction, context: CheckContext) -> Sequence[str]:
         return []
     home = need_lane(tx, (LOST, Status.FAILED))
     free: dict[str, Any] = {**FREE, "lane": home.id, "error": WHY_LOST}
-    tx.execute(update(group).where(uid_in(tx, uids)).values(free))
+    tx.change(update(group).where(uid_in(tx, uids)).values(free))
     stepless = and_(uid_in(tx, uids), group.c.pinned_staleness.is_(None))
-    tx.execute(update(group).where(stepless).values(pinned_staleness=0))
+    tx.change(update(group).where(stepless).values(pinned_staleness=0))
     enter_races(tx, home, uids)
     add_counts(tx, {(home.id, Tally.PUT): len(uids), (home.id, Tally.SIZE): len(uids)})
     return [f"set {groups(len(uids))} of no task aside, as failed ones of the task {LOST}: {some(uids)}"]
@@ -107,7 +111,7 @@ def repair_leased(tx: Transaction, context: CheckContext) -> Sequence[str]:
             values: dict[str, Any] = {"leased_until": tx.dialect.clock(tx)}
         else:
             values = {**FREE, "lane": home.id}
-        tx.execute(update(group).where(group.c.uid == uid).values(values))
+        tx.change(update(group).where(group.c.uid == uid).values(values))
         if leased and lease is None:
             add_counts(tx, {(home.id, Tally.LEASED): -1, (home.id, Tally.SIZE): 1})
             enter_races(own, home, [uid])
@@ -148,7 +152,7 @@ def repair_texts(tx: Transaction, context: CheckContext) -> Sequence[str]:
     for one in bad:
         value, reason = _made_anew(tx, one)
         table = group if one.table == "rb_group" else payload
-        tx.execute(update(table).where(table.c.uid == one.uid).values({one.column: value}))
+        tx.change(update(table).where(table.c.uid == one.uid).values({one.column: value}))
         if reason:
             reasons[one.uid] = reason
     return [f"mended texts of {count_of(bad)}: {some_of(bad)}", *set_groups_aside(tx, reasons)] if bad else []
@@ -158,9 +162,8 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     """Return the replacement of a text, and why its group must be set aside (None if it needn't)."""
     if bad.column not in _NOTHING:
         return None, None
-    of = payload.outerjoin(group, group.c.uid == payload.c.uid).outerjoin(lane, lane.c.id == group.c.lane)
-    row = tx.execute(select(lane.c.status, payload.c.data).select_from(of).where(payload.c.uid == bad.uid)).first()
-    status, data = (row.status or "", row.data) if row else ("", b"")
+    found = tx.tuples(_STATUS_AND_DATA, uid=bad.uid)
+    status, data = (found[0][0] or "", found[0][1]) if found else ("", b"")
     [tail] = read_tails([data], tx.places())
     try:
         rollouts = AS_DICTS.decode(joined(data, tail))
@@ -172,6 +175,10 @@ def _made_anew(tx: Transaction, bad: BadText) -> tuple[Any, str | None]:
     if bad.column == "prompt":
         return prompt_preview(rollouts, kind), None
     return outline(rollouts, kind, Texts(data).find), None
+
+
+_STATUS_AND_DATA = """SELECT status, data FROM rb_payload p
+LEFT JOIN rb_group g ON g.uid = p.uid LEFT JOIN rb_lane l ON l.id = g.lane WHERE p.uid = :uid"""
 
 
 def marks_anew(rollouts: Sequence[Any], status: str) -> Marks:
@@ -188,15 +195,15 @@ def repair_checksums(tx: Transaction, context: CheckContext) -> Sequence[str]:
     left = sorted(context.damaged.keys() - set_aside_already(tx, context.damaged))
     reasons: dict[int, str] = {}
     for start in range(0, len(left), _MENDED_AT_ONCE):
-        query = select(group.c.uid, payload.c.data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
-        rows = tx.execute(query.where(uid_in(tx, left[start : start + _MENDED_AT_ONCE]))).all()
+        query = "SELECT g.uid, data FROM rb_group g LEFT JOIN rb_payload p ON p.uid = g.uid WHERE g.uid {in:uids}"
+        rows = tx.tuples(query, uids=left[start : start + _MENDED_AT_ONCE])
         reasons |= reasons_of(rows, tx.places(), context.out_of_reach)
     return set_groups_aside(tx, reasons)
 
 
 def repair_counts(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Recount the groups."""
-    lost = tx.execute(text(f"DELETE FROM {LANELESS_TALLIES}")).rowcount  # noqa: S608
+    lost = tx.change(f"DELETE FROM {LANELESS_TALLIES}")  # noqa: S608
     wrong = [size for size in sizes_of(tx) if size.counted != size.there]
     add_counts(tx, {(size.lane, size.name): size.there - size.counted for size in wrong})
     done = [f"removed {lost:,} counts of lanes that are gone"] if lost else []
@@ -207,7 +214,7 @@ def repair_uids(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Move the counter of uids past those in use."""
     used, last = uids_of(tx)
     if last is None:
-        tx.execute(insert(counter).values(name="uid", value=0))
+        tx.change("INSERT INTO rb_counter (name, value) VALUES ('uid', 0)")
     elif last >= used:
         return []
     raise_uid(tx, used)
@@ -230,7 +237,7 @@ def repair_integrity(tx: Transaction, context: CheckContext) -> Sequence[str]:
     messages = integrity_messages(tx, "integrity_check")
     if not messages or not only_of_indexes(messages):
         return []
-    tx.execute(text("REINDEX"))
+    tx.run("REINDEX")
     return ["made all indexes anew"]
 
 
@@ -238,7 +245,7 @@ def repair_indexes(tx: Transaction, context: CheckContext) -> Sequence[str]:
     """Create the indexes that are missing or wrong."""
     wrong = list(wrong_indexes(tx))
     for index, _ in wrong:
-        tx.execute(text(f"DROP INDEX IF EXISTS {index.name}"))
+        tx.run(f"DROP INDEX IF EXISTS {index.name}")
         create_index(tx, index)
     return [f"made the index {index.name}, which {why}" for index, why in wrong]
 

@@ -18,32 +18,32 @@ _LARGE: Final = 16384
 
 @dataclass(slots=True)
 class GroupFields:
-    """The values of some fields of a group: a list for each field, with a value of each rollout, None if it is missing.
+    """The values of some fields of a group: a sequence for each field, with a value of each rollout (None: missing).
 
     `dated` flags responses all of whose tokens were given the same model step in this put.
     """
 
-    status: list[Any]
-    rollout_id: list[Any]
-    seq_staleness: list[Any]
-    prompt_ids: list[Any]
-    response_ids: list[Any]
-    response: list[Any]
-    finish_reason: list[Any]
-    reward: list[Any]
-    error_msg: list[Any]
-    logprobs: list[Any]
-    response_mask: list[Any]
-    response_model_steps: list[Any]
-    input_ids: list[Any]
-    labels: list[Any]
+    status: Sequence[Any]
+    rollout_id: Sequence[Any]
+    seq_staleness: Sequence[Any]
+    prompt_ids: Sequence[Any]
+    response_ids: Sequence[Any]
+    response: Sequence[Any]
+    finish_reason: Sequence[Any]
+    reward: Sequence[Any]
+    error_msg: Sequence[Any]
+    logprobs: Sequence[Any]
+    response_mask: Sequence[Any]
+    response_model_steps: Sequence[Any]
+    input_ids: Sequence[Any]
+    labels: Sequence[Any]
     dated: list[bool] = field(default_factory=list)
     _ranges: list[tuple[int | None, int | None]] | None = None
 
     @classmethod
     def of(cls, rollouts: Sequence[Any], kind: RolloutType) -> GroupFields:
         """Return the fields of rollouts. Raises RolloutError when a property raises."""
-        return cls(*(kind.columns(rollouts, _NAMES) if rollouts else [[] for _ in _NAMES]))
+        return cls(*(kind.columns(rollouts, _NAMES) if rollouts else [()] * len(_NAMES)))
 
     @property
     def agentic(self) -> bool:

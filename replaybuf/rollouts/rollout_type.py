@@ -207,9 +207,9 @@ class RolloutType:
             known = self._readers[names] = self._reader(names)
         return known
 
-    def columns(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[list[Any]]:
-        """Return the values of these fields of ours, in a list for each field, None for a missing one."""
-        return [*map(list, zip(*map(self.reader(names), rollouts), strict=True))]
+    def columns(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """Return the values of these fields of ours, in a tuple for each field, None for a missing one."""
+        return [*zip(*map(self.reader(names), rollouts), strict=True)]
 
     def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
         theirs = [self._theirs.get(name, name) for name in names]

@@ -265,8 +265,8 @@ def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int,
         now = kind.set_all(chosen, "response_model_steps", [filled[index] for index in changed])
         for index, steps in zip(changed, now, strict=True):
             whole[index] = whole[index] and steps is filled[index]
-            group.response_model_steps[index] = steps
-        group.dated = whole
+            filled[index] = steps
+        group.response_model_steps, group.dated = filled, whole
 
 
 def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:

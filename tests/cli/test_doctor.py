@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.doctor import check_groups
@@ -93,7 +93,7 @@ def test_leaked_payloads_are_deleted(url: str) -> None:
     assert len(everything(url)["rb_payload"]) == len(everything(url)["rb_group"])
 
 
-TO_BE_SWEPT = text(
+TO_BE_SWEPT = (
     "SELECT 1 FROM rb_past WHERE removed_at IS NOT NULL "
     "AND (until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint))"
 )
@@ -102,7 +102,7 @@ TO_BE_SWEPT = text(
 async def open_until_swept(url: str) -> None:
     async with ReplayBufferConfig(url=url).build() as buffer:
         for _ in range(200):
-            if not await buffer.storage._read(lambda c: c.execute(TO_BE_SWEPT).first()):  # type: ignore[attr-defined]
+            if not await buffer.storage._read(lambda tx: tx.value(TO_BE_SWEPT)):  # type: ignore[attr-defined]
                 return
             await asyncio.sleep(0.05)
 

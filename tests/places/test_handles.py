@@ -12,11 +12,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from sqlalchemy import select, update
 
 from replaybuf import LeaseLostError, ReplayBuffer, load_into
 from replaybuf.errors import DecodeError, InputError
-from replaybuf.storage.sql.schema.tables import past, payload
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import Kept, experts, lent, rollout, same
@@ -163,7 +161,7 @@ async def sweep_all(buffer: ReplayBuffer[Any]) -> None:
 async def _sweep(storage: Any) -> None:
 
     def forget(tx: Any) -> None:
-        tx.execute(update(past).values(removed_at=0.0))
+        tx.change("UPDATE rb_past SET removed_at = 0.0")
 
     await storage.sweeper.stop()  # which would be in the way
     await storage.engine.write(forget, fenced=False)
@@ -214,11 +212,10 @@ async def turn_bits(buffer: ReplayBuffer[Any], kept: Kept, around: bytes) -> Non
             return
 
     def change(tx: Any) -> None:
-        for row in tx.execute(select(payload.c.uid, payload.c.data)).all():
-            data = bytes(row.data)
+        for uid, data in tx.tuples("SELECT uid, data FROM rb_payload"):
             if around in data:
                 changed = data.replace(around, turned)
-                tx.execute(update(payload).where(payload.c.uid == row.uid).values(data=changed))
+                tx.change("UPDATE rb_payload SET data = :data WHERE uid = :uid", data=changed, uid=uid)
 
     storage: Any = buffer.storage
     await storage.thread.run(lambda: storage.engine.write(change, fenced=False))

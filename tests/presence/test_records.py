@@ -43,15 +43,15 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
                 sign = {"started_at": since, "seen_at": since, "ended_at": None}
                 named = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
-                tx.execute(records.worker.insert(), named | sign)
+                tx.change(records.worker.insert().values(named | sign))
             for since in (now, now - KEEP_ACTIVITY - 100):
                 none = dict.fromkeys(("groups", "rollouts", "tokens", "failures", "taken"), 0)
-                tx.execute(records.activity.insert(), {"worker_id": 100, "since": int(since), **none})
+                tx.change(records.activity.insert().values(worker_id=100, since=int(since), **none))
             for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
-                tx.execute(records.history.insert(), {"buffer": "default", "since": int(since), "data": {}})
+                tx.change(records.history.insert().values(buffer="default", since=int(since), data={}))
             for seen_at in (now, now - KEEP_WAITERS - 100):
                 wait = {"worker_id": 100, "number": int(seen_at), "kind": "groups", "wants": {}, "limits": {}}
-                tx.execute(records.waiter.insert(), wait | {"since": now, "seen_at": seen_at, "reason": ""})
+                tx.change(records.waiter.insert().values(**wait, since=now, seen_at=seen_at, reason=""))
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(note_minute)

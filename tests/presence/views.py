@@ -8,8 +8,6 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from sqlalchemy import func, select
-
 from replaybuf import ReplayBuffer
 from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
@@ -64,4 +62,4 @@ async def workers_of(url: str) -> dict[str, Any]:
 
 
 async def count(buffer: ReplayBuffer, table: Any) -> int:
-    return await buffer.storage._read(lambda tx: tx.execute(select(func.count()).select_from(table)).scalar_one())
+    return await buffer.storage._read(lambda tx: tx.value(f"SELECT count(*) FROM {table.name}"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import Table, select, text
+from sqlalchemy import Table
 
 from replaybuf import NotReadyError, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import InputError
@@ -35,7 +36,9 @@ async def rows(buffer: ReplayBuffer, table: Table = batch) -> list[dict[str, Any
     """The rows of a table, by its first column."""
 
     def read(tx: Transaction) -> list[dict[str, Any]]:
-        return [dict(row) for row in tx.execute(select(table).order_by(table.columns.values()[0])).mappings()]
+        names = [column.name for column in table.columns]
+        found = tx.tuples(f"SELECT {', '.join(names)} FROM {table.name} ORDER BY 1")
+        return [dict(zip(names, row, strict=True)) for row in found]
 
     return await buffer.storage._read(read)
 
@@ -241,13 +244,14 @@ async def test_a_group_says_what_it_replaced(shared_url: str) -> None:
         first = await put(buffer, 0, "gpu", current_train_step=3)
         second = await put(buffer, 1, "gpu", replaces=[first])
         [row] = await rows(buffer, tables.group)
-        assert (row["uid"], row["made_from"], row["put_step"]) == (second, [first], None)
+        assert (row["uid"], json.loads(row["made_from"]), row["put_step"]) == (second, [first], None)
         lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
         with working_as("editor"):
             third = await lease.save(group(2), TASK, replaces=[second], current_train_step=4)
         [row] = await rows(buffer, tables.group)
-        kept = ("uid", "made_from", "worker", "holder", "put_step")
-        assert tuple(row[name] for name in kept) == (third, [second], "editor", "editor", 4)
+        assert json.loads(row["made_from"]) == [second]
+        kept = ("uid", "worker", "holder", "put_step")
+        assert tuple(row[name] for name in kept) == (third, "editor", "editor", 4)
 
 
 async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None:
@@ -267,7 +271,7 @@ async def trained_twice(buffer: ReplayBuffer) -> list[tuple[int, int]]:
     [question] = [one for one in QUESTIONS if "trained on twice" in one.text]
 
     def ask(tx: Transaction) -> list[tuple[int, int]]:
-        return [(uid, times) for uid, times in tx.execute(text(question.sqlite))]
+        return [(uid, times) for uid, times in tx.tuples(question.sqlite)]
 
     assert question.sqlite == question.postgresql
     return await buffer.storage._read(ask)

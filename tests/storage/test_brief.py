@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import bindparam, select
-
 from replaybuf import ReplayBufferConfig
 from replaybuf.storage.sql.engine.hooks import Hook, installed
-from replaybuf.storage.sql.engine.transaction import Prepared, Transaction
-from replaybuf.storage.sql.schema.tables import lane
+from replaybuf.storage.sql.engine.transaction import Transaction
 from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, set_by, take_all
 
@@ -88,23 +85,6 @@ async def test_hooks_hear_of_each_statement_and_of_both_sides_of_the_commit(shar
             await buffer.put(group(1), TASK)
         stored = next(at for at, event in enumerate(heard.events) if "INSERT INTO rb_payload" in event)
         assert stored < heard.events.index("committing") == heard.events.index("committed") - 1
-
-
-async def test_a_prepared_statement_gives_each_place_its_value(shared_url: str) -> None:
-    twice = Prepared(
-        lambda dialect: select(lane.c.task_name).where(
-            lane.c.task_name == bindparam("task"),
-            lane.c.leased == False,  # noqa: E712
-            dialect.one_of(lane.c.task_name, "tasks"),
-            lane.c.task_name == bindparam("task"),
-        ),
-        "tasks",
-        "task",
-    )
-    async with build(shared_url) as buffer:
-        await fill(buffer, 1)
-        found = await buffer.storage._read(lambda tx: tx.fetch(twice, tx.dialect.listed(["other", TASK]), TASK))
-        assert [tuple(row) for row in found] == [(TASK,)]
 
 
 class Tool:

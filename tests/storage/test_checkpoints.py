@@ -8,12 +8,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import asyncpg
-from sqlalchemy import func, select
 
 from replaybuf import ReplayBuffer
 from replaybuf.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import past, payload
 from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on
 from tests.cancellation.ways import take
@@ -28,9 +26,9 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     def work(tx: Transaction) -> tuple[int, ...]:
         while sweep_now(tx, limit=100) or pass_on(tx, 4):
             pass
-        kept = select(func.count()).select_from(past).where(past.c.removed_at.is_not(None))
-        counts = select(func.count()).select_from(payload), kept
-        return tuple(tx.execute(count).scalar_one() for count in counts)
+        return tuple(
+            tx.value(f"SELECT count(*) FROM {kept}") for kept in ("rb_payload", "rb_past WHERE removed_at > 0")
+        )
 
     return await opened.thread.run(lambda: opened.engine.write(work, fenced=False))
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import DecodeError, FencedError
 from replaybuf.query import FIELDS
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import payload
 from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -142,9 +140,9 @@ async def test_a_payload_that_could_be_decoded_but_is_not_what_was_stored_is_set
     """A bit of a text has flipped: only the checksum tells."""
 
     def flip(tx: Transaction) -> None:
-        data = bytearray(tx.execute(select(payload.c.data).where(payload.c.uid == 2)).scalar_one())
+        data = bytearray(tx.value("SELECT data FROM rb_payload WHERE uid = 2"))
         data[-1] ^= 1
-        tx.execute(update(payload).where(payload.c.uid == 2).values(data=bytes(data)))
+        tx.change("UPDATE rb_payload SET data = :data WHERE uid = 2", data=bytes(data))
 
     async with build(shared_url, rollout_type=dict) as buffer:
         for number in range(3):

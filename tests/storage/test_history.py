@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from replaybuf import ReplayBuffer
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import past, payload
 from replaybuf.storage.sql.statements.past import pass_on
 from tests.cancellation.ways import take
 from tests.contract.leasing import LONG
@@ -35,8 +33,8 @@ async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
             pass
         pruned = "removed_at IS NULL AND draw NOT IN (SELECT id FROM rb_batch)"
         assert tx.value(f"SELECT count(*) FROM rb_past WHERE {pruned}") == 0  # what draws had goes with their record
-        kept = select(past.c.uid).where(past.c.removed_at.is_not(None))
-        return set(tx.execute(select(payload.c.uid)).scalars()), set(tx.execute(kept).scalars())
+        kept = tx.values("SELECT uid FROM rb_past WHERE removed_at IS NOT NULL")
+        return set(tx.values("SELECT uid FROM rb_payload")), set(kept)
 
     return await store.thread.run(lambda: store.engine.write(work, fenced=False))
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Table, insert, select
+from sqlalchemy import Table
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
@@ -320,10 +320,8 @@ def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, i
     """Create lanes in a buffer without any; return their new ids by the old ones."""
     if not lanes:
         return {}
-    tx.execute(
-        insert(lane),
-        [{name: value for name, value in row.items() if name != "id"} | {"buffer": tx.scope.buffer} for row in lanes],
-    )
+    rows = [{name: value for name, value in row.items() if name != "id"} for row in lanes]
+    _insert_rows(tx, lane, [row | {"buffer": tx.scope.buffer} for row in rows])
     found = {(row.task_name, row.status, row.leased): row.id for row in all_lanes(tx)}
     return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
 
@@ -334,8 +332,9 @@ def write_tallies(tx: Transaction, tallies: Sequence[dict[str, Any]], ids: Mappi
 
 
 def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> None:
-    if rows:
-        tx.execute(insert(table), rows)
+    names = list(rows[0]) if rows else []
+    insert = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"  # noqa: S608
+    tx.each(insert, [[row[name] for name in names] for row in rows])
 
 
 def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None:
@@ -346,19 +345,29 @@ def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None
 
 def _batch(tx: Transaction, after: int, size: int, least: int = 0) -> tuple[list[Row], list[Row]]:
     """Return the next groups of at least `least` bytes, as rows of `rb_group` and `rb_payload`."""
-    lanes = [row.id for row in all_lanes(tx)]
-    ours = [group.c.lane.in_(lanes), group.c.bytes >= least]
-    chosen = select(group).where(group.c.uid > after, *ours).order_by(group.c.uid).limit(size)
-    groups = [dict(row) for row in tx.execute(chosen).mappings()]
+    ours = {"lanes": [row.id for row in all_lanes(tx)], "least": least}
+    groups = _rows(tx, group, "g", _GROUPS, after=after, count=size, **ours)
     if not groups:
         return [], []
-    between = payload.c.uid.between(groups[0]["uid"], groups[-1]["uid"])
-    wanted = select(payload).join(group, group.c.uid == payload.c.uid).where(between, *ours)
-    payloads = [dict(row) for row in tx.execute(wanted).mappings()]
+    for row in groups:
+        row["mixed"] = bool(row["mixed"])
+    payloads = _rows(tx, payload, "p", _PAYLOADS, first=groups[0]["uid"], last=groups[-1]["uid"], **ours)
     for row in payloads:
         if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload
             row["data"] = str(row["data"]).encode()
     return groups, payloads
+
+
+_OURS = "g.lane {in:lanes} AND g.bytes >= :least"
+_GROUPS = f"FROM rb_group g WHERE uid > :after AND {_OURS} ORDER BY uid LIMIT :count"
+_PAYLOADS = f"FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE p.uid BETWEEN :first AND :last AND {_OURS}"
+
+
+def _rows(tx: Transaction, table: Table, alias: str, source: str, **values: Any) -> list[Row]:
+    """Return rows of a table by column, with JSON as text."""
+    names = [column.name for column in table.columns]
+    found = tx.tuples(f"SELECT {', '.join(f'{alias}.{name}' for name in names)} {source}", **values)
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
 def _check_file(tx: Transaction, path: str) -> None:

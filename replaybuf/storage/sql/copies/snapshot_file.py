@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select
-
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.errors import SnapshotError, StorageError
 from replaybuf.storage.sql.engine.database import Function
@@ -89,7 +87,7 @@ def check_facts(tx: Transaction, path: str, payloads: int) -> None:
 
 def read_facts(tx: Transaction) -> dict[str, str]:
     """Return all facts about the file."""
-    return {row.name: row.value for row in tx.execute(select(info))}
+    return dict(map(tuple, tx.tuples("SELECT name, value FROM rb_info")))
 
 
 def damaged(path: str, why: object) -> SnapshotError:
@@ -111,7 +109,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def _sizes(tx: Transaction) -> tuple[int, int]:
-    count, nbytes = tx.execute(select(func.count(), func.coalesce(func.sum(group.c.bytes), 0))).one()
+    [(count, nbytes)] = tx.tuples("SELECT count(*), coalesce(sum(bytes), 0) FROM rb_group")
     return int(count), int(nbytes)
 
 
@@ -121,9 +119,8 @@ def _text(digest: int) -> str:
 
 def set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
     """Write facts about the store, replacing older ones."""
-    tx.execute(delete(info).where(info.c.name.in_(list(facts))))
-    if facts:
-        tx.execute(insert(info), [{"name": name, "value": value} for name, value in facts.items()])
+    tx.change("DELETE FROM rb_info WHERE name {in:names}", names=list(facts))
+    tx.each("INSERT INTO rb_info (name, value) VALUES (:name, :value)", [*facts.items()])
 
 
 def file_engine(path: str, *, read_only: bool = False) -> SqliteDatabase:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, update
-
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import Places
 from replaybuf.errors import DecodeError, SnapshotError
@@ -35,7 +33,7 @@ from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.inserts import insert_groups
-from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, need_lanes, start_steps
+from replaybuf.storage.sql.statements.lanes import CLOCKS, Lane, all_lanes, need_lanes, start_steps
 from replaybuf.storage.sql.statements.new_rows import (
     Apart,
     EncodedGroup,
@@ -173,9 +171,9 @@ def _read_state(tx: Transaction) -> tuple[list[GroupRow], dict[LaneName, Lane], 
     """Return the rows of a buffer's groups, its lanes by name, all places, and the rest of its state."""
     name = tx.scope.buffer or ""
     tallies = Counter(read_tallies(tx, name))
-    homes = {one.name: one for one in map(Lane.of, tx.execute(select(lane).where(tx.scope.lanes)))}
+    homes = {one.name: one for one in (Lane.of(row) for row in all_lanes(tx) if not row.leased)}
     groups = select_rows(payloads=True).where(lane.c.buffer == tx.scope.buffer).order_by(group.c.uid)
-    rows = [GroupRow.of(row) for row in tx.execute(groups)]
+    rows = [GroupRow.of(row) for row in tx.tuples(groups)]
     for one in homes.values():
         one.clocks = {race: clock for race, clock in one.clocks.items() if race not in one.preparing}
     clocks = {(*name, key): clock for name, one in homes.items() for key, clock in one.clocks.items()}
@@ -264,10 +262,12 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     ]
     name_files(tx, (encoded.extent for _, encoded, *_ in keyed if encoded.extent is not None))
     insert_groups(tx, groups, [payload_row(uid, encoded) for uid, encoded, *_ in keyed])
-    for one in loaded.groups:
-        rest = {name: getattr(one.item, name) for name in _REST} | {"archived_at": one.archived_at}
-        rest |= {race: one.keys.get(race) for race in KEYS}
-        tx.execute(update(group).where(group.c.uid == one.item.uid + shift).values(rest))
+    rest = [
+        [*(getattr(one.item, name) for name in _REST), one.archived_at, *map(one.keys.get, KEYS), one.item.uid + shift]
+        for one in loaded.groups
+    ]
+    columns = ", ".join(f"{name} = :{name}" for name in (*_REST, "archived_at", *KEYS))
+    tx.each(f"UPDATE rb_group SET {columns} WHERE uid = :uid", rest)  # noqa: S608
     counts = {(lanes[(task, status)].id, name): n for (task, status, name), n in loaded.tallies.items()}
     add_counts(tx, counts)
     add_counts(tx, bytes_of(encoded, lanes))
@@ -275,7 +275,7 @@ def _load(tx: Transaction, loaded: BufferState, encoded: Sequence[EncodedGroup])
     set_next_ticket(tx, loaded.next_ticket)
     write_cursors(tx, loaded.cursors)
     # The staleness of the loaded groups is pinned: only these lanes have a step.
-    tx.execute(update(lane).where(tx.scope.lanes).values(step=None))
+    tx.change("UPDATE rb_lane SET step = NULL WHERE buffer = :buffer AND NOT leased", buffer=tx.scope.buffer)
     start_steps(tx, {lanes[name].id: step for name, step in loaded.steps.items()})
 
 
@@ -290,9 +290,10 @@ def _set_clocks(tx: Transaction, lanes: dict[LaneName, Lane], clocks: dict[tuple
         values = {
             CLOCKS[UNIFORM]: uniform.time if uniform else None,
             CLOCKS[PRIORITIZED]: prioritized.time if prioritized else None,
-            lane.c.idle_clock: prioritized.idle_time if prioritized else None,
+            "idle_clock": prioritized.idle_time if prioritized else None,
         }
-        tx.execute(update(lane).where(lane.c.id == one.id).values(values))
+        changes = ", ".join(f"{name} = :{name}" for name in values)
+        tx.change(f"UPDATE rb_lane SET {changes} WHERE id = :id", id=one.id, **values)  # noqa: S608
 
 
 def _encoded(codec: Codec, apart: Apart | None, groups: Sequence[StoredGroup]) -> list[EncodedGroup]:

@@ -121,7 +121,7 @@ class PostgresDialect(Dialect):
         return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
 
     def set_last_uid(self, tx: Transaction, last: int) -> None:
-        tx.execute(select(func.setval(uid_sequence.name, max(last, 1), last > 0)))
+        tx.run(f"SELECT setval('{uid_sequence.name}', $1, $2)", max(last, 1), last > 0)
 
     def row_limit(self, tx: Transaction) -> RowLimit:
         return ROW_LIMIT

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import to_json
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Select,
     Table,
@@ -18,20 +17,16 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    insert,
     literal,
     select,
-    update,
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import pysqlite
 
-from replaybuf.rules.policies import KEYS
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.engine.transaction import Prepared
-from replaybuf.storage.sql.schema.tables import counter, group, info, payload
+from replaybuf.storage.sql.schema.tables import group, payload
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
@@ -94,7 +89,11 @@ class SqliteDialect(Dialect):
     def start_clock(self, tx: Transaction) -> float:
         name = this_start()
         if name is not None and _host_start(tx) is None:
-            tx.fetch(_NOTE_START, name, repr(time.time() - since_start()))
+            tx.change(
+                "INSERT INTO rb_info (name, value) VALUES (:name, :value)",
+                name=name,
+                value=repr(time.time() - since_start()),
+            )
         return self.clock(tx)
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
@@ -118,14 +117,15 @@ class SqliteDialect(Dialect):
             tx.session.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
 
     def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        tx.run_many(_SET_KEY[race], list(zip(keys, uids, strict=True)))
+        tx.each(f"UPDATE rb_group SET {race} = :key WHERE uid = :uid", list(zip(keys, uids, strict=True)))  # noqa: S608
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
-        [(last,)] = tx.fetch(_RAISE_UID, count)
+        raised = "UPDATE rb_counter SET value = value + :count WHERE name = 'uid' RETURNING value"
+        [(last,)] = tx.tuples(raised, count=count)
         return list(range(last - count + 1, last + 1))
 
     def set_last_uid(self, tx: Transaction, last: int) -> None:
-        tx.execute(update(counter).where(_UID).values(value=last))
+        tx.change("UPDATE rb_counter SET value = :last WHERE name = 'uid'", last=last)
 
     def row_limit(self, tx: Transaction) -> RowLimit:
         limit = _session(tx).raw.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
@@ -173,33 +173,8 @@ def _session(tx: Transaction) -> SqliteSession:
 def _host_start(tx: Transaction) -> float | None:
     """Return this host's boot time as recorded in the database, or None."""
     name = this_start()
-    found = () if name is None else tx.fetch(_START, name)
+    found = () if name is None else tx.tuples("SELECT value FROM rb_info WHERE name = :name", name=name)
     return float(found[0][0]) if found else None
 
-
-_START = Prepared(lambda _: select(info.c.value).where(info.c.name == bindparam("name")), "name")
-_NOTE_START = Prepared(
-    lambda _: insert(info).values(name=bindparam("new_name"), value=bindparam("new_value")), "new_name", "new_value"
-)
-
-
-_UID = counter.c.name == "uid"
-_RAISE_UID = Prepared(
-    lambda _: (
-        update(counter)
-        .where(_UID)
-        .values(value=counter.c.value + bindparam("count", type_=BigInteger))
-        .returning(counter.c.value)
-    ),
-    "count",
-)
-
-
-def _set_key(race: str) -> Prepared:
-    changed = update(group).values({group.c[race]: bindparam("new_key")})
-    return Prepared(lambda _: changed.where(group.c.uid == bindparam("of_uid")), "new_key", "of_uid")
-
-
-_SET_KEY = {race: _set_key(race) for race in KEYS}
 
 SQLITE = SqliteDialect()

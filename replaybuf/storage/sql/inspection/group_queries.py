@@ -73,7 +73,7 @@ def chosen_lanes(tx: Transaction, task: str | None, status: str | None) -> Lanes
         found = found.where(lane.c.task_name == task)
     if status is not None:
         found = found.where(lane.c.status == status)
-    steps = dict(map(tuple, tx.execute(found)))
+    steps = dict(map(tuple, tx.tuples(found)))
     column: ColumnElement[int] = group.c.lane
     sizes = {number: int(size) for number, size in tx.tuples(_SIZES)} if tx.dialect.name == "sqlite" else {}
     if 2 * sum(size for number, size in sizes.items() if number in steps) > sum(sizes.values()):
@@ -175,7 +175,7 @@ def _keys_of(tx: Transaction, chosen: Chosen, after: Key | None, limit: int) -> 
     lanes = chosen_lanes(tx, chosen.task, chosen.status)
     if not lanes.steps:
         return []
-    found = tx.execute(_statement(tx, chosen, lanes, after, limit))
+    found = tx.tuples(_statement(tx, chosen, lanes, after, limit))
     return [Key(value, uid) for uid, value in found]
 
 
@@ -318,7 +318,11 @@ def removable(tx: ReadTransaction, name: str, query: Node) -> Removable:
     counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
     looking = tx.of(ReadScope(name))
     chosen = select_matching(looking, query, *counted)
-    found = list(looking.execute(chosen.group_by(*columns).order_by(*columns)))
-    rows = [{"task_name": row.task_name, "status": row.status, "groups": row.groups} for row in found if not row.leased]
-    leased = sum(row.groups for row in found if row.leased)
-    return Removable(rows, leased, max((row.last for row in found), default=0))
+    found = looking.tuples(chosen.group_by(*columns).order_by(*columns))
+    rows = [
+        {"task_name": task, "status": status, "groups": groups}
+        for task, status, leased, groups, _ in found
+        if not leased
+    ]
+    leased = sum(groups for _, _, leased, groups, _ in found if leased)
+    return Removable(rows, leased, max((last for *_, last in found), default=0))

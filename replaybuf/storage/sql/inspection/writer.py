@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, NullPool, create_engine, delete, event, text
+from sqlalchemy import Connection, NullPool, create_engine, delete, event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -187,7 +187,7 @@ def forget_buffer(reader: Reader, name: str) -> None:
         if groups or tx.value("SELECT count(*) FROM rb_checkpoint WHERE buffer = :buffer", buffer=name):
             raise InputError(f"buffer {name} has {groups} groups, or checkpoints: it isn't forgotten")
         for table, of_buffer in _TRACES:
-            tx.execute(text(f"DELETE FROM {table} WHERE {of_buffer}"), {"buffer": name})  # noqa: S608
+            tx.change(f"DELETE FROM {table} WHERE {of_buffer}", buffer=name)  # noqa: S608
 
     with open_writer(reader) as writer:
         writer.write(forget)

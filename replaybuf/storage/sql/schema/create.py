@@ -22,7 +22,7 @@ from sqlalchemy import (
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE, check_revision
-from replaybuf.storage.sql.schema.tables import IDENTITY, counter, info
+from replaybuf.storage.sql.schema.tables import IDENTITY
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ def create_schema(tx: Transaction, where: str) -> None:
     create_tables(tx)
     create_views(tx)
     version.create(_running(tx), checkfirst=False)
-    tx.execute(insert(version).values(version_num=HEAD))
+    tx.change(insert(version).values(version_num=HEAD))
 
 
 def create_tables(tx: Transaction) -> None:
     """Create all tables, indexes and initial rows in an empty database."""
     metadata.create_all(_running(tx), checkfirst=False)
-    tx.execute(insert(counter).values(name="uid", value=0))
-    tx.execute(insert(info).values(name=IDENTITY, value=uuid.uuid4().hex))
+    tx.change("INSERT INTO rb_counter (name, value) VALUES ('uid', 0)")
+    tx.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=IDENTITY, value=uuid.uuid4().hex)
     if tx.dialect.name == "postgresql":
         for table in metadata.tables.values():
             if table.info:
