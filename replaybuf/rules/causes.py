@@ -49,6 +49,7 @@ def explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]:
         match = "" if consumer.query is None else f" that match {brief(consumer.query)}"
         lacks = f"{wanted(consumer.wants, consumer.status)}{match}"
         text = f"{named(consumer.worker or 'the trainer')} waits itself for {lacks}"
+        first = replace(first, advice="Let it ask for less")
         for _, (why, *_) in explain(consumer, replace(about, waits=(*about.waits, wait), matches=None))[:1]:
             cause = why.cause if wait.kind == "trainer" else first.cause
             first, text = Found(cause, first.text, why.advice), f"{text}: {why.text}"
