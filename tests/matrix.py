@@ -178,10 +178,9 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("web/test_behind_a_proxy.py::*cant_be_read*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables", "behind_a_proxy")),
     ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
-    ("demo/test_demo_run.py::test_a_run_goes_on*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_groups_of_others*", ("sqlite",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
-    ("demo/test_worker.py::*", ("sqlite",)),
     *((f"places/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "files.py::test_a_writer_that")),
     *((f"places/test_kills.py::test_{law}*", _PLACES) for law in ("a_process_that_is_killed_at", "processes_that")),
     ("places/test_files.py::test_space_comes_back*", _PLACES),
@@ -222,15 +221,13 @@ _LONG = (
     "cli/test_ends.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
     "cli/test_why.py::test_the_reason_is_named*postgres-*",  # on SQLite: the reason is found by the same rules
     "cli/test_why.py::test_leases_of_a_predecessor*postgres*",  # on SQLite: who holds a lease is told by the same rule
-    "demo/test_demo_kills.py::test_killed_at_each_point*",  # two of them: the synchronous run with the same weights
+    "demo/test_demo_kills.py::test_killed_at_each_point*",  # random moments, in an example
     "demo/test_demo_kills.py::test_killed_at_random*",  # examples
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
-    "demo/test_display.py::*C-c*",  # demo/test_demo_run.py::test_ctrl_c
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
-    "demo/test_demo_run.py::test_a_run_goes_on*",  # demo/test_start.py
     "demo/test_demo_run.py::test_a_run_may_be_cut*",
     "demo/test_demo_run.py::test_fresh*",  # demo/test_start.py
-    "demo/test_demo_run.py::test_ctrl_c*disaggregated*",  # async
+    "demo/test_demo_run.py::test_a_terminal*C-c*",  # test_ctrl_c
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on

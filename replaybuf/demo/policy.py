@@ -1,4 +1,4 @@
-"""The policy of the demo, and its training by Group Relative Policy Optimization.
+"""The policy of the demo, its training by Group Relative Policy Optimization, and the engine that samples from it.
 
 The policy is log-linear: the logits of the next token are the sum of two rows of `weights`, one for the place in the
 answer and the token before it, which all prompts share, and one for these and the prompt.
@@ -10,8 +10,10 @@ correctly, and clipped where the policy has moved away from it. The optimizer is
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.rollouts.rollout import RolloutState, Status
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -28,6 +30,8 @@ CHARACTERS = "0123456789+-="
 END = len(CHARACTERS)  # ends an answer
 VOCABULARY_SIZE = END + 1
 MAX_RESPONSE_TOKENS = 3  # "12" and END
+#: Seconds per token: the median over prompts, and the standard deviation of its logarithm.
+TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0
 
 RIGHT_REWARD, WELL_FORMED_REWARD = 1.0, 0.1
 CLIP_LOW, CLIP_HIGH = 0.3, 0.4
@@ -123,7 +127,7 @@ class Policy:
     def train(self, groups: Sequence[Sequence[RolloutState]]) -> float:
         """Make one gradient ascent step. Return the mean reward of the batch."""
         rollouts = [rollout for group in groups for rollout in group]
-        rewards = [np.array([rollout.reward["score"] for rollout in group]) for group in groups]
+        rewards = [np.array([rollout.reward for rollout in group]) for group in groups]
         lengths = np.array([len(rollout.response_ids) for rollout in rollouts])
         rows = np.concatenate([rows_of(prompt_of([one]), one.response_ids)[:-1] for one in rollouts])
         _, d_logits = objective(
@@ -172,3 +176,71 @@ def objective(
     gradient = -pull[:, None] * probs - ENTROPY_BONUS * probs * (log_probs + entropy[:, None])
     gradient[places, tokens] += pull
     return float(value), shares[:, None] * gradient
+
+
+_SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
+
+
+class Engine:
+    """An agent loop over a policy, of a made-up speed. `load` sets new weights."""
+
+    def __init__(self, seed: int, *, token_seconds: float = TOKEN_SECONDS) -> None:
+        self._seed, self._token_seconds = seed, token_seconds
+        self._paused = asyncio.Event()
+
+    def load(self, policy: Policy, step: int) -> None:
+        """Generate with the weights of train step `step` from now on."""
+        self._policy, self._step = policy, step
+
+    async def pause(self) -> None:
+        """Interrupt generation: pending tokens are dropped."""
+        self._paused.set()
+
+    async def resume(self) -> None:
+        """Resume generation."""
+        self._paused.clear()
+
+    async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
+        """Generate the rollouts of a group and write them in place at the end: COMPLETED, or ABORTED after a pause."""
+        policy, prompt, number = self._policy, prompt_of(group), int(group[0].group_id or 0)
+        seconds = token_seconds(self._seed, number, self._token_seconds)
+        rng = np.random.default_rng([self._seed, number, _TOKENS, self._step])
+        randoms = rng.random((len(group), MAX_RESPONSE_TOKENS))
+        ids: list[list[int]] = []
+        logprobs: list[list[float]] = []
+        for rollout in group:
+            kept = rollout.response_ids is not None and (partial or rollout.status == Status.COMPLETED)
+            ids.append(list(map(int, rollout.response_ids)) if kept else [])
+            logprobs.append(list(map(float, rollout.logprobs)) if ids[-1] else [])
+        while (going := [i for i, said in enumerate(ids) if not is_over(said)]) and await self._goes_on(seconds):
+            rows = np.stack([rows_of(prompt, ids[i])[-1] for i in going])
+            for i, log_probs in zip(going, policy.log_probs(rows), strict=True):
+                cumulative = np.exp(log_probs).cumsum()
+                token = int(np.searchsorted(cumulative, randoms[i, len(ids[i])] * cumulative[-1], side="right"))
+                ids[i].append(token)
+                logprobs[i].append(float(log_probs[token]))
+        for rollout, said, its in zip(group, ids, logprobs, strict=True):
+            if rollout.status != Status.COMPLETED:
+                _write(rollout, said, its)
+        return group
+
+    async def _goes_on(self, seconds: float) -> bool:
+        """Wait for the time of a token. Return False as soon as generation is paused."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._paused.wait()
+        return not self._paused.is_set()
+
+
+def _write(rollout: RolloutState, ids: list[int], log_probs: list[float]) -> None:
+    rollout.response, rollout.response_ids = decode(ids), np.array(ids, dtype=np.int32)
+    rollout.logprobs, rollout.response_mask = np.array(log_probs, dtype=np.float32), np.ones(len(ids), np.int32)
+    rollout.status = Status.COMPLETED if is_over(ids) else Status.ABORTED
+    if rollout.status == Status.COMPLETED:
+        rollout.finish_reason = "stop" if ids[-1] == END else "length"
+        rollout.reward = verify(prompt_of([rollout]), ids)
+
+
+def token_seconds(seed: int, number: int, median: float = TOKEN_SECONDS) -> float:
+    """Return the seconds for each token of prompt `number`: log-normal over the prompts."""
+    return float(np.random.default_rng([seed, number, _SECONDS]).lognormal(np.log(max(median, 1e-300)), TOKEN_SPREAD))

@@ -1,148 +1,196 @@
-"""The engine of the demo, and a rollout worker: a process that generates groups with weights that lag behind.
+"""What a run of the demo keeps, and a rollout worker: a process that generates groups with weights that lag behind.
 
-Started by the trainer as `python -m replaybuf.demo.worker`, with its settings in the first line of stdin, so that no
-password is in the list of processes. EOF on stdin means that the run is over or the trainer dead, also by kill -9: then
-the worker gives back its groups in flight, and ends. When a worker is killed, its prompts are handed out again.
+`weights.npz` carries the weights from the trainer to the workers, and across a crash. It is replaced atomically: a
+reader always opens the newest complete file, and a kill -9 during a save leaves the one before. The numbers of the
+prompts that the weights were trained on are in the same file, so both always belong together.
+
+A worker is started by the trainer as `python -m replaybuf.demo.worker`, with its settings in the first line of stdin,
+so that no password is in the list of processes. EOF on stdin means that the run is over or the trainer dead, also by
+kill -9: then the worker gives back its groups in flight, and ends. The prompts of a killed worker are handed out again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import sys
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from replaybuf import FencedError, ReplayBufError
-from replaybuf.demo.policy import END, MAX_RESPONSE_TOKENS, Policy, decode, is_over, prompt_of, rows_of, verify
-from replaybuf.demo.run_folder import BATCH_GROUPS, LAGS, RunFolder, buffer_config, sampler_of, worker_strategy
-from replaybuf.places.owners import IN_DATABASE
-from replaybuf.produce import TrainState, produce_loop
-from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf import FencedError, ReplayBufError, ReplayBufferConfig
+from replaybuf.atomic_file import partial_file, publish
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.demo.policy import Engine, Policy, Prompts, answer_of, prompt_of
+from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop
 
-#: Seconds per token: the median over prompts, and the standard deviation of its logarithm.
-TOKEN_SECONDS, TOKEN_SPREAD = 0.003, 1.0
-#: A fictitious mixture of experts: with `--payloads`, each token has an array of its experts.
-LAYERS, TOP_K, EXPERTS = 48, 8, 128
-
-_SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
+NAME = "replaybuf-demo"  # of the buffer: groups of others in the same database aren't touched
+TASK = "arithmetic"
+GROUP_SIZE = 8  # rollouts of a prompt
+BATCH_GROUPS = 32  # groups per training step
+STALE_THRESHOLD = 4  # train steps at which a group expires
+_ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
+_PROMPT_SECONDS = 5.0  # after which the prompts of a killed worker are handed out again
+_LAGS = (1, 2)  # a worker loads new weights when it is more than this many steps behind: odd workers are slower
+_CONCURRENCY = 24  # groups that a worker generates at the same time
 _GRACE_SECONDS = 1.0
 _REJOIN_SECONDS = 0.2
 
 
-class Engine:
-    """An agent loop over a policy. `load` sets new weights. Rollouts have arrays `with_experts`."""
+@dataclass
+class Run:
+    """The state of a run.
 
-    def __init__(self, seed: int, *, token_seconds: float = TOKEN_SECONDS, with_experts: bool = False) -> None:
-        self._seed, self._token_seconds, self._with_experts = seed, token_seconds, with_experts
-        self._paused = asyncio.Event()
+    `trained` are the numbers of the prompts that were trained, in order; `rewards` the mean reward of each step.
+    `target` is the last step of the run, which generates the first `prompts` of the stream; `finished` says that the
+    run has reached it and reported that.
+    """
 
-    def load(self, policy: Policy, step: int) -> None:
-        """Generate with the weights of train step `step` from now on."""
-        self._policy, self._step = policy, step
+    policy: Policy
+    seed: int
+    step: int = 0
+    target: int = 0
+    prompts: int = 0
+    finished: bool = False
+    trained: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
 
-    async def pause(self) -> None:
-        """Interrupt generation: pending tokens are dropped."""
-        self._paused.set()
+    def aim(self, steps: int) -> None:
+        """Set the target to `steps`, or that many more once a run has finished them.
 
-    async def resume(self) -> None:
-        """Resume generation."""
-        self._paused.clear()
-
-    async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
-        """Generate the rollouts of a group and write them in place at the end: COMPLETED, or ABORTED after a pause."""
-        policy, step, prompt, number = self._policy, self._step, prompt_of(group), int(group[0].group_id or 0)
-        seconds = token_seconds(self._seed, number, self._token_seconds)
-        randoms = np.random.default_rng([self._seed, number, _TOKENS, step]).random((len(group), MAX_RESPONSE_TOKENS))
-        ids: list[list[int]] = []
-        logprobs: list[list[float]] = []
-        for rollout in group:
-            kept = rollout.response_ids is not None and (partial or rollout.status == Status.COMPLETED)
-            ids.append(list(map(int, rollout.response_ids)) if kept else [])
-            logprobs.append(list(map(float, rollout.logprobs)) if ids[-1] else [])
-        while (going := [i for i, said in enumerate(ids) if not is_over(said)]) and await self._goes_on(seconds):
-            rows = np.stack([rows_of(prompt, ids[i])[-1] for i in going])
-            for i, log_probs in zip(going, policy.log_probs(rows), strict=True):
-                cumulative = np.exp(log_probs).cumsum()
-                token = int((cumulative <= randoms[i, len(ids[i])] * cumulative[-1]).sum())
-                ids[i].append(token)
-                logprobs[i].append(float(log_probs[token]))
-        for i, rollout in enumerate(group):
-            if rollout.status != Status.COMPLETED:
-                self._write(rollout, ids[i], logprobs[i])
-        return group
-
-    async def _goes_on(self, seconds: float) -> bool:
-        """Wait for the time of a token. Return False as soon as generation is paused."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._paused.wait()
-        return not self._paused.is_set()
-
-    def _write(self, rollout: RolloutState, ids: list[int], log_probs: list[float]) -> None:
-        rollout.response, rollout.response_ids = decode(ids), np.array(ids, dtype=np.int32)
-        rollout.logprobs, rollout.response_mask = np.array(log_probs, dtype=np.float32), np.ones(len(ids), np.int32)
-        rollout.status = Status.COMPLETED if is_over(ids) else Status.ABORTED
-        if rollout.status == Status.COMPLETED:
-            rollout.finish_reason = "stop" if ids[-1] == END else "length"
-            rollout.reward = {"score": verify(prompt_of([rollout]), ids)}
-        if self._with_experts:
-            rollout.routed_experts = experts_of([*rollout.prompt_ids, *ids])
+        A killed run continues to its old target, even if it had just reached it, when the same command is repeated.
+        """
+        if self.step < steps:
+            self.target = steps
+        elif self.finished or self.target < self.step:
+            self.target = self.step + steps
+        self.finished = False
 
 
-def experts_of(tokens: list[int]) -> NDArray[np.int16]:
-    """Return the experts that each token went through: int16 [tokens, LAYERS, TOP_K]. They are made up."""
-    mixed = 31 * np.array(tokens)[:, None, None] + 7 * np.arange(LAYERS)[:, None] + 17 * np.arange(TOP_K)
-    return (mixed % EXPERTS).astype(np.int16)
+class RunFolder:
+    """The files of a run: the weights, the lock of the trainer, the logs of the workers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.weights = path / "weights.npz"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the trainer's lock, released even by kill -9. Raises ReplayBufError if another trainer holds it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / "lock", "ab")  # noqa: SIM115
+        except OSError as error:
+            raise ReplayBufError(f"can't write to the run folder {self.path}: {error.strerror}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ReplayBufError(
+                    f"another demo is running on {self.path}; wait for it, or give this one its own --url and --run-dir"
+                ) from error
+            yield
+
+    def log(self, worker: int) -> Path:
+        """Return the file for a worker's error output."""
+        return self.path / f"worker-{worker}.log"
+
+    def save(self, run: Run) -> None:
+        """Save the run; it is on disk when this returns."""
+        arrays: dict[str, Any] = {**vars(run), **vars(run.policy)}
+        del arrays["policy"]
+        with partial_file(str(self.weights)) as partial:
+            with open(partial, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            publish(partial, str(self.weights))
+
+    def load(self) -> Run | None:
+        """Return the run as last saved; None for a new one. Raises ReplayBufError for a file that can't be read."""
+        try:
+            with open(self.weights, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+                policy = Policy(arrays["weights"], arrays["squares"])
+                names = ("seed", "step", "target", "prompts", "finished", "trained", "rewards")
+                return Run(policy, **{name: arrays[name].tolist() for name in names})
+        except FileNotFoundError:
+            return None
+        except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
+            raise ReplayBufError(
+                f"{self.weights} can't be read, or is of another version of the demo: start anew with --fresh ({error})"
+            ) from error
 
 
-def token_seconds(seed: int, number: int, median: float = TOKEN_SECONDS) -> float:
-    """Return the seconds for each token of prompt `number`: log-normal over the prompts."""
-    return median * float(np.exp(TOKEN_SPREAD * np.random.default_rng([seed, number, _SECONDS]).normal()))
+def buffer_config(url: str, worker: str | None = None) -> ReplayBufferConfig:
+    """Return the config of a process's buffer. Deliveries aren't limited, since users of the demo kill workers."""
+    return ReplayBufferConfig(
+        url=url, name=NAME, policy="staleness", max_deliveries=0, archive=_ARCHIVED_GROUPS, worker=worker
+    )
 
 
-@dataclass(frozen=True)
-class WorkerSettings:
+def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
+    """Return a sampler of the first `prompts` prompts of a run; interrupted and expired ones come first."""
+    return Sampler(buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS)
+
+
+def strategy_of(worker: int) -> AsyncProduceStrategy:
+    """Return the strategy of workers, which together run ahead until further groups would expire.
+
+    The slowest groups are interrupted and continued.
+    """
+    return AsyncProduceStrategy(
+        enable_partial_rollout=True,
+        max_staleness=STALE_THRESHOLD - 1,
+        over_sample=0.75,
+        max_concurrency=_CONCURRENCY,
+        tags=lambda group: {"worker": worker, "level": len(str(answer_of(prompt_of(group))))},
+    )
+
+
+class WorkerSettings(NamedTuple):
     """The settings of one rollout worker."""
 
     url: str
     folder: str
-    worker: int
-    seed: int
-    prompts: int
-    payloads: str = IN_DATABASE
+    number: int
 
 
-async def work(settings: WorkerSettings, stop: asyncio.Event, engine: Engine | None = None) -> None:
+async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
     """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer anew."""
-    engine = engine or Engine(settings.seed, with_experts=settings.payloads != IN_DATABASE)
+    folder, number = RunFolder(Path(settings.folder)), settings.number
+
+    def load() -> Run:
+        if (run := folder.load()) is None:
+            raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
+        return run
+
+    first = await asyncio.to_thread(load)
+    engine = Engine(first.seed)
 
     async def load_weights(state: TrainState) -> int:
-        run = await asyncio.to_thread(RunFolder(Path(settings.folder)).load)
-        if run is None:
-            raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
+        run = await asyncio.to_thread(load)
         engine.load(run.policy, run.step)
         return run.step
 
     while not stop.is_set():
         try:
-            async with buffer_config(settings.url, payloads=settings.payloads).build() as buffer:
+            async with buffer_config(settings.url).build() as buffer:
                 await produce_loop(
-                    worker_strategy(settings.worker),
+                    strategy_of(number),
                     engine,
-                    sampler_of(buffer, settings.seed, settings.prompts),
+                    sampler_of(buffer, first.seed, first.prompts),
                     BATCH_GROUPS,
                     load_weights=load_weights,
-                    max_lag=LAGS[settings.worker % len(LAGS)],
+                    max_lag=_LAGS[number % len(_LAGS)],
                     stop=stop,
-                    worker=f"worker-{settings.worker}",
+                    worker=f"worker-{number}",
                 )
                 return
         except FencedError as error:
@@ -170,7 +218,7 @@ def main() -> int:
     line = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115  (and no byte more than the line)
     try:
         if line.endswith(b"\n"):  # otherwise the trainer is dead
-            asyncio.run(_work_until_the_end_of_input(WorkerSettings(**json.loads(line))))
+            asyncio.run(_work_until_the_end_of_input(WorkerSettings(*json.loads(line))))
     except ReplayBufError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

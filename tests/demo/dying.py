@@ -10,8 +10,9 @@ from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli import main
+from replaybuf.demo import trainer
 from replaybuf.demo.policy import Policy
-from replaybuf.demo.run_folder import RunFolder
+from replaybuf.demo.worker import RunFolder
 
 Call = Callable[..., Any]
 
@@ -20,7 +21,7 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _before(owner: type, name: str) -> Callable[[], None]:
+def _before(owner: Any, name: str) -> Callable[[], None]:
     def patch() -> None:
         setattr(owner, name, lambda *arguments, **options: _die())
 
@@ -46,7 +47,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "trained, but without a checkpoint": _before(ReplayBuffer, "checkpoint"),
     "between checkpoint and weights": _before(RunFolder, "save"),
     "after the weights": _after(RunFolder, "save"),
-    "at the end": _before(RunFolder, "finish"),
+    "at the end": _before(trainer, "finish"),
 }
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replaybuf.demo.policy import Policy, encode
-from replaybuf.demo.run_folder import GROUP_SIZE
-from replaybuf.demo.worker import Engine
+from replaybuf.demo.policy import Engine, Policy, encode
+from replaybuf.demo.worker import GROUP_SIZE
 from replaybuf.rollouts.rollout import RolloutState
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import replaybuf
-from replaybuf.demo.run_folder import BATCH_GROUPS, Run, RunFolder
+from replaybuf.demo.worker import BATCH_GROUPS, Run, RunFolder
 from tests.scripts import Program
 
 ROOT = Path(replaybuf.__file__).parents[1]

@@ -1,7 +1,6 @@
-"""`replaybuf demo` as people run it: real processes, both databases, all modes."""
+"""`replaybuf demo` as people run it: real processes, both databases, a terminal."""
 
 import asyncio
-import json
 import os
 import re
 import shlex
@@ -9,30 +8,24 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import Status
-from replaybuf.demo import Mode
-from replaybuf.demo.run_folder import BATCH_GROUPS, PAYLOAD_THRESHOLD, TASK, buffer_config
-from replaybuf.demo.worker import experts_of
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.demo.worker import BATCH_GROUPS, TASK, buffer_config
+from tests.cli.terminal import needs_tmux, terminal
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo
 
 PASSWORD = "s3cret-w0rd"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PGPASSWORD": PASSWORD}
-long = pytest.mark.long
-in_every_mode = pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.ASYNC, pytest.param(Mode.SYNC, marks=long)])
 
 
-def archived_in(url):
-    """How many trained groups of the demo the buffer has."""
+def count(config, status=Status.COMPLETED):
+    async def read():
+        async with config.build() as buffer:
+            return await buffer.count(TASK, status)
 
-    async def count():
-        async with buffer_config(url).build() as buffer:
-            return await buffer.count(TASK, Status.ARCHIVED)
-
-    return asyncio.run(count())
+    return asyncio.run(read())
 
 
 @pytest.fixture
@@ -43,38 +36,19 @@ def url(shared_url):
     return make_url(shared_url).set(password=PASSWORD).render_as_string(hide_password=False)
 
 
-def shell_lines(output):
-    return re.findall(r"^  (replaybuf .*)$", output, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("shared_url", "mode"),
-    [
-        ("sqlite", Mode.DISAGGREGATED),
-        ("postgresql", Mode.ASYNC),
-        *(
-            pytest.param(database, mode, marks=long)
-            for database, mode in [
-                ("sqlite", Mode.SYNC),
-                ("sqlite", Mode.ASYNC),
-                ("postgresql", Mode.SYNC),
-                ("postgresql", Mode.DISAGGREGATED),
-            ]
-        ),
-    ],
-    indirect=["shared_url"],
-)
-def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tmp_path, url, mode):
-    output, code = run_demo(tmp_path, url, "--steps", "4", "--mode", mode)
+def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tmp_path, url):
+    output, code = run_demo(tmp_path, url, "--steps", "4")
     assert code == 0, output
     assert_trained_once(tmp_path, 4, output)
-    assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 4 steps, \d+ s\n", output)
+    assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 4 steps \(4 of them now, in \d+ s\)\n", output)
+    assert len(re.findall(r"^step [1-4]/4: reward 0\.\d\d; groups generated \d+, ", output, re.MULTILINE)) == 4
     assert "\x1b" not in output
     assert PASSWORD not in output
     assert "***" not in output  # nobody can paste that
+    assert ("(with PGPASSWORD)" in output) == (PASSWORD in url)
     assert not any(PASSWORD in path.read_text("latin-1") for path in (tmp_path / RUN).iterdir())
-    assert archived_in(url) == 4 * BATCH_GROUPS
-    looks = shell_lines(output)
+    assert count(buffer_config(url), Status.ARCHIVED) == 4 * BATCH_GROUPS
+    looks = re.findall(r"^  (replaybuf .*)$", output, re.MULTILINE)
     assert [line.split()[1] for line in looks] == ["trace", "why", "show", "serve"]
     for line in looks[:3]:
         command = [sys.executable, "-m", *shlex.split(line)]
@@ -83,41 +57,18 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
         assert re.search(r"\d", done.stdout), line
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNC, pytest.param(Mode.DISAGGREGATED, marks=long)])
-@pytest.mark.parametrize("shared_url", ["sqlite", pytest.param("postgresql", marks=long)], indirect=True)
-def test_a_run_keeps_its_arrays_apart(tmp_path, shared_url, mode):
-    """In a folder that it makes; each array of a trained group is the one that a worker has made."""
-    output, code = run_demo(tmp_path, shared_url, "--steps", "1", "--payloads", "arrays", "--mode", mode)
-    assert code == 0, output
-    assert_trained_once(tmp_path, 1, output)
-    assert f"; arrays: {tmp_path / 'arrays'}" in output
-    [look] = [line for line in shell_lines(output) if line.split()[1] == "sql"]
-    command = [sys.executable, "-m", *shlex.split(look), "--format=json"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=True)
-    [place] = json.loads(done.stdout)
-    assert place["bytes"] > BATCH_GROUPS * PAYLOAD_THRESHOLD
-    for group in trained_in(shared_url):
-        for rollout in group:
-            expected = experts_of([*rollout.prompt_ids, *rollout.response_ids])
-            assert np.array_equal(rollout.routed_experts, expected)
+def test_groups_of_others_in_the_same_database_stay(tmp_path, shared_url):
+    """Also those of the demo's own task, with --fresh, in a run that goes on."""
 
+    async def put():
+        async with ReplayBufferConfig(url=shared_url).build() as buffer:
+            await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
 
-def trained_in(url):
-    """The trained groups of the demo."""
-
-    async def read():
-        async with buffer_config(url).build() as buffer:
-            return [item.item async for item in buffer.find({"status": Status.ARCHIVED})]
-
-    return asyncio.run(read())
-
-
-def test_a_run_goes_on_in_another_mode(tmp_path, shared_url):
-    """Each time for as many steps more."""
-    for number, mode in enumerate([Mode.DISAGGREGATED, Mode.ASYNC, Mode.SYNC], 1):
-        output, code = run_demo(tmp_path, shared_url, "--steps", "2", "--mode", mode)
+    asyncio.run(put())
+    for more in ([], ["--fresh"], []):
+        output, code = run_demo(tmp_path, shared_url, "--steps", "1", *more)
         assert code == 0, output
-        assert_trained_once(tmp_path, 2 * number, output)
+    assert count(ReplayBufferConfig(url=shared_url)) == 1
 
 
 def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):
@@ -127,7 +78,7 @@ def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):
     output, code = run_demo(tmp_path, shared_url, "--steps", "4")
     assert code == 0, output
     assert "prompts were trained, each of them once." in output or "Each of the 128 prompts" in output
-    output, code = run_demo(tmp_path, shared_url, "--steps", "8", "--mode", "async")
+    output, code = run_demo(tmp_path, shared_url, "--steps", "8", "--workers", "1")
     assert code == 0, output
     assert_trained_once(tmp_path, 8, output)
 
@@ -141,11 +92,10 @@ def test_fresh_begins_anew(tmp_path, shared_url):
     assert assert_trained_once(tmp_path, 2, output).seed == 2
 
 
-@in_every_mode
-def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path, mode):
+def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path):
     url = f"sqlite:///{tmp_path}/demo.db"
-    with Demo(tmp_path, url, "--workers", "1", "--mode", mode, "--steps", "5") as demo:
-        workers = demo.worker_pids() if mode == Mode.DISAGGREGATED else []
+    with Demo(tmp_path, url, "--workers", "1", "--steps", "5") as demo:
+        workers = demo.worker_pids()
         demo.wait_for_step(1)
         demo.process.send_signal(signal.SIGINT)
         output, code = demo.end()
@@ -153,17 +103,36 @@ def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path, mode):
     assert output.endswith("Stopped. Run the same command again to go on from here.\n")
     assert "Traceback" not in output
     assert not any(map(is_alive, workers))
-    output, code = run_demo(tmp_path, url, "--mode", mode, "--steps", "5")
+    output, code = run_demo(tmp_path, url, "--steps", "5")
     assert code == 0, output
     assert_trained_once(tmp_path, 5, output)
 
 
-@pytest.mark.parametrize(
-    "mode", [Mode.ASYNC, pytest.param(Mode.SYNC, marks=long), pytest.param(Mode.DISAGGREGATED, marks=long)]
-)
-def test_the_reward_rises(tmp_path, mode):
-    output, code = run_demo(tmp_path, f"sqlite:///{tmp_path}/demo.db", "--steps", "60", "--seed", "1", "--mode", mode)
+def test_the_reward_rises(tmp_path):
+    output, code = run_demo(tmp_path, f"sqlite:///{tmp_path}/demo.db", "--steps", "60", "--seed", "1")
     assert code == 0, output
     first, last = re.search(r"Mean reward (\S+) -> (\S+) in 60 steps", output).groups()
     assert float(first) < 0.1
     assert float(last) > 0.15
+
+
+@needs_tmux
+@pytest.mark.parametrize("how", ["whole", "C-c", "kill"])
+def test_a_terminal_shows_the_run_keeps_its_cursor_and_has_the_result_first(tmp_path, monkeypatch, how):
+    monkeypatch.chdir(tmp_path)
+    with terminal(tmp_path) as opened:
+        opened.start((80, 24), "demo", "--steps", 2 if how == "whole" else 500)
+        if how == "whole":
+            seen = opened.wait("replaybuf serve", 60)
+            order = ["Mean reward", "was trained once.", "replaybuf trace", "replaybuf why", "--worst 3", "serve"]
+            assert sorted(order, key=seen.index) == order
+            assert "  replaybuf trace replaybuf-demo.db\n" in seen
+            return
+        seen = opened.wait(lambda shown: re.search(r"step [1-9]\d*/500", shown) is not None, 60)
+        assert re.search(r"processes: pid \d+, \d+, \d+ \(kill any, and run this again\)", seen)
+        assert opened.tmux("display-message", "-p", "#{cursor_flag}").strip() == "1"
+        if how == "C-c":
+            opened.press(how)
+        else:
+            os.kill(int(re.search(r"Trainer: pid (\d+)", seen)[1]), signal.SIGKILL)
+        opened.wait_for_end(130 if how == "C-c" else 137)

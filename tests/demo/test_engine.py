@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.demo.policy import END, Policy, decode, is_over, rows_of, verify
-from replaybuf.demo.run_folder import TASK, sampler_of
-from replaybuf.demo.worker import TOKEN_SECONDS, Engine, token_seconds
+from replaybuf.demo.policy import (
+    END,
+    TOKEN_SECONDS,
+    Engine,
+    Policy,
+    decode,
+    is_over,
+    rows_of,
+    token_seconds,
+    verify,
+)
+from replaybuf.demo.worker import TASK, sampler_of
 from tests.demo.made import generated, new_group, tokens_of
 
 PROMPT = "14-9="
@@ -101,7 +110,7 @@ async def test_a_completed_rollout_has_its_text_and_the_verifiers_reward():
         assert is_over(rollout.response_ids)
         assert rollout.finish_reason == ("stop" if rollout.response_ids[-1] == END else "length")
         assert rollout.response == decode(rollout.response_ids)
-        assert rollout.reward == {"score": verify(PROMPT, rollout.response_ids)}
+        assert rollout.reward == verify(PROMPT, rollout.response_ids)
 
 
 async def test_a_pause_ends_the_wait_for_a_token(new_engine):

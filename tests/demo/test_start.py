@@ -1,22 +1,22 @@
-"""How a run begins, and when it refuses to."""
+"""How a run begins, when it refuses to, what it keeps beside the buffer, and how a worker joins it."""
 
 import asyncio
-import io
+import os
+import signal
+import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from replaybuf import ConfigError, FencedError, ReplayBufError, ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli.app import app
-from replaybuf.demo import Mode, trainer
-from replaybuf.demo.display import Display, Figures
-from replaybuf.demo.policy import Policy
-from replaybuf.demo.run_folder import TASK, Run, RunFolder, buffer_config, sampler_of
-from replaybuf.demo.trainer import Training, Workers, begin, clear, default_folder, launch
-from replaybuf.demo.worker import WorkerSettings
+from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
+from replaybuf.demo import trainer
+from replaybuf.demo.policy import Policy, answer_of, prompt_of
+from replaybuf.demo.trainer import Training, Workers, argument_of, begin, clear, default_folder, finish, verdict
+from replaybuf.demo.worker import TASK, Run, RunFolder, WorkerSettings, buffer_config, sampler_of, work
 from replaybuf.produce import TrainState, publish, published
+from replaybuf.rules.transitions import Tally
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def folder(tmp_path):
     return RunFolder(tmp_path / "run")
 
 
-async def put_group(buffer, task=TASK):
-    await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], task)
+async def put_group(buffer):
+    await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
 
 
 async def a_run(buffer, folder, step):
@@ -45,26 +45,30 @@ async def a_run(buffer, folder, step):
     await sampler_of(buffer, 3, 100).sample(4)
 
 
-async def test_a_new_run_has_a_checkpoint_and_weights(buffer, folder):
-    saved = await begin(buffer, folder, 3, 200)
-    assert (saved.step, saved.seed, saved.trained, folder.load().seed) == (0, 3, [], 3)
-    assert [made.step for made in await buffer.checkpoints()] == [0]
+# How a run begins
 
 
-async def test_a_new_run_fences_off_who_had_the_buffer_open(buffer, folder, shared_url):
+async def test_a_new_run_has_a_checkpoint_and_weights_and_fences_off_who_had_the_buffer_open(
+    buffer, folder, shared_url
+):
     async with buffer_config(shared_url).build() as other:
-        await begin(buffer, folder, 3, 200)
+        run = await begin(buffer, folder, 3, 200)
+        assert (run.step, run.seed, run.trained, folder.load().seed) == (0, 3, [], 3)
+        assert [made.step for made in await buffer.checkpoints()] == [0]
         with pytest.raises(FencedError):
             await put_group(other)
     await put_group(buffer)
+    assert Training(folder, buffer, run, {}).begins() == "Training a new policy for 200 steps (seed 3)"
 
 
 async def test_a_run_goes_on_from_the_buffer_of_its_weights(buffer, folder):
     await a_run(buffer, folder, 57)
-    saved = await begin(buffer, folder, None, 200)
-    assert (saved.step, saved.seed, saved.trained) == (57, 3, [5])
+    run = await begin(buffer, folder, None, 200)
+    assert (run.step, run.seed, run.trained) == (57, 3, [5])
     assert await buffer.count_statuses([TASK], Status) == {TASK: {s: int(s == Status.COMPLETED) for s in Status}}
     assert (await buffer.cursors.read(TASK)).position == 0
+    said = Training(folder, buffer, run, await buffer.tallies()).begins()
+    assert said == "Resuming at step 57 of 200; in the buffer: 1 completed"
 
 
 async def test_another_seed_is_refused(buffer, folder):
@@ -73,17 +77,11 @@ async def test_another_seed_is_refused(buffer, folder):
         await begin(buffer, folder, 4, 200)
 
 
-async def test_groups_without_their_weights_are_refused(buffer, folder):
-    await put_group(buffer)
+@pytest.mark.parametrize("flying", [False, True], ids=["groups", "prompts"])
+async def test_groups_without_their_weights_are_refused(buffer, folder, flying):
+    await (sampler_of(buffer, 0, 100).sample() if flying else put_group(buffer))
     with pytest.raises(ReplayBufError, match="1 groups of a demo run whose weights are not in"):
         await begin(buffer, folder, None, 200)
-
-
-async def test_prompts_in_flight_without_their_weights_are_refused(buffer, folder):
-    prompts = await sampler_of(buffer, 0, 100).sample(2)
-    with pytest.raises(ReplayBufError, match="2 groups of a demo run whose weights are not in"):
-        await begin(buffer, folder, None, 200)
-    assert not any(prompt.lost for prompt in prompts)
 
 
 async def test_weights_without_their_buffer_are_refused(buffer, folder):
@@ -92,112 +90,181 @@ async def test_weights_without_their_buffer_are_refused(buffer, folder):
         await begin(buffer, folder, None, 200)
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_a_database_of_others_is_not_entered(shared_url, tmp_path, monkeypatch, fresh):
-    """Neither named, though its task has the demo's name, nor by a variable of the shell."""
-    monkeypatch.chdir(tmp_path)
-
-    async def put(count):
-        async with ReplayBufferConfig(url=shared_url).build() as buffer:
-            if count:
-                await put_group(buffer)
-            return await buffer.count(TASK, "completed")
-
-    assert asyncio.run(put(1)) == 1
-    options = {"mode": Mode.SYNC, "steps": 1, "workers": 1, "seed": None, "fresh": fresh}
-    with pytest.raises(ReplayBufError, match=r"has groups of others \(default: arithmetic\), .*--url"):
-        launch(shared_url, tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-    assert asyncio.run(put(0)) == 1
-    monkeypatch.setenv("REPLAYBUF_URL", shared_url)
-    monkeypatch.setattr("replaybuf.demo.trainer.launch", lambda url, *_, **__: url == "sqlite:///replaybuf-demo.db")
-    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
-
-
-def test_its_own_database_and_an_empty_one_are_entered(shared_url, tmp_path, monkeypatch):
-    trained = []
-
-    async def end(training, seconds):
-        trained.append(len(await training.buffer.checkpoints()))
-
-    monkeypatch.setattr(Training, "run", end)
-    for fresh in (False, False, True):
-        options = {"mode": Mode.SYNC, "steps": 1, "workers": 1, "seed": None, "fresh": fresh}
-        assert launch(shared_url, tmp_path / "run", **options)
-    assert trained == [1, 1, 1]
-
-    async def put():
-        async with buffer_config(shared_url).build() as buffer:
-            await put_group(buffer, "math")
-
-    asyncio.run(put())  # the demo would take it back with its own whenever it goes on
-    with pytest.raises(ReplayBufError, match=r"has groups of others \(default: math\), .*--url"):
-        launch(shared_url, tmp_path / "run", **options)
-
-
 async def test_clear_leaves_nothing_of_a_run(buffer, folder):
     await a_run(buffer, folder, 57)
     await publish(buffer, TrainState(58, 57, "old weights"))
-    folder.clear()
+    folder.weights.unlink()
     await clear(buffer)
     assert await published(buffer) is None
-    saved = await begin(buffer, folder, 4, 200)
-    assert (saved.step, saved.seed, len(buffer)) == (0, 4, 0)
+    run = await begin(buffer, folder, 4, 200)
+    assert (run.step, run.seed, len(buffer)) == (0, 4, 0)
     [prompt] = await sampler_of(buffer, 4, 100).sample()
     assert prompt.group[0].group_id == 0
 
 
-async def greeting(tmp_path, buffer, saved):
-    output = io.StringIO()
-    display = Display(Console(file=output, width=200))
-    training = Training("sqlite:///x.db", Mode.SYNC, 2, RunFolder(tmp_path), buffer, display, saved)
-    counted = await buffer.tallies()
-    training.figures = Figures(counted, counted)
-    training.greet()
-    return output.getvalue().splitlines()[2:]
+def test_a_run_goes_to_its_steps_and_when_it_has_ended_as_many_more(folder):
+    def targets(run, *steps):
+        found = []
+        for run.step, wanted in steps:
+            run.aim(wanted)
+            found.append(run.target)
+        return found
 
-
-async def test_a_new_run_says_where_it_goes(tmp_path, buffer):
-    said = await greeting(tmp_path, buffer, Run(Policy.create(), 3, 0, 200))
-    assert said == ["Training a new policy for 200 steps (seed 3)"]
-
-
-async def test_a_run_that_goes_on_says_from_where(tmp_path, buffer):
-    await put_group(buffer)
-    said = await greeting(tmp_path, buffer, Run(Policy.create(), 3, 57, 200))
-    assert said == ["Resuming at step 57 of 200 with 1 groups in the buffer"]
-
-
-async def test_a_run_that_is_done_does_as_many_steps_more(buffer, folder):
-    run = await begin(buffer, folder, None, 20)
-    run.step = 20
-    await buffer.checkpoint(20)
-    folder.finish(run)
-    assert (await begin(buffer, folder, None, 20)).target == folder.load().target == 40
-
-
-def test_a_worker_that_fails_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "_COMMAND", (sys.executable, "-c", "raise SystemExit('error: no such thing')"))
-    workers = Workers([WorkerSettings("", str(tmp_path), 0, 0, 32)], print)
-    for process in workers._processes.values():
-        process.wait()
-    with pytest.raises(ReplayBufError, match=r"worker 0 failed: error: no such thing \(all that it wrote is in"):
-        workers.restart_killed()
-    workers.stop()
+    run = Run(Policy.create(), 0)
+    assert targets(run, (0, 200), (57, 200), (199, 200)) == [200] * 3
+    finish(folder, run)
+    assert targets(folder.load(), (200, 200), (250, 200), (400, 200)) == [400] * 3
+    assert targets(Run(Policy.create(), 0), (0, 200), (200, 200)) == [200, 200]  # killed at its end
+    assert targets(Run(Policy.create(), 0), (0, 10), (3, 5)) == [10, 5]
 
 
 @pytest.mark.parametrize(
-    ("url", "folder"),
+    ("url", "folder", "argument"),
     [
-        ("sqlite:///data/demo.db", "data/demo.run"),
-        ("postgresql://me@host/rl", "replaybuf-demo-rl.run"),
+        ("sqlite:///data/my demo.db", "data/my demo.run", ("data/my demo.db", False)),
+        ("postgresql://me@h/rl", "replaybuf-demo-rl.run", ("postgresql://me@h/rl", False)),
+        (
+            "postgresql://me:secret@h:1/rl?sslmode=require",
+            "replaybuf-demo-rl.run",
+            ("postgresql://me@h:1/rl?ssl=require", True),
+        ),
+        ("postgresql://me@h/rl?password=secret", "replaybuf-demo-rl.run", ("postgresql://me@h/rl", True)),
     ],
 )
-def test_weights_are_in_a_folder_beside_the_database(url, folder):
+def test_where_the_weights_are_and_how_commands_name_the_database(url, folder, argument):
     assert str(default_folder(url)) == folder
+    assert argument_of(url) == argument
 
 
 @pytest.mark.parametrize("url", ["sqlite:///:memory:", "sqlite://", "mysql://x"])
 def test_a_database_that_cant_be_shared_is_refused(url):
     with pytest.raises(ConfigError):
         default_folder(url)
+
+
+# What is kept beside the buffer
+
+
+def test_two_trainers_cant_share_a_folder(folder, tmp_path):
+    with folder.locked(), pytest.raises(ReplayBufError, match="another demo is running"), folder.locked():
+        pass
+    with folder.locked():  # free again
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(ReplayBufError, match="can't write to the run folder"), RunFolder(tmp_path / "file").locked():
+        pass
+
+
+def test_a_run_comes_back_as_it_was_saved_and_a_save_that_fails_leaves_the_one_before(folder, monkeypatch):
+    assert folder.load() is None
+    run = Run(Policy.create(), seed=3, step=7, target=9, trained=[4, 2, 9], rewards=[0.1, 0.25])
+    run.policy.weights[3] = 0.5
+    folder.save(run)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
+    run.step = 8
+    with pytest.raises(OSError, match="disk full"):
+        folder.save(run)
+    loaded, run.step = folder.load(), 7
+    assert np.array_equal(loaded.policy.weights, run.policy.weights)
+    assert {**vars(loaded), "policy": None} == {**vars(run), "policy": None}
+    assert [path.name for path in folder.path.iterdir()] == ["weights.npz"]
+
+
+def test_weights_that_cant_be_read_are_a_clear_error(folder):
+    folder.save(Run(Policy.create(), 0))
+    folder.weights.write_bytes(folder.weights.read_bytes()[:100])
+    with pytest.raises(ReplayBufError, match=r"weights\.npz can't be read"):
+        folder.load()
+    for values in ({"step": 3, "updates": 3}, {"weights": np.array([{"a": 1}], dtype=object)}):  # which is pickled
+        np.savez(folder.weights, **values)
+        with pytest.raises(ReplayBufError, match=r"another version of the demo.*--fresh"):
+            folder.load()
+
+
+_SAVE_FOR_EVER = """
+import sys
+from pathlib import Path
+from replaybuf.demo.policy import Policy
+from replaybuf.demo.worker import Run, RunFolder
+run, folder = Run(Policy.create(), 0), RunFolder(Path(sys.argv[1]))
+while True:
+    run.step += 1
+    folder.save(run)
+"""
+
+
+def test_kill_9_during_saves_leaves_complete_weights(folder):
+    with subprocess.Popen([sys.executable, "-c", _SAVE_FOR_EVER, str(folder.path)]) as writer:
+        steps, deadline = set(), time.monotonic() + 30
+        while len(steps) < 20 and time.monotonic() < deadline:
+            if (found := folder.load()) is not None:
+                steps.add(found.step)
+        os.kill(writer.pid, signal.SIGKILL)
+    assert len(steps) == 20
+    assert folder.load().step >= max(steps)
+
+
+# What is said at the end
+
+
+@pytest.mark.parametrize(
+    ("trained", "said"),
+    [
+        ([2, 0, 1], "Each of the 3 prompts was trained once."),
+        ([0, 2], "2 prompts were trained, each of them once."),
+        ([0, 1, 2, 3], "4 prompts were trained, each of them once."),
+        ([], "0 prompts were trained, each of them once."),
+        ([0, 1, 2, 1], "1 of 3 prompts were trained more than once: number 1, for example."),
+    ],
+)
+def test_the_verdict_says_whether_each_prompt_was_trained_once(trained, said):
+    assert verdict(trained, 3) == said
+
+
+def test_the_result_has_the_first_and_the_last_tenth_of_all_rewards(folder):
+    run = Run(Policy.create(), 0, 30, 40, trained=[1] * 12, rewards=[0.1] * 3 + [0.5] * 24 + [0.8] * 3)
+    names = {"put completed": 25, "put aborted": 2, "expired completed": 3}
+    tallies = {(TASK, Status(of), Tally(tally)): n for (tally, of), n in ((k.split(), n) for k, n in names.items())}
+    _, learned, _, done = Training(folder, None, run, tallies).result()
+    assert learned == (
+        "Mean reward 0.10 -> 0.80 in 30 steps (0 of them now, in 0 s); 40 are to be done: run it again to go on"
+    )
+    assert done == "Generated 25 groups, trained on 12; 3 expired, 2 interruptions"
+
+
+# Workers
+
+
+def test_a_worker_that_fails_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "_COMMAND", (sys.executable, "-c", "raise SystemExit('error: no such thing')"))
+    workers = Workers([WorkerSettings("", str(tmp_path), 0)])
+    os.waitid(os.P_PID, int(workers.pids), os.WEXITED | os.WNOWAIT)
+    with pytest.raises(ReplayBufError, match=r"worker 0 failed: error: no such thing \(all that it wrote is in"):
+        workers.restart_killed()
+    workers.stop()
+
+
+async def test_a_worker_generates_with_the_weights_that_were_saved_and_joins_a_run_that_was_restored(
+    buffer, folder, shared_url
+):
+    run = await begin(buffer, folder, 5, 10)
+    working = asyncio.create_task(work(WorkerSettings(shared_url, str(folder.path), 3), asyncio.Event()))
+    await publish(buffer, TrainState(1, 0))
+    await buffer.wait_ready({TASK: 8}, timeout=20)
+    async for item in buffer.find({"status": Status.COMPLETED}):
+        assert item.tags == {"worker": 3, "level": len(str(answer_of(prompt_of(item.item))))}
+        assert {int(step) for rollout in item.item for step in rollout.response_model_steps} == {0}
+    await buffer.restore(0)
+    run.step = 2
+    folder.save(run)
+    await publish(buffer, TrainState(3, 2))
+    await buffer.wait_ready({TASK: 8}, timeout=20)
+    async for item in buffer.find({"status": Status.COMPLETED}):
+        assert {int(step) for rollout in item.item for step in rollout.response_model_steps} == {2}
+    await publish(buffer, TrainState(3, 2, finished=True))
+    await asyncio.wait_for(working, 20)
+
+
+async def test_without_weights_a_worker_says_so(shared_url, tmp_path):
+    with pytest.raises(ReplayBufError, match="there are no weights in"):
+        await work(WorkerSettings(shared_url, str(tmp_path), 0), asyncio.Event())

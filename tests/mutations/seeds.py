@@ -215,17 +215,17 @@ _FAILOVER = [
 ]  # fmt: skip
 
 _PROMPTS = [
-    ("prompts-cursor-stands", "prompts/prompt_ledger.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
-    ("prompts-number", "prompts/prompt_ledger.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
-    ("prompts-keep-partial", "prompts/prompt_ledger.py", "        if not partial:\n            for prompt in drawn:", "        if False:\n            for prompt in drawn:", "interrupted rollouts begin anew unless partial"),
-    ("prompts-init-stranded", "prompts/prompt_ledger.py", "    if (Status.INIT, None) not in chosen:\n        chosen.append((Status.INIT, None))", "    pass", "prompts of dead workers are handed out"),
-    ("prompts-uid-not-moved", "prompts/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
-    ("prompts-share-rollouts", "prompts/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
-    ("prompts-counts", "prompts/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
-    ("epochs-one-more", "prompts/dataset_readers.py", "if epoch + 1 == self._epochs:", "if epoch == self._epochs:", "a dataset is read so many times"),
-    ("shuffle-every-epoch-alike", "prompts/dataset_readers.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
-    ("shuffle-other-seed", "prompts/dataset_readers.py", "if seed != self._shuffle:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "prompts/dataset_readers.py", "index > size or (seed is not None and size != size_then)", "index > size", "a shuffled dataset can't change its size"),
+    ("prompts-cursor-stands", "produce/prompt_ledger.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
+    ("prompts-number", "produce/prompt_ledger.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
+    ("prompts-keep-partial", "produce/prompt_ledger.py", "        if not partial:\n            for prompt in drawn:", "        if False:\n            for prompt in drawn:", "interrupted rollouts begin anew unless partial"),
+    ("prompts-init-stranded", "produce/prompt_ledger.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
+    ("prompts-uid-not-moved", "produce/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
+    ("prompts-share-rollouts", "produce/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
+    ("prompts-counts", "produce/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
+    ("epochs-one-more", "produce/datasets.py", "if epoch + 1 == self._epochs:", "if epoch == self._epochs:", "a dataset is read so many times"),
+    ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
+    ("shuffle-other-seed", "produce/datasets.py", "if seed != self._shuffle:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "produce/datasets.py", "index > size or (seed is not None and size != size_then)", "index > size", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [
