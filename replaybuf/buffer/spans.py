@@ -10,13 +10,13 @@ from replaybuf.tracing import Attributes
 if TYPE_CHECKING:
     from replaybuf.buffer.drawing import DrawRequest
     from replaybuf.buffer.lease import Lease
-    from replaybuf.buffer.reader import BufferReader
+    from replaybuf.buffer.replay_buffer import ReplayBuffer
     from replaybuf.storage.sql.backend import SQLStorage
     from replaybuf.storage.values import Checkpoint, Leased
 
 
 def of_put(
-    self: BufferReader[Any],
+    self: ReplayBuffer[Any],
     items: Sequence[Any],
     task_name: str,
     *,
@@ -84,7 +84,7 @@ def of_result(
 
 
 def of_refresh(
-    self: BufferReader[Any], *, task_stale_thresholds: Mapping[str, Any], current_train_step: int, **_: Any
+    self: ReplayBuffer[Any], *, task_stale_thresholds: Mapping[str, Any], current_train_step: int, **_: Any
 ) -> Attributes:
     return {**_of(self.storage), "tasks": list(task_stale_thresholds), "train_step": current_train_step}
 
@@ -93,11 +93,11 @@ def of_expired(expired: Mapping[str, int]) -> Attributes:
     return {"expired": sum(expired.values())}
 
 
-def of_step(self: BufferReader[Any], step: int) -> Attributes:
+def of_step(self: ReplayBuffer[Any], step: int) -> Attributes:
     return {**_of(self.storage), "train_step": step}
 
 
-def of_restore(self: BufferReader[Any], step: int, *, keep_new: bool = False) -> Attributes:
+def of_restore(self: ReplayBuffer[Any], step: int, *, keep_new: bool = False) -> Attributes:
     return {**of_step(self, step), "keep_new": keep_new}
 
 
