@@ -73,14 +73,14 @@ class DrawRequest:
         draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred)
         return cls(draw, patience, exponent)
 
-    @traced("replaybuf.take", spans.of_draw, spans.of_drawn)
+    @traced("replaybuf.take", spans.of_call, spans.of_drawn)
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Take the groups and return them by task. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
-    @traced("replaybuf.lease", spans.of_draw, spans.of_leased)
+    @traced("replaybuf.lease", spans.of_call, spans.of_leased)
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
         """Lease the groups. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))

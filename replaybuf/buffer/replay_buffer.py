@@ -175,7 +175,7 @@ class ReplayBuffer(Generic[R]):
 
     # Putting
 
-    @traced("replaybuf.put", spans.of_put, spans.of_uid)
+    @traced("replaybuf.put", spans.of_call, spans.of_uid)
     async def put(
         self,
         items: Sequence[R],
@@ -446,7 +446,7 @@ class ReplayBuffer(Generic[R]):
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
-    @traced("replaybuf.refresh_staleness", spans.of_refresh, spans.of_expired)
+    @traced("replaybuf.refresh_staleness", spans.of_call, spans.of_expired)
     async def refresh_staleness(
         self,
         *,
@@ -698,7 +698,7 @@ class ReplayBuffer(Generic[R]):
 
     # Checkpoints
 
-    @traced("replaybuf.checkpoint", spans.of_step, spans.of_checkpoint)
+    @traced("replaybuf.checkpoint", spans.of_call, spans.of_checkpoint)
     async def checkpoint(self, step: int) -> Checkpoint:
         """Make a checkpoint of the buffer, for a `restore` to this train step; call this when the weights are saved.
 
@@ -710,7 +710,7 @@ class ReplayBuffer(Generic[R]):
         self._check_open()
         return await self.storage.checkpoint(check_whole(check_step(step, "step"), "step"), self._keep_checkpoints)
 
-    @traced("replaybuf.restore", spans.of_restore, spans.of_checkpoint)
+    @traced("replaybuf.restore", spans.of_call, spans.of_checkpoint)
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
         """Restore the buffer exactly as it was at the checkpoint of this train step, in one transaction.
 
