@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replaybuf.doctor.check_server import _Server, findings
-from replaybuf.storage.sql.engine.postgres_recovery import HASTEN, START_ONE, Synchronous
+from replaybuf.storage.sql.engine.standbys import HASTEN, START_ONE, Synchronous
 
 pytestmark = pytest.mark.fast
 

@@ -11,8 +11,8 @@ from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, warnin
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.errors import says_unknown, translated
 from replaybuf.storage.sql.engine.postgres_pool import Pool
-from replaybuf.storage.sql.engine.postgres_recovery import ASK as ASK_STANDBYS
-from replaybuf.storage.sql.engine.postgres_recovery import Synchronous
+from replaybuf.storage.sql.engine.standbys import ASK as ASK_STANDBYS
+from replaybuf.storage.sql.engine.standbys import Synchronous
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction
 from replaybuf.storage.sql.schema.records import metadata
