@@ -8,7 +8,6 @@ from typing import Literal, TypedDict
 
 from replaybuf.checks import check_no_url
 from replaybuf.errors import SnapshotError
-from replaybuf.files.row_format import RowsOf
 from replaybuf.query import Query
 from replaybuf.redact import redact_path
 from replaybuf.rules.policies import OrderTerm
@@ -17,12 +16,11 @@ OrderBy = str | OrderTerm | Iterable[str | OrderTerm] | None
 
 
 class Selection(TypedDict, total=False):
-    """The groups of an export, and its rows. `ReplayBuffer.export` has the meaning, `find` that of `order_by`."""
+    """The groups of an export. `ReplayBuffer.export` has the meaning, `find` that of `order_by`."""
 
     where: Query | None
     order_by: OrderBy
     limit: int | None
-    rows: RowsOf
 
 
 SNAPSHOT_FILE = "replaybuf.sqlite"

@@ -39,10 +39,9 @@ from replaybuf.checks import (
     check_whole,
 )
 from replaybuf.errors import ClosedError, InputError, ReplayBufError, SnapshotError, StorageError
-from replaybuf.files.exporting import Exported, ExportQuery, export_files, to_dataset, to_pandas
+from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_dataset, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
-from replaybuf.files.row_format import RowsOf
 from replaybuf.files.sources import RolloutFile
 from replaybuf.progress import OnProgress
 from replaybuf.query import Node, Query, parse
@@ -590,28 +589,23 @@ class ReplayBuffer(Generic[R]):
         path: str | os.PathLike[str],
         *,
         exact: bool = False,
-        max_bytes: int | None = None,
         force: bool = False,
         progress: OnProgress | None = None,
         **selection: Unpack[Selection],
     ) -> Exported:
-        """Write groups to a file, without consuming them: JSONL (.jsonl, .jsonl.gz, .jsonl.zst), Parquet or Arrow.
+        """Write groups to a file, without consuming them: JSONL (.jsonl, .jsonl.gz) or Parquet.
 
-        A row is a rollout or a group (`rows="groups"`), with the group's metadata and all fields of the rollouts, of
-        any class. Their values are JSON's or Arrow's; the result's `warnings` name those that are text. With `exact`
-        the groups' payloads are there, too, and an import gives the same rollouts. The groups are those that match
-        `where` when the export begins; groups removed before they are read are left out and counted. Memory use is
-        bounded.
+        A row is a rollout, with its group's metadata and all its fields, of any class. Their values are JSON's or
+        Parquet's; the result's `warnings` name those that are text. With `exact` the groups' payloads are there, too,
+        and an import gives the same rollouts. The groups are those that match `where` when the export begins; groups
+        removed before they are read are left out and counted. Memory use is bounded.
 
-        The file gets its name when it is complete. From `max_bytes` on another one is begun: NAME-00000-of-00003.jsonl.
-        An existing file is replaced only with `force`. Raises FileError, StorageError, AccessError, QueryError
-        and, for Parquet and Arrow, MissingDriverError without pyarrow. `progress` is called as in `save`.
+        The file gets its name when it is complete. An existing one is replaced only with `force`. Raises FileError,
+        StorageError, AccessError, QueryError and, for Parquet, MissingDriverError without pyarrow. `progress` is called
+        as in `save`.
         """
         chosen = self._chosen(exact=exact, **selection)
-        most = None if max_bytes is None else check_limit(max_bytes)
-        return await export_files(
-            self.storage, chosen, check_folder(path), max_bytes=most, force=force, progress=progress
-        )
+        return await export_file(self.storage, chosen, check_folder(path), force=force, progress=progress)
 
     async def to_pandas(
         self,
@@ -629,8 +623,8 @@ class ReplayBuffer(Generic[R]):
     ) -> Any:
         """Return groups as a Hugging Face `datasets.Dataset`, which reads its rows lazily from `folder`.
 
-        The folder gets Arrow files, written as by `export`, and may be deleted after the dataset. Needs the packages
-        datasets and pyarrow. Raises the errors of `export`.
+        The folder gets `rollouts.parquet`, as `export` writes it, and what datasets makes of it, and may be deleted
+        after the dataset. Needs the packages datasets and pyarrow. Raises the errors of `export`.
         """
         return await to_dataset(self.storage, self._chosen(**selection), check_folder(folder), progress)
 
@@ -650,9 +644,7 @@ class ReplayBuffer(Generic[R]):
         again: bool = False,
         progress: OnProgress | None = None,
     ) -> Imported:
-        """Put the groups of a file, each exactly once: an export of ours, others' rows, and saved buffers.
-
-        A folder is the folder of a dataset (`to_dataset`), or of another single export.
+        """Put the groups of a file, each exactly once: an export of ours, or others' rows.
 
         The file is read to its end first, and nothing of an invalid one is put. Then groups are put in batches; an
         import that failed, was cancelled or killed continues there when it is repeated, and groups that were imported
@@ -681,20 +673,11 @@ class ReplayBuffer(Generic[R]):
             return await import_from(self.storage, file, wanted, progress)
 
     def _chosen(
-        self,
-        *,
-        where: Query | None = None,
-        order_by: OrderBy = None,
-        limit: int | None = None,
-        rows: RowsOf = "rollouts",
-        exact: bool = False,
+        self, *, where: Query | None = None, order_by: OrderBy = None, limit: int | None = None, exact: bool = False
     ) -> ExportQuery:
         self._check_open()
-        if rows not in ("rollouts", "groups"):
-            raise InputError(f"rows must be 'rollouts' or 'groups', not {rows!r:.100}")
-        return ExportQuery(
-            self._parsed({} if where is None else where), parse_order(order_by), check_limit(limit), rows, bool(exact)
-        )
+        query = self._parsed({} if where is None else where)
+        return ExportQuery(query, parse_order(order_by), check_limit(limit), bool(exact))
 
     # Checkpoints
 
