@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -298,30 +299,20 @@ class Store:
                 await asyncio.shield(closing)
 
 
+@dataclass(slots=True)
 class _End:
     """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected."""
 
-    def __init__(
-        self,
-        thread: DatabaseThread,
-        engine: Database,
-        transactions: Transactions,
-        commits: GroupCommit,
-        sweeper: Sweeper,
-        watch: Watch,
-        presence: Presence | None,
-        files: PayloadFiles,
-    ) -> None:
-        self._thread = thread
-        self._engine = engine
-        self._transactions = transactions
-        self._commits = commits
-        self._sweeper = sweeper
-        self._watch = watch
-        self._presence = presence
-        self._files = files
-        self._closing = threading.Lock()
-        self._closed = False
+    _thread: DatabaseThread
+    _engine: Database
+    _transactions: Transactions
+    _commits: GroupCommit
+    _sweeper: Sweeper
+    _watch: Watch
+    _presence: Presence | None
+    _files: PayloadFiles
+    _closing: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     def close(self) -> None:
         """Commit pending puts and release all resources; blocks. A second call waits for the first."""

@@ -133,7 +133,6 @@ class PostgresDatabase(Database):
         """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
         async with self._waits.bounded(since, patient=self.opened):
             await commit(connection, last)
-        self._waits.end()
 
     def _check_followed(self, depends_on: DependsOn) -> None:
         if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:
