@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -116,12 +115,6 @@ async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
         first = await lease_of(buffer, 1000)
         set_clock(monkeypatch, 100.0)
         assert 90 < (await lease_of(buffer, 1000)).until - first.until < 110
-
-
-def test_this_host_has_a_name_for_its_start() -> None:
-    name = sqlite_dialect.this_start()
-    assert name is None or name.startswith("start of ")
-    assert (name is not None) == (sys.platform == "linux")
 
 
 @pytest.mark.parametrize("ahead", [7200.0, -7200.0])
