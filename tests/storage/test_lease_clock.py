@@ -137,9 +137,7 @@ async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
 
         assert not await due(60)
         assert await due(-60)
-        await storage.thread.run(
-            lambda: storage.engine.write(lambda tx: keep_for_reading(tx, [1, 2, 3], 120.0), fenced=False)
-        )
+        await storage.thread.run(lambda: storage.engine.write(lambda tx: keep_for_reading(tx, [1, 2, 3], 120.0)))
         assert not await due(-60)
         assert await due(-180)
 

@@ -27,7 +27,7 @@ from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
-from replaybuf.storage.sql.statements.fence import check_fence, joined
+from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -156,7 +156,6 @@ class Store:
             read_only=self._read_only,
             password=self._password,
             ours_only=True,
-            guard=check_fence,
         )
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
@@ -226,7 +225,7 @@ class Store:
             # Another process that creates this database at the same moment may have claimed the place for it.
             if not await self._is_there():
                 raise
-        await self.engine.write(partial(create_schema, where=self.engine.where), fenced=False)
+        await self.engine.write(partial(create_schema, where=self.engine.where))
 
     # Operations
 

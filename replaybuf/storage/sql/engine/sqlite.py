@@ -42,9 +42,8 @@ class SqliteDatabase(Database):
         lock_timeout: float,
         read_only: bool = False,
         ours_only: bool = False,
-        guard: Function[object] | None = None,
     ) -> None:
-        super().__init__(url, lock_timeout, guard)
+        super().__init__(url, lock_timeout)
         self.memory = is_memory(url)
         self.path = None if self.memory else url.database
         self.connections = Connections(
@@ -85,14 +84,12 @@ class SqliteDatabase(Database):
         *,
         alone: bool = False,
         brief: bool = False,
-        fenced: bool = True,
         patience: float | None = None,
         depends_on: DependsOn = DependsOn.NOTHING,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
-        work = self._behind_fence(function) if fenced else function
         with translated(self.url, self.lock_timeout if patience is None else patience):
-            result = await self._in_turn(work, scope, write=True, brief=brief, patience=patience)
+            result = await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
         self._committed()
         return result
 
