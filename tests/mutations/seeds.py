@@ -255,7 +255,7 @@ _VIEWS = [
     ("text-behind-the-last", "codec/texts.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/repairs.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+    ("doctor-loses-places", "doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [
