@@ -7,6 +7,7 @@ group's key. The first random draw gives keys to groups of lanes that run none y
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -45,9 +46,10 @@ def check_races(tx: Transaction, lanes: Iterable[Lane], order: Order) -> None:
         if race is None:
             raise RaceNotRunError
         if race.key != key or seed not in (None, race.seed):
+            ours = f"{key} with {'any seed' if seed is None else f'the seed {seed}'}"
             raise ConfigError(
-                f"the buffer {tx.scope.buffer!r} draws at random by {race.key} with the seed {race.seed}, since its "
-                f"first such draw, and this process by {key} with the seed {seed}: give all processes that draw or "
+                f"the buffer {tx.scope.buffer!r} has a random order by {race.key} with the seed {race.seed}, from its "
+                f"first process with a random policy; this process has one by {ours}: give all processes that draw or "
                 "evict at random the same policy and seed, or use another buffer"
             )
 
@@ -58,7 +60,7 @@ def begin_races(tx: Transaction) -> None:
     for home in lanes_where(tx, "NOT leased AND race IS NULL"):
         if race is None or not runs_race(home.status, leased=False):
             continue
-        set_race(tx, home, type(race)(race.key, race.seed))
+        set_race(tx, home, replace(race))
         last: int | None = 0
         while last is not None:
             members = tx.tuples(
