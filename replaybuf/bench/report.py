@@ -59,7 +59,6 @@ def results_of(outcome: Outcome) -> Results:
             "workers": _part(puts.waited, seconds * settings.workers * settings.concurrency),
             "trainers": _part(takes.waited, seconds * settings.trainers),
         },
-        "late": puts.late,
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
         "notes": [redact_words(note) for note in outcome.notes],

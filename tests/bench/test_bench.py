@@ -80,14 +80,6 @@ def test_a_database_with_groups_of_somebody_is_refused(url: str) -> None:
     assert left_behind(url) == before
 
 
-def test_the_page_fits(tmp_path: Path) -> None:
-    small = ("--workers", 1, "--group", "1x8", "--take", 2, "--groups", 9)
-    page = run("bench", f"sqlite:///{tmp_path}/bench.db", *small).stdout
-    assert max(map(len, page.splitlines())) <= 100
-    assert re.search(r"^ledger +9 put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
-    assert re.search(r"^put +9( +[\d,.]+){5}$", page, re.M)
-
-
 @pytest.mark.long
 def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
     """The others go on, and what it had put until then is accounted for, or said not to be known."""
