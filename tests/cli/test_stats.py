@@ -184,11 +184,6 @@ async def put(url: str, *rewards: Any, task: str = "math", **options: Any) -> No
         await buffer.put(rollouts, task, model_step=1, current_train_step=2)
 
 
-async def expire(url: str) -> None:
-    async with build(url) as buffer:
-        await buffer.refresh_staleness(task_stale_thresholds={"math": 2}, current_train_step=9)
-
-
 def test_the_parts_of_a_dict_are_in_sql_whichever_counts(url: str) -> None:
     asyncio.run(put(url, PARTS, reward_key="accuracy"))
     (row,) = run_json("sql", url, "SELECT reward, rewards FROM rollouts")
