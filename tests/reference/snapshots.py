@@ -94,8 +94,7 @@ def _group(row: dict[str, Any], codec: Codec, clocks: dict[tuple[str, Status, st
     refreshed_to = row["step"] if pinned is None else row["pinned_step"]
     if refreshed_to is not None or marks.get("expired") or marks.get("masked"):
         try:
-            copying = codec.as_stored()
-            payload = copying.encode(decode_stored(copying, uid, payload, row["marks"], refreshed_to))
+            payload = codec.encode(decode_stored(codec, uid, payload, row["marks"], refreshed_to))
         except DecodeError:  # as damaged as it was
             pass
     item = StorageItem(
