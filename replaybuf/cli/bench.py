@@ -28,10 +28,6 @@ def bench(
     leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
     step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
     most: Annotated[int, option("--most", "Workers pause while there are more groups; 0: never.", min=0)] = 4096,
-    capacity: Annotated[
-        int, option("--capacity", "Let the buffer hold puts back beyond N groups; 0: it doesn't.", min=0)
-    ] = 0,
-    lists: Annotated[bool, option("--lists", "Tokens as Python lists instead of arrays.")] = False,
     extra: Annotated[
         str | None, option("--extra", "One more array in each group: 20M for pictures, experts.", metavar="SIZE")
     ] = None,
@@ -68,7 +64,6 @@ def bench(
         trainers=trainers,
         rollouts=rollouts,
         tokens=tokens,
-        lists=lists,
         extra=0 if extra is None else read_size(extra, "--extra"),
         seconds=minutes * 60,
         groups=groups,
@@ -78,7 +73,6 @@ def bench(
         leases=leases,
         step_seconds=step_seconds,
         most=most,
-        capacity=capacity,
         payloads=payloads,
         keep=keep,
     )
