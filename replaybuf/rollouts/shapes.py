@@ -226,7 +226,7 @@ class _ModelShape(Shape):
             cls.model_rebuild(raise_errors=False)
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
         private = cls.__private_attributes__.items()
-        self._private = [
+        self._private: list[tuple[str, Any]] = [
             (name, one.default_factory or partial(copy.deepcopy, one.default))
             for name, one in private
             if one.default_factory is not None or one.default is not PydanticUndefined
