@@ -143,7 +143,7 @@ def find_settings(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
         found.append(warning(what, "nothing: a run that opens it makes one"))
     if size != PAGE_SIZE:
         what = f"pages of {size:,} bytes: large payloads are written more slowly than with {PAGE_SIZE:,}"
-        found.append(warning(what, "replaybuf save URL FOLDER, and replaybuf resume into a new file"))
+        found.append(warning(what, "replaybuf checkpoint save URL FOLDER, and resume into a new file"))
     if encoding != "UTF-8":
         found.append(problem(f"its texts are {encoding}", "save it, and resume into a new file"))
     if is_network(kind):

@@ -57,7 +57,7 @@ def find_revision(tx: ReadTransaction, context: CheckContext) -> Sequence[Findin
         case State.MISSING:
             return [problem("no replaybuf tables", "check the name, or wait until a run has opened it")]
         case State.OLDER:
-            mend = f"close all users of it, then: replaybuf db upgrade {context.where}"
+            mend = f"close all users of it, then: replaybuf doctor {context.where} --upgrade"
             return [problem(f"schema {found} of an older replaybuf, wanted {wanted}", mend)]
         case State.NEWER:
             newer = f"schema {found}, which this replaybuf doesn't know (newest known {wanted})"

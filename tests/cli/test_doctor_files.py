@@ -141,7 +141,7 @@ def test_another_encoding(tmp_path: Path) -> None:
         connection.execute("PRAGMA encoding = 'UTF-16le'")
         connection.execute("CREATE TABLE t (x)")
         connection.execute("DROP TABLE t")
-    run("db", "upgrade", tmp_path / "run.db")
+    run("doctor", tmp_path / "run.db", "--upgrade")
     assert any("UTF-16le" in row["text"] for row in examine(tmp_path / "run.db", code=1)["settings"])
 
 

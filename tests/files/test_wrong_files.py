@@ -275,8 +275,8 @@ def test_a_wrong_table_is_refused_with_its_row_and_column(tmp_path: Path, name: 
 
 _SQLITE = b"SQLite format 3\0"
 OTHERS = {
-    "run.db": (_SQLITE, "this is a database: replaybuf save and resume"),
-    "postgresql://rl:secret@db/run": (b"", "this is a database: replaybuf save and resume"),
+    "run.db": (_SQLITE, "this is a database: replaybuf checkpoint save and resume"),
+    "postgresql://rl:secret@db/run": (b"", "this is a database: replaybuf checkpoint save and resume"),
     "a.pkl": (pickle.dumps([{}]), "this is a pickle, .*load it where its classes are"),
     "a.pth": (b"PK\x03\x04", "this is a pickle, or a file of torch.save"),
 }
