@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from replaybuf.produce import AsyncProduceStrategy as AsyncProduceStrategy
     from replaybuf.produce import Generated as Generated
     from replaybuf.produce import JSONLines as JSONLines
+    from replaybuf.produce import Prompt as Prompt
+    from replaybuf.produce import PromptLedger as PromptLedger
     from replaybuf.produce import Sampler as Sampler
     from replaybuf.produce import SyncProduceStrategy as SyncProduceStrategy
     from replaybuf.produce import TrainState as TrainState
     from replaybuf.produce import produce_loop as produce_loop
     from replaybuf.produce import publish as publish
-    from replaybuf.prompts import Prompt as Prompt
-    from replaybuf.prompts import PromptLedger as PromptLedger
     from replaybuf.rollouts.rollout import RolloutState as RolloutState
     from replaybuf.rollouts.rollout import Status as Status
     from replaybuf.storage.sql.tasks.handles import load_into as load_into
@@ -43,8 +43,10 @@ _PUBLIC = {
     "buffer.replay_buffer": "ReplayBuffer",
     "config": "AsyncReplayBufferConfig ReplayBufferConfig SyncReplayBufferConfig",
     "errors": "ConfigError FencedError FullError LeaseLostError NotReadyError ReplayBufError",
-    "produce": "AsyncProduceStrategy Generated JSONLines Sampler SyncProduceStrategy TrainState produce_loop publish",
-    "prompts": "Prompt PromptLedger",
+    "produce": (
+        "AsyncProduceStrategy Generated JSONLines Prompt PromptLedger Sampler SyncProduceStrategy TrainState "
+        "produce_loop publish"
+    ),
     "rollouts.rollout": "RolloutState Status",
     "storage.sql.tasks.handles": "load_into",
     "storage.values": "StorageItem",

@@ -6,8 +6,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from replaybuf import RolloutState, Status
 
 
@@ -82,32 +80,3 @@ class Iterated:
 
 
 DATASETS = {"indexed": indexed, "stateful": Shuffled, "iterated": Iterated}
-
-
-class Tensor:
-    """What is needed of a torch tensor; the real ones were tried with torchdata's StatefulDataLoader."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def detach(self) -> Tensor:
-        return self
-
-    def cpu(self) -> Tensor:
-        return self
-
-    def numpy(self) -> Any:
-        return self._array
-
-
-class WithTensors(Shuffled):
-    """A data loader whose state has the tensor of a random generator in it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"generator": [Tensor(np.arange(3, dtype=np.uint8))]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        [tensor] = state.pop("generator")
-        assert isinstance(tensor, Tensor)
-        assert tensor.numpy().tolist() == [0, 1, 2]
-        super().load_state_dict(state)

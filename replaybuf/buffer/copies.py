@@ -260,18 +260,14 @@ class BufferCopies(BufferReader[R], Generic[R]):
         await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer as a dict of plain values, for frameworks that want one. Blocks; `save` doesn't."""
+        """Return a dict with the content of a snapshot file, for frameworks that want one. Blocks; `save` doesn't."""
         self._check_open()
-        return {"policy": self.policy.name, "storage": self.storage.state_dict()}
+        return {"snapshot": self.storage.snapshot({"policy": self.policy.name})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a dict from `state_dict` into this buffer, which must be empty. Blocks."""
+        """Load a dict from `state_dict` into this buffer, which must be empty. Blocks. Errors are those of `resume`."""
         self._check_open()
-        if not isinstance(state, Mapping) or "storage" not in state:
+        snapshot = state.get("snapshot") if isinstance(state, Mapping) else None
+        if not isinstance(snapshot, bytes):
             raise SnapshotError("expected a dict from ReplayBuffer.state_dict()", reason="mismatch")
-        if state.get("policy") != self.policy.name:
-            raise SnapshotError(
-                f"the state was saved with policy {state.get('policy')!r}, and this buffer has {self.policy.name!r}",
-                reason="mismatch",
-            )
-        self.storage.load_state_dict(state["storage"])
+        self.storage.load_snapshot(snapshot, {"policy": self.policy.name})

@@ -38,11 +38,11 @@ from replaybuf.demo.worker import (
     RunFolder,
     WorkerSettings,
     buffer_config,
-    sampler_of,
     strategy_of,
 )
 from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
 from replaybuf.produce import TrainState, publish, published
+from replaybuf.produce.prompt_ledger import overwrite
 from replaybuf.rules.transitions import Tallies, Tally
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path, written
 
@@ -195,7 +195,7 @@ async def clear(buffer: ReplayBuffer) -> None:
     await buffer.checkpoint(0)
     await buffer.restore(0)  # ends leases, and fences off leftover workers
     await buffer.delete({"task_name": TASK})
-    await asyncio.to_thread(sampler_of(buffer, 0, 0).load_state_dict, {"position": 0, "value": b""})
+    await overwrite(buffer.cursors, TASK, 0, b"")
     if await published(buffer) is not None:
         await publish(buffer, None)
     for made in await buffer.checkpoints():

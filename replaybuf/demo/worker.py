@@ -31,7 +31,7 @@ from replaybuf import FencedError, ReplayBufError, ReplayBufferConfig
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.demo.policy import Engine, Policy, Prompts, answer_of, prompt_of
-from replaybuf.produce import AsyncProduceStrategy, SamplerWithReplayBuffer, TrainState, produce_loop
+from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop
 
 NAME = "replaybuf-demo"  # of the buffer: groups of others in the same database aren't touched
 TASK = "arithmetic"
@@ -135,11 +135,9 @@ def buffer_config(url: str, worker: str | None = None) -> ReplayBufferConfig:
     )
 
 
-def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> SamplerWithReplayBuffer:
+def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
     """Return a sampler of the first `prompts` prompts of a run; interrupted and expired ones come first."""
-    return SamplerWithReplayBuffer(
-        buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS
-    )
+    return Sampler(buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS)
 
 
 def strategy_of(worker: int) -> AsyncProduceStrategy:

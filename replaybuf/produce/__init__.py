@@ -1,9 +1,10 @@
-"""From prompts to batches: samplers, produce strategies, and workers on other hosts."""
+"""From prompts to batches: the prompt ledger, samplers, produce strategies, and workers on other hosts."""
 
 from replaybuf.produce.agent_loop import AgentLoop, Generated, ProduceSummary, reward_varies
+from replaybuf.produce.prompt_ledger import LedgerCounts, Prompt, PromptLedger
 from replaybuf.produce.prompt_records import JSONLines, to_rollout
 from replaybuf.produce.rollout_worker import produce_loop, publish, published, wait_published
-from replaybuf.produce.sampler import Sampler, SamplerWithReplayBuffer, batch_sizes
+from replaybuf.produce.sampler import Sampler, batch_sizes
 from replaybuf.produce.strategies import AsyncProduceStrategy, ProduceStrategy, SyncProduceStrategy
 from replaybuf.rules.train_state import TrainState
 
@@ -12,10 +13,12 @@ __all__ = [
     "AsyncProduceStrategy",
     "Generated",
     "JSONLines",
+    "LedgerCounts",
     "ProduceStrategy",
     "ProduceSummary",
+    "Prompt",
+    "PromptLedger",
     "Sampler",
-    "SamplerWithReplayBuffer",
     "SyncProduceStrategy",
     "TrainState",
     "batch_sizes",

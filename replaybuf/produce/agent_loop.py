@@ -7,14 +7,14 @@ import inspect
 import logging
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 from replaybuf.errors import InputError, ProduceError, RolloutError
-from replaybuf.prompts import Prompt
+from replaybuf.produce.prompt_ledger import Prompt
 from replaybuf.rollouts.rewards import SCORE, reward_value
 from replaybuf.rollouts.rollout import Status, group_status
 from replaybuf.rollouts.rollout_type import RolloutType
@@ -220,9 +220,6 @@ def _place(error: BaseException) -> str:
 
 
 _NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}
-#: Percentiles are computed over the times of the last so many groups.
-_TIMES = 10_000
-
 _GROUPS = ("failed", "retried", "filtered", "expired", "interrupted", "lost")
 
 
@@ -237,12 +234,9 @@ class ProduceSummary:
       were done, and not stored.
     - `tokens`: response tokens generated now, including those of interrupted and failed groups.
     - `seconds`: the time of the production, of which `pause_seconds` for interrupting the remaining groups;
-      `group_seconds`: the sum of the times of `generate_group` calls; `train_seconds`: the time of the train step, if
-      measured with `training()`.
+      `group_seconds`: the sum of the times of `generate_group` calls.
     - `raw_rewards_sum`, `raw_rewards_count`: over the rollouts of all completed groups, including filtered and expired
       ones, without which the mean would be biased. Rollouts without a reward don't count.
-
-    `group_p50` and `group_p99` are percentiles of the seconds of `generate_group` calls, over the last 10,000.
     """
 
     produced: int = 0
@@ -258,24 +252,8 @@ class ProduceSummary:
     seconds: float = 0.0
     pause_seconds: float = 0.0
     group_seconds: float = 0.0
-    train_seconds: float = 0.0
     raw_rewards_sum: float = 0.0
     raw_rewards_count: int = 0
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES), repr=False, compare=False)
-
-    @property
-    def group_p50(self) -> float:
-        """The median time of a group, in seconds; 0 without any."""
-        return self._percentile(50)
-
-    @property
-    def group_p99(self) -> float:
-        """The 99th percentile of the time of a group, in seconds; 0 without any."""
-        return self._percentile(99)
-
-    def _percentile(self, percent: int) -> float:
-        ordered = sorted(self.times)
-        return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0.0
 
     def add_rewards(self, rewards: Iterable[float | None]) -> None:
         """Count the rewards of a completed group's rollouts; None where one has none."""
@@ -289,40 +267,26 @@ class ProduceSummary:
         setattr(self, name, getattr(self, name) + 1)
         self.tokens += tokens
         self.group_seconds += seconds
-        self.times.append(seconds)
 
     @contextmanager
     def producing(self) -> Iterator[None]:
         """Add the time of the block to `seconds`. A ProduceError that ends it takes this summary along."""
-        try:
-            with self._timed("seconds"):
-                yield
-        except ProduceError as error:
-            error.summary = self
-            raise
-
-    def training(self) -> AbstractContextManager[None]:
-        """Return a context manager that adds the time of its block to `train_seconds`."""
-        return self._timed("train_seconds")
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
+        except ProduceError as error:
+            error.summary = self
+            raise
         finally:
-            setattr(self, name, getattr(self, name) + time.monotonic() - began)
+            self.seconds += time.monotonic() - began
 
     def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
-        """Return the figures by name, for a logger: `produce/produced` and so on, and `train/seconds`."""
-        names = [one.name for one in fields(self) if one.name not in ("times", "train_seconds")]
-        figures = {f"{prefix}{name}": getattr(self, name) for name in (*names, "group_p50", "group_p99")}
-        return figures | {"train/seconds": self.train_seconds}
+        """Return the figures by name, for a logger: `produce/produced` and so on."""
+        return {f"{prefix}{one.name}": getattr(self, one.name) for one in fields(self)}
 
     def __str__(self) -> str:
-        """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s; training 0.4 s`."""
+        """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s`."""
         others = [f"{number(count)} {name}" for name in _GROUPS if (count := getattr(self, name))]
         notes = "; ".join(filter(None, [f"{self.reused} reused" if self.reused else "", ", ".join(others)]))
         text = f"{number(self.produced)} groups{f' ({notes})' if notes else ''}"
-        text += f", {short(self.tokens)} tokens in {self.seconds:.1f} s"
-        return text + (f"; training {self.train_seconds:.1f} s" if self.train_seconds else "")
+        return f"{text}, {short(self.tokens)} tokens in {self.seconds:.1f} s"

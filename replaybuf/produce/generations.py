@@ -23,9 +23,8 @@ from replaybuf.produce.agent_loop import (
     error_of,
     judge,
 )
+from replaybuf.produce.prompt_ledger import Again, Prompt, begin_anew
 from replaybuf.produce.sampler import Sampler
-from replaybuf.prompts import Prompt
-from replaybuf.prompts.prompt_ledger import Again, begin_anew
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rewards import reward_value
 from replaybuf.rollouts.rollout import Status, group_status
@@ -68,11 +67,14 @@ class Generations:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def start(self, count: int, again: Iterable[Again]) -> int:
-        """Draw up to `count` prompts and start to generate them. Return their number."""
-        if count < 1:
-            return 0
-        prompts = await self._sampler.sample(count, again=again, partial=self._strategy.partial)
+    async def start(self, count: int, *choices: Iterable[Again] | None) -> int:
+        """Draw up to `count` prompts and start to generate them. Return their number.
+
+        `choices` are the groups of the buffer that come before new prompts, and others for when there are no more.
+        """
+        prompts: list[Prompt] = []
+        for again in choices if count > 0 else ():
+            prompts = prompts or await self._sampler.draw(count, again=again, partial_rollouts=self._strategy.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self._summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back

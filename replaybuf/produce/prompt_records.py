@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import operator
 import os
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from pydantic import ValidationError
@@ -22,22 +20,15 @@ from replaybuf.rollouts.rollout import RolloutState
 _BOM = b"\xef\xbb\xbf"
 
 
-class _Index(NamedTuple):
-    """The offsets of the lines of a file, and the file's size and modification time when they were read."""
-
-    offsets: array[int]
-    stamp: tuple[int, int]
-
-
 class JSONLines:
     """The objects in one or more JSONL files, as an indexed dataset of dicts, in the order of the files.
 
-    Blank lines are skipped. The files are read once, at the first use, to find where their lines begin (8 bytes of
-    memory for each); after that, only the lines that are used. May be used by several threads, forked, and pickled: no
-    file stays open.
+    Blank lines are skipped. The files are read once, at the first use, and their lines are kept in memory (for files
+    that are larger than that: `datasets.load_dataset("json", data_files=...)`). May be used by several threads, forked,
+    and pickled; a pickled copy reads the files again.
 
-    Raises InputError if a file is missing, can't be read, or has changed since that first use (its size or modification
-    time), and for a line that isn't a JSON object in UTF-8, with the file and the number of the line.
+    Raises InputError if a file is missing or can't be read, and for a line that isn't a JSON object in UTF-8, with the
+    file and the number of the line.
     """
 
     def __init__(self, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
@@ -47,33 +38,20 @@ class JSONLines:
         self.paths = tuple(map(_check_path, several))
         if not self.paths:
             raise InputError("the list of JSONL files is empty")
-        self._found: tuple[list[_Index], list[int]] | None = None
+        self._found: list[bytes] | None = None
 
     def __len__(self) -> int:
-        return self._indexes()[1][-1]
+        return len(self._lines())
 
     def __getitem__(self, number: SupportsIndex) -> dict[str, Any]:
-        indexes, ends = self._indexes()
-        wanted = operator.index(number)
-        at = wanted + ends[-1] if wanted < 0 else wanted
-        if not 0 <= at < ends[-1]:
-            raise IndexError(f"there is no item {wanted}: the files have {ends[-1]}")
-        place = bisect_right(ends, at)
-        path, (offsets, stamp) = self.paths[place], indexes[place]
-        offset = offsets[at - (ends[place - 1] if place else 0)]
-        with _opened(path) as file:
-            if _stamp(file) != stamp:
-                raise InputError(
-                    f"{path} was changed since its lines were counted: files of prompts must stay as they are during a "
-                    "run; build JSONLines anew"
-                )
-            file.seek(offset)
-            line = file.readline()
-            try:
-                return _parse(line)
-            except ValueError as error:
-                file.seek(0)
-                raise InputError(f"{path}, line {_line_number(file, offset)}: {error}") from error
+        lines, at = self._lines(), operator.index(number)
+        if not -len(lines) <= at < len(lines):
+            raise IndexError(f"there is no item {at}: the files have {len(lines)}")
+        try:
+            return _parse(lines[at])
+        except ValueError as error:
+            path, line, _ = next(islice(self._read(), at % len(lines), None))
+            raise InputError(f"{path}, line {line}: {error}") from error
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
@@ -82,18 +60,25 @@ class JSONLines:
         return f"JSONLines({', '.join(map(str, self.paths))})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy indexes the lines again: on another host the same file may have another modification time.
         return {"paths": self.paths, "_found": None}
 
-    def _indexes(self) -> tuple[list[_Index], list[int]]:
-        """Return the index of each file, and the number of items up to its end.
-
-        Without a lock, which a fork could leave held for ever: concurrent first calls do the same work twice.
-        """
+    def _lines(self) -> list[bytes]:
+        """Return the lines, without a lock, which a fork could leave held: concurrent first calls read twice."""
         if self._found is None:
-            indexes = [_find_lines(path) for path in self.paths]
-            self._found = indexes, list(accumulate(len(index.offsets) for index in indexes))
+            self._found = [line for _, _, line in self._read()]
         return self._found
+
+    def _read(self) -> Iterator[tuple[Path, int, bytes]]:
+        """Yield the lines that aren't blank, with their files and numbers."""
+        for path in self.paths:
+            try:
+                with path.open("rb") as file:
+                    for number, line in enumerate(file, 1):
+                        text = line.removeprefix(_BOM) if number == 1 else line
+                        if text.strip():
+                            yield path, number, text
+            except OSError as error:
+                raise InputError(f"{path} can't be read: {error.strerror}") from error
 
 
 def _check_path(path: Any) -> Path:
@@ -109,43 +94,10 @@ def _check_path(path: Any) -> Path:
     return file
 
 
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror}") from error
-
-
-def _stamp(file: BinaryIO) -> tuple[int, int]:
-    status = os.fstat(file.fileno())
-    return status.st_size, status.st_mtime_ns
-
-
-def _find_lines(path: Path) -> _Index:
-    offsets, offset = array("q"), 0
-    with _opened(path) as file:
-        stamp = _stamp(file)
-        for line in file:
-            if line.removeprefix(b"" if offset else _BOM).strip():
-                offsets.append(offset)
-            offset += len(line)
-        if _stamp(file) != stamp or offset != stamp[0]:
-            raise InputError(f"{path} was changed while its lines were counted: wait until it is whole")
-    return _Index(offsets, stamp)
-
-
-def _line_number(file: BinaryIO, offset: int) -> int:
-    number = 1
-    while offset > 0 and (block := file.read(min(offset, 1 << 20))):
-        number += block.count(b"\n")
-        offset -= len(block)
-    return number
-
-
 def _parse(line: bytes) -> dict[str, Any]:
     """Return the JSON object in a line. Raises ValueError with the reason if there is none."""
     try:
-        record = json.loads(line.removeprefix(_BOM).decode("utf-8"))
+        record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error}") from error
     except RecursionError as error:

@@ -22,7 +22,8 @@ from replaybuf.checks import check_step, check_timeout, check_whole
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import Generations
-from replaybuf.produce.sampler import Sampler, overwrite
+from replaybuf.produce.prompt_ledger import overwrite
+from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
@@ -179,7 +180,12 @@ class _Work:
         while not state.finished and not stop.is_set():
             self.running.train_step = state.train_step
             self.running.check()
-            if await self._may_generate(state) and await self._start():
+            if await self._weights_are_new(state):
+                started = await self._start()
+            else:
+                started = 0
+                await buffer.check_fence()
+            if started:
                 self._go_on()
             else:
                 await self._wait(state, stop, seen)
@@ -187,12 +193,6 @@ class _Work:
             self._report(state)
             seen = buffer.waits.version()  # before all that is read until the next wait
             state = await published(buffer) or state
-
-    async def _may_generate(self, state: TrainState) -> bool:
-        if await self._weights_are_new(state):
-            return True
-        await self.sampler.buffer.check_fence()
-        return False
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
@@ -216,8 +216,7 @@ class _Work:
     async def _start(self) -> int:
         """Start as many groups as the room allows. Return their number."""
         tail, again = await self.strategy.again(self.sampler)
-        room = self._room(*await self._level(), tail=tail)
-        return await self.running.start(room, again) or await self.running.start(room, self.strategy.waiting)
+        return await self.running.start(self._room(*await self._level(), tail=tail), again, self.strategy.waiting)
 
     def _room(self, level: Level, flying: int, *, tail: bool) -> int:
         """Return the number of groups that may start, given all workers' groups, the limits and our concurrency."""

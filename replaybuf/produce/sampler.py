@@ -5,27 +5,21 @@ The order of prompts is that of `PromptLedger.draw`.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from replaybuf.buffer.lease import Cursors
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_by_task, check_list, check_whole, whole
+from replaybuf.checks import check_by_task, check_whole, whole
 from replaybuf.errors import InputError
+from replaybuf.produce.datasets import FAR
+from replaybuf.produce.prompt_ledger import PromptLedger, overwrite
 from replaybuf.produce.prompt_records import to_rollout
-from replaybuf.prompts.dataset_readers import FAR
-from replaybuf.prompts.prompt_ledger import Again, Prompt, PromptLedger
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.values import LEASE_SECONDS
-from replaybuf.sync import SyncReplayBuffer
-
-T = TypeVar("T")
+from replaybuf.sync import SyncReplayBuffer, run
 
 
 class Sampler(PromptLedger):
@@ -39,12 +33,11 @@ class Sampler(PromptLedger):
     stored once. Prompt n, counted from 0 over all epochs, has the `group_id` n and
     the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
 
-    All samplers of the prompt ledger `name` (default: the task's), in any processes, together hand out every prompt
-    once. Prompts of a dead worker are handed out again, `seconds` after its last heartbeat.
+    Groups of the buffer with one of the statuses `again` come before new prompts, in this order: by default interrupted
+    ones (ABORTED), with their partial responses, then expired ones. All samplers of the prompt ledger `name` (default:
+    the task's), in any processes, together hand out every prompt once. Prompts of a dead worker are handed out again,
+    `seconds` after its last heartbeat.
     """
-
-    #: Statuses of groups in the buffer that are handed out before new prompts, in addition to prompts of dead workers.
-    again: Sequence[Again] = ()
 
     def __init__(
         self,
@@ -56,6 +49,7 @@ class Sampler(PromptLedger):
         epochs: int | None = None,
         shuffle: int | None = None,
         make_rollout: Callable[[Any], Any] = to_rollout,
+        again: Iterable[StatusLike] = (Status.ABORTED, Status.EXPIRED),
         name: str | None = None,
         seconds: float = LEASE_SECONDS,
     ) -> None:
@@ -69,26 +63,17 @@ class Sampler(PromptLedger):
             make_group=self._repeated,
             epochs=epochs,
             shuffle=shuffle,
-            again=(Status.ABORTED, Status.EXPIRED),
+            partial_rollouts=True,
+            again=again,
             seconds=seconds,
         )
-
-    async def sample(
-        self, count: int = 1, *, again: Iterable[Again] | None = None, partial: bool = True
-    ) -> list[Prompt]:
-        """Return up to `count` prompts to be generated; fewer, or none, if there are no more for now.
-
-        `again`: the groups of the buffer that come before new prompts, as in `PromptLedger.draw` (default: the
-        sampler's own). With `partial`, interrupted rollouts keep their partial response; otherwise they begin anew.
-        """
-        return await self.draw(count, again=self.again if again is None else again, partial_rollouts=partial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset, as plain values. Blocks for the time of one query.
 
         The position is also in the store, its checkpoints and snapshots: a run that keeps its buffer needs no copy.
         """
-        now = _blocking(self.buffer.cursors.read(self.name))
+        now = run(self.buffer.cursors.read(self.name))
         return {"position": now.position, "value": now.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -96,13 +81,11 @@ class Sampler(PromptLedger):
 
         Prompts that are in the buffer stay there. Raises InputError.
         """
-        try:
-            position, value = whole(state["position"]), state["value"]
-        except (KeyError, TypeError) as error:
-            raise InputError("expected a dict from Sampler.state_dict()") from error
+        given = state if isinstance(state, Mapping) else {}
+        position, value = whole(given.get("position")), given.get("value")
         if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
             raise InputError("expected a dict from Sampler.state_dict()")
-        _blocking(overwrite(self.buffer.cursors, self.name, position, value))
+        run(overwrite(self.buffer.cursors, self.name, position, value))
 
     def _repeated(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
@@ -125,37 +108,6 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
     return value
-
-
-class SamplerWithReplayBuffer(Sampler):
-    """A sampler that first hands out the groups of the buffer with the given statuses, in this order; then new prompts.
-
-    By default interrupted groups (ABORTED), with their partial responses, then expired ones, without responses.
-    """
-
-    def __init__(
-        self,
-        buffer: ReplayBuffer | SyncReplayBuffer,
-        dataset: Any,
-        task_name: str,
-        *,
-        statuses: Iterable[StatusLike] = (Status.ABORTED, Status.EXPIRED),
-        **options: Any,
-    ) -> None:
-        super().__init__(buffer, dataset, task_name, **options)
-        self.again = tuple(map(self.buffer.rollout_type.statuses.check, check_list(statuses, "statuses")))
-
-
-async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:
-    """Set a cursor, retrying if other processes move it in the meantime."""
-    while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
-        pass
-
-
-def _blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine and return its result, also inside a running event loop."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
 
 
 def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]:

@@ -18,9 +18,9 @@ from replaybuf.checks import check_step, check_timeout, check_train_step, check_
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import INTERRUPTED, Generations
+from replaybuf.produce.prompt_ledger import Again
 from replaybuf.produce.sampler import Sampler
 from replaybuf.progress import progress_bar
-from replaybuf.prompts.prompt_ledger import Again
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
@@ -56,7 +56,7 @@ class BatchPlan:
     patience: float
     summary: ProduceSummary = field(default_factory=ProduceSummary)
     ahead: int = 0  # groups that are generated beyond the batch
-    again: Sequence[Again] = ()  # groups of the buffer that come before new prompts
+    again: Sequence[Again] | None = None  # groups of the buffer that come before new prompts; None: the sampler's
     rest: Sequence[Again] = ()  # groups that come after them
 
     @property
@@ -164,8 +164,9 @@ class ProduceStrategy(ReadableConfig):
 
     async def _fill(self, running: Generations, batch: BatchPlan, tell: Callable[[int, int], None]) -> None:
         """Keep groups in flight until the batch is complete."""
-        deadline = time.monotonic() + batch.patience
+        deadline, waits = time.monotonic() + batch.patience, batch.sampler.buffer.waits
         while True:
+            seen = waits.version()
             running.check()  # before the count, which includes the groups that are done
             completed = await self._completed(batch)
             tell(min(completed, batch.size), batch.size)
@@ -182,14 +183,13 @@ class ProduceStrategy(ReadableConfig):
                     return
                 raise NotReadyError(f"after {batch.patience:g} s: {_missing(batch, completed)}")
             wanted = await self._wanted(running, batch, completed)
-            if wanted > 0:
-                started = await running.start(wanted, batch.again)
-                if started or (batch.rest and await running.start(wanted, batch.rest)):
-                    continue  # until enough groups are in flight, or no prompt is left
+            if wanted > 0 and await running.start(wanted, batch.again, batch.rest):
+                continue  # until enough groups are in flight, or no prompt is left
             if running:
                 await running.wait(min(remaining, _POLL_SECONDS))
             elif wanted > 0:
-                await self._wait_for_others(batch, completed, min(remaining, _POLL_SECONDS))
+                await self._check_exhausted(batch, completed)
+                await waits.changed(seen, min(remaining, _POLL_SECONDS))
 
     async def _completed(self, batch: BatchPlan) -> int:
         return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
@@ -211,25 +211,14 @@ class ProduceStrategy(ReadableConfig):
             wanted = min(wanted, self.max_concurrency - running)
         return wanted
 
-    async def _wait_for_others(self, batch: BatchPlan, completed: int, timeout: float) -> None:
-        """Wait for prompts in flight elsewhere, when none is left to draw. Raises ProduceError if there are none."""
-        waits = batch.sampler.buffer.waits
-        seen = waits.version()
-        check = batch.sampler.buffer.rollout_type.statuses.check
-        handed_out = {check(one[0] if type(one) is tuple else one) for one in (*batch.again, *batch.rest)}
-        counts = await batch.sampler.counts({*handed_out, Status.INIT})
-        if not counts.in_flight and not counts.waiting:
-            if await self._completed(batch) > completed:
-                return
-            waiting = (await batch.sampler.counts()).waiting
+    async def _check_exhausted(self, batch: BatchPlan, completed: int) -> None:
+        """Raise ProduceError if no prompt is left to draw, and none is in flight elsewhere."""
+        again = None if batch.again is None else [*batch.again, *batch.rest]
+        counts = await batch.sampler.counts(again)
+        if not counts.in_flight and not counts.waiting and await self._completed(batch) <= completed:
             raise ProduceError(
-                f"{_missing(batch, completed)}, and no prompt is left in the dataset"
-                + (
-                    f" ({waiting} interrupted or expired ones wait: SamplerWithReplayBuffer draws them)" * bool(waiting)
-                ),
-                reason="exhausted",
+                f"{_missing(batch, completed)}, and no prompt is left in the dataset", reason="exhausted"
             )
-        await waits.changed(seen, timeout)
 
 
 class SyncProduceStrategy(ProduceStrategy):
@@ -237,9 +226,6 @@ class SyncProduceStrategy(ProduceStrategy):
 
     Groups that fail or are filtered are replaced. The sampler decides which prompts come first.
     """
-
-    async def _plan(self, batch: BatchPlan) -> None:
-        batch.again = batch.sampler.again
 
 
 def check_size(batch_size: Any, sampler: Any) -> int:

@@ -12,8 +12,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import RATES
-from replaybuf.produce import Sampler, TrainState, publish
-from replaybuf.prompts import PromptLedger
+from replaybuf.produce import PromptLedger, Sampler, TrainState, publish
 from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run, run_json
 from tests.cli.doctored import examine
@@ -105,7 +104,7 @@ def test_leases_that_are_over_are_told_and_nothing_is_written(busy: str) -> None
 def test_where_the_run_is(empty: str) -> None:
     async def work() -> None:
         async with ReplayBufferConfig(url=empty).build() as buffer:
-            await Sampler(buffer, [{"prompt": "7+5="}] * 1500, "math").sample(1200)
+            await Sampler(buffer, [{"prompt": "7+5="}] * 1500, "math").draw(1200)
             await publish(buffer, TrainState(43, 42, weights="step-42"))
 
     asyncio.run(work())

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.prompts import PromptLedger
+from replaybuf.produce import PromptLedger
 from replaybuf.storage.sql.inspection.reader import SqliteReadTransaction, Table
 from replaybuf.view.steps import read_step, read_steps
 from replaybuf.worker_name import working_as

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -19,13 +18,7 @@ from tests.contract.leasing import LONG
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting
 from tests.reasons import because
-
-
-def state_of(buffer: ReplayBuffer) -> Any:
-    """Return all that a store holds: groups with their payloads, counts, races, cursors; not the next uid."""
-    state = deepcopy(buffer.state_dict())
-    del state["storage"]["next_uid"]
-    return state
+from tests.reference.snapshots import held_by
 
 
 async def go_on(buffer: ReplayBuffer) -> None:
@@ -59,13 +52,13 @@ class CheckpointLaws(Harness):
     async def test_a_restore_gives_back_exactly_what_was(self, buffer: ReplayBuffer) -> None:
         """Groups, metadata, rollouts, counts: groups taken since are back, groups put since are gone."""
         await fill(buffer)
-        before, seen = state_of(buffer), await everything(buffer)
+        before, seen = held_by(buffer), await everything(buffer)
         made = await buffer.checkpoint(8)
         assert (made.step, made.groups) == (8, len(seen) - 3)
         await go_on(buffer)
         assert await everything(buffer) != seen
         assert await buffer.restore(8) == made
-        assert state_of(buffer) == before
+        assert held_by(buffer) == before
         assert await everything(buffer) == seen
 
     @pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
@@ -87,10 +80,10 @@ class CheckpointLaws(Harness):
             await buffer.put(group(step), "code")
             await buffer.get(1, "code")
             await buffer.checkpoint(step)
-            states[step] = state_of(buffer)
+            states[step] = held_by(buffer)
         for step in (1, 0, 2, 2, 0):
             await buffer.restore(step)
-            assert state_of(buffer) == states[step]
+            assert held_by(buffer) == states[step]
             await go_on(buffer)
 
     async def test_uids_are_never_given_again(self, buffer: ReplayBuffer) -> None:
@@ -206,7 +199,7 @@ class CheckpointLaws(Harness):
     async def test_a_missing_checkpoint_changes_nothing(self, buffer: ReplayBuffer) -> None:
         """And a step that is none is refused."""
         await fill(buffer)
-        before = state_of(buffer)
+        before = held_by(buffer)
         for call in (buffer.restore(99), buffer.restore(99, keep_new=True)):
             with pytest.raises(CheckpointError):
                 await call
@@ -214,7 +207,7 @@ class CheckpointLaws(Harness):
             for call in (buffer.checkpoint(step), buffer.restore(step)):  # type: ignore[arg-type]
                 with pytest.raises(InputError, match="step"):
                     await call
-        assert state_of(buffer) == before
+        assert held_by(buffer) == before
 
     async def test_a_state_is_not_loaded_over_checkpoints(self, buffer: ReplayBuffer) -> None:
         """SnapshotError that names their steps."""
@@ -235,12 +228,12 @@ class CheckpointLaws(Harness):
 
     async def test_an_empty_buffer_can_be_kept_and_restored(self, buffer: ReplayBuffer) -> None:
         """As any other."""
-        before = state_of(buffer)
+        before = held_by(buffer)
         await buffer.checkpoint(0)
         await fill(buffer)
         await buffer.restore(0)
         assert len(buffer) == 0
-        assert state_of(buffer)["storage"]["tallies"] == before["storage"]["tallies"] == []
+        assert held_by(buffer)["tallies"] == before["tallies"] == {}
 
     async def test_keep_new_keeps_a_result_in_the_place_of_its_prompt(self, buffer: ReplayBuffer) -> None:
         """Groups that a kept group has replaced since, also through others, don't come back beside it."""

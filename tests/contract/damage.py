@@ -39,14 +39,14 @@ class DamageLaws(Harness):
         if kind == "bit rot":
             uids.append(await storage.put(_new(1)))
             uids.append(await storage.put(_new(2)))
-            storage = await self.damaged(storage, uids[1], open_storage)
+            await self.damage(storage, uids[1])
         else:
             others = await open_storage(OTHER_CODEC)
-            others.load_state_dict(storage.state_dict())
+            others.load_snapshot(storage.snapshot({}), {})
             fields = {"status": "completed", "of_another_type": 1}
             uids.append(await others.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0)))
             storage = await open_storage()
-            storage.load_state_dict(others.state_dict())
+            storage.load_snapshot(others.snapshot({}), {})
             uids.append(await storage.put(_new(2)))
         return ReplayBuffer(storage, CODEC.rollout_type), uids
 
@@ -58,14 +58,14 @@ class DamageLaws(Harness):
     async def test_a_damaged_group_is_set_aside(self, kind: str, open_storage: Open) -> None:
         """Its status is FAILED, `error` says why; identity, staleness and payload stay."""
         buffer, uids = await self._damaged(kind, open_storage)
-        payload = payload_of(buffer.storage, uids[1])
+        payload = await payload_of(buffer.storage, uids[1])
         await buffer.get(9, "math")
         [item] = await found(buffer)
         assert (item.uid, item.timestamp_id, item.status, item.item) == (uids[1], uids[1], Status.FAILED, [])
         assert item.error
         assert ("another rollout type" in item.error) is (kind == "other type")
         assert await buffer.count("math", "failed") == 1
-        assert payload_of(buffer.storage, uids[1]) == payload
+        assert await payload_of(buffer.storage, uids[1]) == payload
 
     async def test_find_shows_a_damaged_group(self, kind: str, open_storage: Open) -> None:
         """With the reason in `error` and an empty item; reading changes nothing."""
@@ -109,13 +109,13 @@ class DamageLaws(Harness):
         assert [item.uid for item in await found(buffer)] == uids
 
     async def test_snapshots_keep_damaged_groups(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
-        """A state dict with a damaged group can be loaded, and the group is as damaged as before."""
+        """A snapshot with a damaged group can be loaded, and the group is as damaged as before."""
         storage: SQLStorage = await open_storage()
         uid = await storage.put(_new(0))
-        storage = await self.damaged(storage, uid, open_storage)
+        await self.damage(storage, uid)
         buffer = await open_buffer()
-        buffer.storage.load_state_dict(storage.state_dict())
-        assert payload_of(buffer.storage, uid) == payload_of(storage, uid)
+        buffer.storage.load_snapshot(storage.snapshot({}), {})
+        assert await payload_of(buffer.storage, uid) == await payload_of(storage, uid)
         [item] = await found(buffer)
         assert item.error is not None
 

@@ -11,12 +11,12 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FencedError
 from replaybuf.storage.values import Cursor
-from tests.contract.checkpointing import state_of
 from tests.contract.durable import SamePlace
 from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, group, ids, rules_of
 from tests.contract.leasing import LONG
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting
+from tests.reference.snapshots import held_by
 
 Attempt = Callable[[ReplayBuffer], Awaitable[Any]]
 
@@ -57,11 +57,11 @@ class FenceLaws(Harness):
         await buffer.checkpoint(1)
         trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
         await trainer.restore(1)
-        before = state_of(trainer)
+        before = held_by(trainer)
         for _ in range(2):
             with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
                 await ATTEMPTS[attempt](buffer)
-        assert state_of(trainer) == before
+        assert held_by(trainer) == before
 
     async def test_background_work_of_the_run_before_changes_nothing(
         self, open_buffer: OpenBuffer, same_place: SamePlace
@@ -79,7 +79,7 @@ class FenceLaws(Harness):
             await trainer.put(group(number), "math")
         await trainer.get(2, "math")
         leased = await trainer.lease_batch({"math": 1}, seconds=0.001, heartbeat=False)
-        before = state_of(trainer)
+        before = held_by(trainer)
         work = buffer.storage
         work.sweeper._history = 0
         for step in (work.sweeper.look_after_groups, work.sweeper.prune_history):
@@ -88,7 +88,7 @@ class FenceLaws(Harness):
         work.presence._limits_noted.clear()
         work.presence.of("old").taken = 1
         await work.thread.run(work.presence.flush)
-        assert state_of(trainer) == before
+        assert held_by(trainer) == before
         assert await trainer.storage._read(lambda tx: tx.run("SELECT count(*) FROM rb_event WHERE worker = 'old'")) == [
             (0,)
         ]

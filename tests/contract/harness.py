@@ -20,7 +20,6 @@ from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.copies.state_dict import unpack_state
 from replaybuf.storage.values import NewGroup, StorageItem
 
 NewStorage = Callable[[Codec, Rules], SQLStorage]
@@ -87,20 +86,12 @@ class Harness:
         """A buffer over an empty storage, oldest first."""
         return await open_buffer()
 
-    async def damaged(self, storage: SQLStorage, uid: int, open_storage: Open) -> SQLStorage:
-        """Return a storage with the groups of this one, with a flipped bit in the payload of one of them.
-
-        It uses the state dict, so that it works with any database.
-        """
-        state = deepcopy(storage.state_dict())
-        for record in state["groups"]:
-            if record["uid"] == uid:
-                payload = bytearray(record["payload"])
-                payload[len(payload) // 2] ^= 1
-                record["payload"] = bytes(payload)
-        loaded = await open_storage()
-        loaded.load_state_dict(state)
-        return loaded
+    async def damage(self, storage: SQLStorage, uid: int) -> None:
+        """Flip a bit in the payload of a group."""
+        payload = bytearray(await payload_of(storage, uid))
+        payload[len(payload) // 2] ^= 1
+        spoil = "UPDATE rb_payload SET data = :data WHERE uid = :uid"
+        await storage._write(lambda tx: tx.change(spoil, data=bytes(payload), uid=uid))
 
 
 def rules_of(
@@ -208,7 +199,6 @@ def plain(value: Any) -> Any:
     return (type(value).__name__, repr(value) if isinstance(value, float) else value)
 
 
-def payload_of(storage: SQLStorage, uid: int) -> bytes:
-    """Return the encoded rollouts of a group, by the state dict."""
-    groups = unpack_state(storage.state_dict()).groups
-    return next(group.payload for group in groups if group.item.uid == uid)
+async def payload_of(storage: SQLStorage, uid: int) -> bytes:
+    """Return the encoded rollouts of a group."""
+    return bytes(await storage._read(lambda tx: tx.value("SELECT data FROM rb_payload WHERE uid = :uid", uid=uid)))

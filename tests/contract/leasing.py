@@ -288,7 +288,8 @@ class LeaseLaws(Harness):
         """It is set aside, and the next one comes in its place."""
         storage = await open_storage()
         uids = [await storage.put(new_group(number)) for number in range(3)]
-        buffer = await open_buffer(storage=await self.damaged(storage, uids[0], open_storage))
+        await self.damage(storage, uids[0])
+        buffer = await open_buffer(storage=storage)
         lease = await lease_of(buffer, 2)
         assert ids(lease.batch["math"]) == [1, 2]
         assert [(item.uid, item.status) for item in await found(buffer)] == [(uids[0], Status.FAILED)]

@@ -14,7 +14,18 @@ from replaybuf.checks import Tags
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.sql.backend import SQLStorage
-from tests.contract.harness import OTHER_CODEC, Harness, OpenBuffer, found, group, new_group, only, plain, rollout
+from tests.contract.harness import (
+    CODEC,
+    OTHER_CODEC,
+    Harness,
+    OpenBuffer,
+    found,
+    group,
+    new_group,
+    only,
+    plain,
+    rollout,
+)
 
 
 class PuttingLaws(Harness):
@@ -189,6 +200,5 @@ class PuttingLaws(Harness):
     async def test_a_storage_keeps_what_it_is_given(self, storage: SQLStorage) -> None:
         """On the backend itself: staleness and created_at are those of the NewGroup."""
         uid = await storage.put(new_group(7, staleness=5, created_at=12.5, priority=0.0))
-        state = storage.state_dict()
-        [record] = state["groups"]
-        assert (record["uid"], record["staleness"], record["created_at"], record["priority"]) == (uid, 5, 12.5, 0.0)
+        [item] = await found(ReplayBuffer(storage, CODEC.rollout_type))
+        assert (item.uid, item.staleness, item.created_at, item.priority) == (uid, 5, 12.5, 0.0)

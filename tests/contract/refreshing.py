@@ -18,6 +18,7 @@ from replaybuf.rollouts.staleness import (
     reset_response,
 )
 from tests.contract.harness import CODEC, Harness, found, group, only, plain, rollout
+from tests.reference.snapshots import held_by
 
 
 async def refresh(buffer: ReplayBuffer, step: int, threshold: int | None = None, **options: Any) -> dict[str, int]:
@@ -162,7 +163,7 @@ class RefreshingLaws(Harness):
             ("expired", 7),
             ("expired", 7),
         ]
-        kept = buffer.state_dict()["storage"]["groups"]
+        kept = held_by(buffer)["groups"]
         assert [one["archived_at"] for one in kept] == [None, None, None]  # the failed one is no longer set aside
         assert await refresh(buffer, 9, 3, statuses=[]) == {"math": 0}
         with pytest.raises(InputError):

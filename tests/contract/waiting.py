@@ -14,7 +14,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, NotReadyError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
-from tests.contract.harness import CODEC, SOON, Harness, Open, group, ids, new_group
+from tests.contract.harness import CODEC, SOON, Harness, group, ids, new_group
 from tests.stores import set_by
 
 
@@ -78,10 +78,11 @@ class WaitingLaws(Harness):
         await change(buffer)
         await asyncio.wait_for(task, SOON)
 
-    async def test_a_group_set_aside_wakes(self, storage: SQLStorage, open_storage: Open) -> None:
+    async def test_a_group_set_aside_wakes(self, storage: SQLStorage) -> None:
         """Those who wait for FAILED groups see one that a take could not decode."""
         uid = await storage.put(new_group(1))
-        buffer = ReplayBuffer(await self.damaged(storage, uid, open_storage), CODEC.rollout_type)
+        await self.damage(storage, uid)
+        buffer = ReplayBuffer(storage, CODEC.rollout_type)
         task = await waiting(buffer, buffer.wait_ready({"math": 1}, "failed", timeout=None))
         assert await buffer.get(1, "math") == []
         await asyncio.wait_for(task, SOON)

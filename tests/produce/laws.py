@@ -66,6 +66,6 @@ def questions(groups: Any) -> list[str]:
 async def drawn(sampler: Sampler, count: int) -> list[Prompt]:
     """So many prompts, or all that are left."""
     found: list[Prompt] = []
-    while len(found) < count and (more := await sampler.sample(count - len(found))):
+    while len(found) < count and (more := await sampler.draw(count - len(found))):
         found += more
     return found

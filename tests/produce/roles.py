@@ -13,7 +13,6 @@ from replaybuf.produce import (
     AsyncProduceStrategy,
     ProduceStrategy,
     Sampler,
-    SamplerWithReplayBuffer,
     SyncProduceStrategy,
     TrainState,
     produce_loop,
@@ -49,9 +48,7 @@ def scripted(size: int, seed: int) -> ScriptedLoop:
 
 def sampler_of(buffer: ReplayBuffer, size: int) -> Sampler:
     """That of all processes of a run."""
-    return SamplerWithReplayBuffer(
-        buffer, prompts(size), TASK, prompt_repeat_k=2, epochs=1, shuffle=11, seconds=LEASE_SECONDS
-    )
+    return Sampler(buffer, prompts(size), TASK, prompt_repeat_k=2, epochs=1, shuffle=11, seconds=LEASE_SECONDS)
 
 
 def work(ledger: Ledger, url: str, kind: str, size: int, seed: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.produce import Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
+from replaybuf.produce import Sampler, SyncProduceStrategy
 from tests.frameworks import Sample
 
 TASK = "math"
@@ -49,9 +49,7 @@ async def test_a_batch_of_samples_of_slime() -> None:
     config = ReplayBufferConfig(url="memory://", rollout_type=Sample, fields=NAMES, unfit=10)
     async with config.build() as buffer:
         prompts = [{"prompt": str(number)} for number in range(8)]
-        sampler = SamplerWithReplayBuffer(
-            buffer, prompts, TASK, prompt_repeat_k=2, epochs=1, make_rollout=lambda item: Sample(**item)
-        )
+        sampler = Sampler(buffer, prompts, TASK, prompt_repeat_k=2, epochs=1, make_rollout=lambda item: Sample(**item))
         strategy = SyncProduceStrategy(is_valid=lambda group: group[0].prompt != "2")
         summary = await strategy.produce_batch(Loop(), sampler, 4, train_step=1, model_step=0)
         assert (summary.produced, summary.filtered) == (4, 1)
@@ -68,7 +66,7 @@ async def test_a_batch_of_samples_of_slime() -> None:
 async def test_a_batch_of_rollouts_without_a_status() -> None:
     async with ReplayBufferConfig(url="memory://", rollout_type=Bare).build() as buffer:
         sampler = Sampler(buffer, ["a", "b"], TASK, epochs=1, make_rollout=Bare)
-        [prompt] = await sampler.sample(1)
+        [prompt] = await sampler.draw(1)
         await prompt.save()
         await prompt.give_back()
         [item] = [item async for item in buffer.find({})]

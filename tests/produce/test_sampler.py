@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import InputError
-from replaybuf.produce import AsyncProduceStrategy, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy, batch_sizes
+from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy, batch_sizes
 from tests.produce.laws import drawn, ids, questions
 from tests.produce.scripted import ScriptedLoop, prompts
 from tests.stores import TASK, build
@@ -32,7 +32,7 @@ async def test_a_prompt_becomes_a_group_of_k_rollouts_with_ids_of_their_own(buff
 async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> None:
     """Neither with each other nor with the dataset."""
     record = {"message": [{"role": "user", "content": "2 + 2"}], "extra_fields": {"seen": []}, "prompt_ids": [1]}
-    (prompt,) = await Sampler(buffer, [record], TASK, prompt_repeat_k=2).sample()
+    (prompt,) = await Sampler(buffer, [record], TASK, prompt_repeat_k=2).draw()
     first, second = prompt.group
     first.message[0]["content"] = "3 + 3"
     first.extra_fields["seen"].append(1)
@@ -64,7 +64,7 @@ async def test_ids_are_unique_over_samplers_that_draw_at_once(url: str) -> None:
 async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
     """Their ids are theirs: those of prompts that come back stay."""
     async with build(shared_url) as buffer:
-        (prompt,) = await Sampler(buffer, prompts(4), TASK, prompt_repeat_k=2).sample()
+        (prompt,) = await Sampler(buffer, prompts(4), TASK, prompt_repeat_k=2).draw()
         await prompt.give_back()
         again, new = await drawn(Sampler(buffer, prompts(4), TASK, prompt_repeat_k=4), 2)
         assert [rollout.rollout_id for rollout in again.group] == [0, 1]
@@ -84,7 +84,7 @@ async def test_nothing_is_read_before_it_is_drawn(buffer: ReplayBuffer) -> None:
 
     sampler = Sampler(buffer, Lazy(), TASK)
     assert read == []
-    await sampler.sample(3)
+    await sampler.draw(3)
     assert read == [0, 1, 2]
 
 
@@ -103,19 +103,19 @@ async def test_bad_options_are_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("statuses", ["aborted", ["no such"], [1], None])
 async def test_bad_statuses_are_refused(statuses: Any) -> None:
     with pytest.raises(InputError):
-        SamplerWithReplayBuffer(build("memory://"), prompts(2), TASK, statuses=statuses)
+        Sampler(build("memory://"), prompts(2), TASK, again=statuses)
 
 
 async def leave(sampler: Sampler, status: Status) -> None:
     """The next prompt of the dataset comes to wait in the buffer."""
-    (prompt,) = await sampler.sample(again=[])
+    (prompt,) = await sampler.draw(again=[])
     for rollout in prompt.group:
         rollout.status, rollout.response, rollout.response_ids = status, "so far", [5, 6]
     await prompt.finish(model_step=1)
 
 
 async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(buffer: ReplayBuffer) -> None:
-    sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK)
+    sampler = Sampler(buffer, prompts(9), TASK)
     for status in (Status.EXPIRED, Status.ABORTED, Status.EXPIRED, Status.ABORTED, Status.COMPLETED):
         await leave(sampler, status)
     found = await drawn(sampler, 6)
@@ -126,18 +126,18 @@ async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(bu
 
 
 async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
-    sampler = SamplerWithReplayBuffer(buffer, prompts(9), TASK, statuses=["expired", "aborted"])
+    sampler = Sampler(buffer, prompts(9), TASK, again=["expired", "aborted"])
     for status in (Status.ABORTED, Status.EXPIRED):
         await leave(sampler, status)
     assert questions(await drawn(sampler, 3)) == ["1", "0", "2"]
 
 
-async def test_a_plain_sampler_leaves_what_waits_in_the_buffer(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(3), TASK, epochs=1)
+async def test_a_sampler_of_new_prompts_leaves_what_waits_in_the_buffer(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(3), TASK, epochs=1, again=[])
     await leave(sampler, Status.ABORTED)
     assert questions(await drawn(sampler, 9)) == ["1", "2"]
     counts = await sampler.counts()
-    assert (counts.drawn, counts.in_flight, counts.waiting, counts.finished) == (3, 2, 1, 0)
+    assert (counts.drawn, counts.in_flight, counts.waiting, counts.finished) == (3, 2, 0, 1)
 
 
 @dataclass
@@ -244,25 +244,25 @@ def test_sizes_that_mean_nothing_are_refused(size: Any) -> None:
 
 async def test_a_state_takes_the_dataset_back_inside_of_a_running_loop(buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, prompts(9), TASK, shuffle=1)
-    await sampler.sample(2)
+    await sampler.draw(2)
     state = pickle.loads(pickle.dumps(sampler.state_dict()))  # as it is saved with the weights
-    expected = questions(await sampler.sample(4))
+    expected = questions(await sampler.draw(4))
     sampler.load_state_dict(state)
-    assert questions(await sampler.sample(4)) == expected
+    assert questions(await sampler.draw(4)) == expected
     other = Sampler(buffer, prompts(9), TASK, shuffle=1)
     other.load_state_dict(state)
-    assert questions(await sampler.sample(4)) == expected  # it is the ledger's place, for all samplers
+    assert questions(await sampler.draw(4)) == expected  # it is the ledger's place, for all samplers
 
 
 def test_a_state_takes_the_dataset_back_outside_of_a_loop(url: str) -> None:
     buffer = build(url)
     try:
         sampler = Sampler(buffer, prompts(9), TASK)
-        asyncio.run(sampler.sample(2))
+        asyncio.run(sampler.draw(2))
         state = sampler.state_dict()
-        asyncio.run(sampler.sample(3))
+        asyncio.run(sampler.draw(3))
         sampler.load_state_dict(state)
-        assert questions(asyncio.run(sampler.sample(2))) == ["2", "3"]
+        assert questions(asyncio.run(sampler.draw(2))) == ["2", "3"]
     finally:
         asyncio.run(buffer.close())
 
@@ -282,9 +282,9 @@ async def test_a_state_can_be_had_while_prompts_are_drawn(buffer: ReplayBuffer) 
 async def test_the_state_of_a_new_sampler_begins_anew(buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, prompts(5), TASK)
     state = sampler.state_dict()
-    await sampler.sample(3)
+    await sampler.draw(3)
     sampler.load_state_dict(state)
-    assert questions(await sampler.sample(1)) == ["0"]
+    assert questions(await sampler.draw(1)) == ["0"]
 
 
 @pytest.mark.parametrize(
@@ -307,14 +307,14 @@ async def test_the_state_of_a_new_sampler_begins_anew(buffer: ReplayBuffer) -> N
 async def test_what_is_no_state_is_refused(url: str, state: Any) -> None:
     async with build(url) as buffer:
         sampler = Sampler(buffer, prompts(5), TASK)
-        await sampler.sample(2)
+        await sampler.draw(2)
         with pytest.raises(InputError, match=r"expected a dict from Sampler\.state_dict"):
             sampler.load_state_dict(state)
-        assert questions(await sampler.sample(1)) == ["2"]
+        assert questions(await sampler.draw(1)) == ["2"]
 
 
 async def test_the_state_of_another_dataset_is_refused_when_it_is_read(buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, prompts(5), TASK)
     sampler.load_state_dict({"position": 1, "value": b"garbage"})
     with pytest.raises(InputError, match="another dataset"):
-        await sampler.sample()
+        await sampler.draw()

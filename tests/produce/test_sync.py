@@ -9,7 +9,7 @@ import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import InputError, ProduceError
-from replaybuf.produce import ProduceSummary, Sampler, SamplerWithReplayBuffer, SyncProduceStrategy
+from replaybuf.produce import Sampler, SyncProduceStrategy
 from tests.produce.laws import assert_accounted, ids, items_of, leased, produce, take
 from tests.produce.scripted import Script, ScriptedLoop, Told, forever, prompts
 from tests.reasons import because
@@ -44,15 +44,6 @@ async def test_rewards_are_counted_before_groups_are_filtered(buffer: ReplayBuff
     summary = await produce(strategy, ScriptedLoop(Script(reward=lambda place: place + 0.5)), sampler_of(buffer), 3)
     assert (summary.produced, summary.filtered) == (3, 1)
     assert (summary.raw_rewards_sum, summary.raw_rewards_count) == (4 * (0.5 + 1.5), 8)
-
-
-def test_the_percentiles_of_times_are_those_of_the_last_groups() -> None:
-    summary = ProduceSummary()
-    assert (summary.group_p50, summary.group_p99) == (0, 0)
-    for seconds in range(20_000):
-        summary.add(Status.COMPLETED, 0, float(seconds))
-    assert (summary.group_p50, summary.group_p99, len(summary.times)) == (15_000, 19_900, 10_000)
-    assert summary.as_dict()["produce/group_p99"] == 19_900
 
 
 async def test_groups_that_fail_are_replaced_and_tried_again(buffer: ReplayBuffer) -> None:
@@ -131,7 +122,7 @@ async def test_a_loop_that_always_fails_ends_the_batch(buffer: ReplayBuffer) -> 
         await produce(SyncProduceStrategy(max_failures=8), ScriptedLoop(Script(failures=99)), sampler, 4)
     await assert_accounted(sampler)
     assert await buffer.count(TASK, Status.INIT) == 4
-    assert [prompt.attempt for prompt in await sampler.sample(4)] == [1, 1, 1, 1]
+    assert [prompt.attempt for prompt in await sampler.draw(4)] == [1, 1, 1, 1]
 
 
 async def test_prompts_that_a_broken_loop_has_used_up_are_prompts_again(url: str) -> None:
@@ -164,19 +155,13 @@ async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer)
     assert summary.seconds > 0
 
 
-async def test_interrupted_ones_that_wait_are_named_when_the_dataset_is_at_its_end(buffer: ReplayBuffer) -> None:
-    await buffer.put(group(100, status=Status.ABORTED), TASK)
-    with pytest.raises(ProduceError, match="1 interrupted or expired ones wait: SamplerWithReplayBuffer draws them"):
-        await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer, 3), 4)
-
-
 async def test_interrupted_ones_come_first_with_a_sampler_that_draws_them(buffer: ReplayBuffer) -> None:
     plain = sampler_of(buffer)
-    (prompt,) = await plain.sample()
+    (prompt,) = await plain.draw()
     for rollout in prompt.group:
         rollout.status, rollout.response_ids = Status.ABORTED, [7]
     await prompt.finish()
-    sampler = SamplerWithReplayBuffer(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
+    sampler = Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
     loop = ScriptedLoop()
     summary = await produce(SyncProduceStrategy(), loop, sampler, 3)
     assert loop.order == [0, 1, 2]
@@ -185,7 +170,7 @@ async def test_interrupted_ones_come_first_with_a_sampler_that_draws_them(buffer
 
 async def test_prompts_that_are_in_flight_elsewhere_are_waited_for(buffer: ReplayBuffer) -> None:
     sampler = sampler_of(buffer, 4)
-    (prompt,) = await sampler.sample()
+    (prompt,) = await sampler.draw()
     with pytest.raises(NotReadyError, match=r"after 0.2 s: task math: 3 of 4 completed groups"):
         await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 4, timeout=0.2)
     await prompt.give_back()

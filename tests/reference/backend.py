@@ -7,15 +7,14 @@ Random operations must leave a database indistinguishable from it (`tests/side_b
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 from replaybuf.progress import OnProgress
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.copies.state_dict import pack_state, unpack_state
 from replaybuf.storage.sql.statements.restore import check_empty
 from replaybuf.storage.values import Checkpoint, Cursor, Leased, NewGroup
 from tests.reference.drawing import Drawing, Drawn, all_of
@@ -23,6 +22,7 @@ from tests.reference.loans import now as lease_time
 from tests.reference.matching import Matching
 from tests.reference.presence import Presence
 from tests.reference.putting import Putting
+from tests.reference.snapshots import BufferState, read_snapshot
 from tests.reference.world import World, add_new, load, state_of
 
 
@@ -119,14 +119,20 @@ class Reference(Putting, Drawing, Matching, Presence):
 
     # Copies
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> BufferState:
+        """All that the store holds."""
         with self._lock:
-            return pack_state(state_of(self._world(), self._next_uid))
+            return state_of(self._world(), self._next_uid)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def snapshot(self, about: Mapping[str, str]) -> bytes:
+        return pickle.dumps(self.state())
+
+    def load_snapshot(self, snapshot: bytes, expected: Mapping[str, str]) -> None:
+        """Load a snapshot of this class, or of a database."""
+        is_file = snapshot.startswith(b"SQLite format 3")
+        loaded = read_snapshot(snapshot, self.codec) if is_file else pickle.loads(snapshot)
         with self._lock:
             check_empty(len(self._groups.payloads), [made.step for made in self._checkpoints.all()])
-            loaded = unpack_state(state)
             load(self._groups, loaded)
             self._next_uid = max(self._next_uid, loaded.next_uid)
             self._ticket_shift = self._next_uid - loaded.next_ticket
@@ -136,16 +142,7 @@ class Reference(Putting, Drawing, Matching, Presence):
     async def save(
         self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
     ) -> None:
-        storage = SQLStorage("memory://", self.codec, self.rules)
-        await asyncio.to_thread(storage.load_state_dict, self.state_dict())
-        await storage.save(path, about, progress)
-        await storage.close()
+        await asyncio.to_thread(Path(path).write_bytes, self.snapshot(about))
 
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        check_empty(len(self._groups.payloads), [made.step for made in self._checkpoints.all()])
-        storage = SQLStorage("memory://", self.codec, self.rules)
-        try:
-            await storage.resume(path, expected, progress)
-            self.load_state_dict(await asyncio.to_thread(storage.state_dict))
-        finally:
-            await storage.close()
+        self.load_snapshot(await asyncio.to_thread(Path(path).read_bytes), expected)

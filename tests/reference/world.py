@@ -1,19 +1,18 @@
-"""Copies of the whole reference backend: step checkpoints, restores, portable states."""
+"""Copies of the whole reference backend: step checkpoints, restores, states."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass
 
 from replaybuf.query import LogicNode
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.copies.state_dict import BufferState, StoredGroup
 from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
 from tests.reference.groups import Groups
 from tests.reference.loans import Loans
+from tests.reference.snapshots import BufferState, StoredGroup
 
 _ALL = LogicNode("$and", ())
 
@@ -85,11 +84,11 @@ def add_new(now: World, restored: World, known: set[int]) -> None:
             there.archived_at[item.uid] = here.archived_at[item.uid]
 
 
-# As a portable state
+# As a state
 
 
 def state_of(world: World, next_uid: int) -> BufferState:
-    """Return the world as a portable state, leased groups as if they had been given back."""
+    """Return the world as a state, leased groups as if they had been given back."""
     world = world.copy()
     world.loans.return_all()
     groups, races = world.groups, world.groups.races
@@ -123,5 +122,5 @@ def load(groups: Groups, state: BufferState) -> None:
         if group.due:
             groups.due[uid] = {*group.due}
     groups.races.load(state.clocks, {(one.item.task_name, one.item.status) for one in state.groups})
-    groups.tallies = Counter(state.tallies)
+    groups.tallies = state.tallies
     groups.steps = dict(state.steps)

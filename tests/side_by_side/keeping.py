@@ -11,9 +11,10 @@ from hypothesis.stateful import rule
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import SnapshotError
+from tests.contract.harness import CODEC
 from tests.reasons import because
+from tests.reference.snapshots import plain_state, read_snapshot
 from tests.side_by_side.pair import Pair
-from tests.side_by_side.seen import without_payloads
 
 
 class Keeping(Pair):
@@ -34,12 +35,11 @@ class Keeping(Pair):
             return made.step, made.groups, [one.step for one in await buffer.checkpoints()]
 
         self.both(operation)
-        states = [without_payloads(buffer.state_dict()) for buffer in (self.reference, self.other)]
-        assert states[0] == states[1]
+        self.same_state()
 
     @rule(how=st.sampled_from(["snapshot", "state", "reopen"]), crossed=st.booleans())
     def persist(self, how: str, crossed: bool) -> None:
-        """Both go on from what they, or the other one, have left behind."""
+        """Both go on from what they have left behind, or both from what the database has."""
         if how == "snapshot":
             self.save_and_resume(crossed)
         elif how == "state":
@@ -54,16 +54,23 @@ class Keeping(Pair):
         folders = [self.folder / "reference", self.folder / "other"]
         for buffer, folder in zip((self.reference, self.other), folders, strict=True):
             self.runner.run(buffer.save(folder))
-            filled = buffer.state_dict()["storage"]["groups"] or self.runner.run(buffer.checkpoints())
+            filled = self.reference.storage.state().groups or self.runner.run(buffer.checkpoints())
             with pytest.raises(SnapshotError, check=because("not empty")) if filled else nullcontext():
                 self.runner.run(buffer.resume(folder))
         self.begin_anew()
-        for buffer, folder in zip((self.reference, self.other), reversed(folders) if crossed else folders, strict=True):
-            self.runner.run(buffer.resume(folder))
+        self.runner.run(self.reference.resume(folders[crossed]))
+        self.runner.run(self.other.resume(folders[1]))
 
     def carry_state(self, crossed: bool) -> None:
+        self.same_state()
         states = [buffer.state_dict() for buffer in (self.reference, self.other)]
-        assert without_payloads(states[0]) == without_payloads(states[1])
         self.begin_anew()
-        for buffer, state in zip((self.reference, self.other), reversed(states) if crossed else states, strict=True):
-            buffer.load_state_dict(state)
+        self.reference.load_state_dict(states[crossed])
+        self.other.load_state_dict(states[1])
+
+    def same_state(self) -> None:
+        """What the database holds is what the model holds, next uids included."""
+        expected = self.reference.storage.state()
+        got = read_snapshot(self.other.state_dict()["snapshot"], CODEC)
+        assert plain_state(got, payloads=False) == plain_state(expected, payloads=False)
+        assert got.next_uid == expected.next_uid

@@ -49,15 +49,6 @@ def fields(item: StorageItem) -> Any:
     return plain({name: getattr(item, name) for name in type(item).__slots__ if name != "trained_step"})
 
 
-def without_payloads(state: dict[str, Any]) -> dict[str, Any]:
-    """Payloads are equal when decoded, not as bytes; and the clock on the wall goes on."""
-    groups = [
-        record | {"payload": None, "archived_at": record["archived_at"] is not None}
-        for record in state["storage"]["groups"]
-    ]
-    return state | {"storage": state["storage"] | {"groups": groups}}
-
-
 async def all_items(buffer: ReplayBuffer) -> list[Any]:
     return [item async for item in buffer.find({})]
 

@@ -15,7 +15,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on
 from tests.cancellation.ways import take
-from tests.contract.checkpointing import state_of
+from tests.reference.snapshots import held_by
 from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_all, until
 
 
@@ -144,14 +144,14 @@ async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: st
             await buffer.delete({})
             await fill(buffer, 4)
             await buffer.checkpoint(1)
-            before = state_of(buffer)
+            before = held_by(buffer)
             undo = await take(buffer, 2)
             await buffer.checkpoint(2)
             await undo()
-            assert state_of(buffer) == before
+            assert held_by(buffer) == before
             for step in (1, 2):
                 assert (await buffer.restore(step)).groups == 4
-                assert state_of(buffer) == before
+                assert held_by(buffer) == before
 
 
 async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: str) -> None:
@@ -159,7 +159,7 @@ async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: 
     async with build(postgres_database) as buffer, build(postgres_database) as other, build(postgres_database) as third:
         await fill(buffer, 4)
         await third.count(TASK, "completed")
-        before = state_of(buffer)
+        before = held_by(buffer)
         begun, go_on = threading.Event(), threading.Event()
 
         def slow(tx: Transaction) -> int:
@@ -181,7 +181,7 @@ async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: 
         assert checkpoint.result().groups == 3
         await buffer.restore(1)
         assert sorted(await take_all(buffer)) == [1, 2, 3]
-        assert state_of(buffer) != before
+        assert held_by(buffer) != before
 
 
 async def _waits_for_a_lock(url: str) -> bool:
@@ -212,9 +212,9 @@ async def test_a_draw_of_before_a_restore_is_not_undone(shared_url: str) -> None
         await fill(buffer, 2, 10)
         undo = await take(buffer, 4)
         await buffer.restore(1)
-        before = state_of(buffer)
+        before = held_by(buffer)
         await undo()
-        assert state_of(buffer) == before
+        assert held_by(buffer) == before
         assert sorted(await take_all(buffer)) == [0, 1]
 
 
@@ -256,13 +256,13 @@ async def test_an_undone_draw_is_undone_in_the_checkpoint_that_took_the_place_of
     async with build(shared_url) as buffer:
         await fill(buffer, 4)
         await buffer.checkpoint(1)
-        before = state_of(buffer)
+        before = held_by(buffer)
         undo = await take(buffer, 2)
         await buffer.drop_checkpoint(1)
         await buffer.checkpoint(1)
         await undo()
         await buffer.restore(1)
-        assert state_of(buffer) == before
+        assert held_by(buffer) == before
 
 
 async def test_the_random_draws_after_a_checkpoint_of_a_resumed_buffer_are_repeated(

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from replaybuf.errors import ClosedError, DecodeError
 from replaybuf.progress import OnProgress, in_pieces
@@ -18,7 +19,6 @@ from replaybuf.rules.policies import Order
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
-from replaybuf.storage.sql.copies.state_dict import load_state, save_state
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.circumstances import circumstances_of
 from replaybuf.storage.sql.statements import cursors, leases, matching, put
@@ -417,16 +417,19 @@ class SQLStorage(Store):
 
     # Copies of the whole buffer
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer as a dict of plain values and bytes, for any database. Blocks the caller."""
-        return self._blocking(lambda: save_state(self.transactions, self.codec))
+    def snapshot(self, about: Mapping[str, str]) -> bytes:
+        """Return the content of a snapshot file, as `save` writes one. Blocks the caller."""
+        with TemporaryDirectory(prefix="replaybuf-") as folder:
+            file = Path(folder, "snapshot")
+            self._blocking(lambda: copy_to(self.engine, self.transactions.scope, str(file), about))
+            return file.read_bytes()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_dict` into this buffer, which must be empty. Blocks the caller.
-
-        Raises SnapshotError otherwise, and for a dict of another version.
-        """
-        self._blocking(lambda: load_state(self.transactions, self.files, self.codec, state))
+    def load_snapshot(self, snapshot: bytes, expected: Mapping[str, str]) -> None:
+        """Load the result of `snapshot` as `resume` does. Blocks the caller."""
+        with TemporaryDirectory(prefix="replaybuf-") as folder:
+            file = Path(folder, "snapshot")
+            file.write_bytes(snapshot)
+            self._blocking(lambda: self._resume(str(file), expected))
 
     async def save(
         self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
@@ -446,9 +449,8 @@ class SQLStorage(Store):
         can't be reached. `progress` is called from time to time, in any thread.
         """
 
-        async def work() -> None:
-            scope, codec = self.transactions.scope, self.codec
-            await copy_from(self.engine, scope, path, expected, progress, codec, self.files)
-            self.watch.committed()
+        await self._run(lambda: self._resume(path, expected, progress))
 
-        await self._run(work)
+    async def _resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
+        await copy_from(self.engine, self.transactions.scope, path, expected, progress, self.codec, self.files)
+        self.watch.committed()

@@ -6,7 +6,6 @@ rows. The digest is a sum of row checksums, independent of the order and the bat
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import zlib
@@ -14,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from replaybuf.atomic_file import partial_file, publish
 from replaybuf.errors import SnapshotError, StorageError
-from replaybuf.storage.sql.engine.database import Function
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -69,8 +66,8 @@ def _encoded(values: tuple[Any, ...]) -> bytes:
 def write_facts(tx: Transaction, about: Mapping[str, str], payloads: int) -> None:
     """Write the facts about the file's content; `payloads` is the digest of the payloads."""
     count, nbytes = _sizes(tx)
-    set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
-    set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
+    _set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
+    _set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
 
 
 def check_facts(tx: Transaction, path: str, payloads: int) -> None:
@@ -117,7 +114,7 @@ def _text(digest: int) -> str:
     return f"{digest & _BITS:016x}"
 
 
-def set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
+def _set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
     """Write facts about the store, replacing older ones."""
     tx.change("DELETE FROM rb_info WHERE name {in:names}", names=list(facts))
     tx.each("INSERT INTO rb_info (name, value) VALUES (:name, :value)", [*facts.items()])
@@ -127,21 +124,6 @@ def file_engine(path: str, *, read_only: bool = False) -> SqliteDatabase:
     """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
     return SqliteDatabase(url, durability="normal", lock_timeout=LOCK_SECONDS, read_only=read_only)
-
-
-def write_file(path: str, work: Function[None]) -> None:
-    """Write a snapshot by `work(tx)`, in a transaction of an empty database, and publish it when complete; blocks."""
-
-    async def write() -> None:
-        with partial_file(path) as partial:
-            target = file_engine(partial)
-            try:
-                await target.write(work)
-            finally:
-                await close_file(target)
-            publish(partial, path)
-
-    asyncio.run(write())
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from replaybuf.codec.stored import Places, joined, names_its_arrays, read_tails
 from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
@@ -19,8 +19,6 @@ BATCH_BYTES = 16 << 20
 _RENEW_SECONDS = SILENT_SECONDS / 6
 #: Timeout for reading a batch's payloads from a place, in seconds.
 _PATIENCE = 60.0
-
-T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -93,17 +91,3 @@ async def tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
         raise PayloadStoreError(
             f"payloads that are kept apart could not be read within {_PATIENCE:g} s from {where}"
         ) from error
-
-
-def in_batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield items in batches of at most `BATCH_BYTES`; a larger item is a batch of its own."""
-    batch: list[T] = []
-    size = 0
-    for item in items:
-        if batch and size + size_of(item) > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += size_of(item)
-    if batch:
-        yield batch

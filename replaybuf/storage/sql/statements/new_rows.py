@@ -25,7 +25,7 @@ from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.inserts import Row
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.values import UNSET, NewGroup, Unset
+from replaybuf.storage.values import NewGroup
 
 _logger = logging.getLogger("replaybuf.rewards")
 
@@ -94,18 +94,11 @@ def describe(
     rollouts: Sequence[Any],
     payload: bytes,
     kind: RolloutType,
-    *,
-    due: Sequence[int] | Unset = UNSET,
     extent: Extent | None = None,
 ) -> EncodedGroup:
-    """Return the metadata of a group whose rollouts were encoded as `payload`.
-
-    `due` are the indices of rollouts that expire at the next refresh, for a group copied from another store.
-    """
+    """Return the metadata of a group whose rollouts were encoded as `payload`."""
     fields = group.fields or GroupFields.of(rollouts, kind)
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields)
-    if not isinstance(due, Unset):
-        marks.due = [place in due for place in range(len(rollouts))] if due else None
     records = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
         add_unreadable(records, rollouts, kind)

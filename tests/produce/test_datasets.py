@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,10 +16,10 @@ import pytest
 
 from replaybuf import FencedError, PromptLedger, ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import DecodeError, InputError, RolloutError
-from replaybuf.produce import Sampler, SamplerWithReplayBuffer
+from replaybuf.produce import Sampler
 from replaybuf.sync import run
-from tests.datasets import DATASETS, Resuming, Shuffled, Tensor, WithTensors, complete, indexed, numbers, prompt
-from tests.prompts.ledgers import use
+from tests.datasets import DATASETS, Resuming, Shuffled, complete, indexed, numbers, prompt
+from tests.produce.ledgers import use
 from tests.stores import TASK, build
 
 
@@ -135,8 +135,22 @@ async def test_the_dataset_is_left_as_it_is() -> None:
         assert dataset[0].message == prompt(1).message  # type: ignore[union-attr]
 
 
-async def test_states_with_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, from_numpy=Tensor))
+class WithTensors(Shuffled):
+    """A data loader whose state has the tensor of a random generator in it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"generator": [sys.modules["torch"].arange(3, dtype=sys.modules["torch"].uint8)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        [tensor] = state.pop("generator")
+        assert isinstance(tensor, sys.modules["torch"].Tensor)
+        assert tensor.tolist() == [0, 1, 2]
+        super().load_state_dict(state)
+
+
+@pytest.mark.torch
+async def test_states_with_tensors_are_kept() -> None:
+    importlib.import_module("torch")
     async with build("memory://") as buffer:
         drawn = [numbers(await PromptLedger(buffer, WithTensors(6), TASK).draw(2)) for _ in range(3)]
         assert sorted(number for batch in drawn for number in batch) == list(range(6))
@@ -207,7 +221,7 @@ async def test_counts_may_be_those_of_numpy() -> None:
 DATA = [RolloutState(message=[{"role": "user", "content": str(number)}]) for number in range(3)]
 
 
-@pytest.mark.parametrize("kind", [PromptLedger, Sampler, SamplerWithReplayBuffer])
+@pytest.mark.parametrize("kind", [PromptLedger, Sampler])
 def test_a_ledger_takes_a_synchronous_buffer(kind: type[PromptLedger]) -> None:
     with ReplayBufferConfig(url="memory://").build_sync() as buffer:
         ledger = kind(buffer, DATA, "math", epochs=1, **({"make_group": _group} if kind is PromptLedger else {}))

@@ -19,19 +19,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
-from replaybuf.buffer.lease import Lease
+from replaybuf.buffer.lease import Cursors, Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cancellation import to_its_end
 from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
-from replaybuf.prompts.prompt_dataset import PromptDataset
+from replaybuf.produce.datasets import PromptDataset
 from replaybuf.query import Query
 from replaybuf.rollouts.normalise import as_group
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import is_undated, reset_response
-from replaybuf.rollouts.statuses import Statuses, StatusLike
+from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.circumstances import named
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
@@ -149,7 +149,7 @@ Again = StatusLike | Narrowed
 
 _LONGEST_WAIT = 5.0
 
-_logger = logging.getLogger("replaybuf.prompts")
+_logger = logging.getLogger("replaybuf.produce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class PromptLedger:
         self._source = PromptDataset(dataset, times, shuffle)
         self._make_group = make_group or _as_group
         self._partial_rollouts = partial_rollouts
-        self._again = tuple(status for status, _ in _returning(again, self.rollout_type.statuses))
+        self._again = tuple(status for status, _ in self._returning(again))
         self._seconds = check_seconds(seconds, "seconds")
         self.buffer.task_names.add(self.task_name)
         self._warned_of_undated = False
@@ -232,7 +232,7 @@ class PromptLedger:
         """
         wanted = check_whole(count, "count", 1)
         patience = check_timeout(timeout)
-        returning = _returning(self._again if again is None else again, self.rollout_type.statuses)
+        returning = self._returning(self._again if again is None else again)
         keeps = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
@@ -240,7 +240,7 @@ class PromptLedger:
             prompts = await self._draw_again(wanted, returning, keeps) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
-            counts = await self.counts(status for status, _ in returning)
+            counts = await self.counts(returning)
             if not counts.in_flight and not counts.waiting:
                 return []
             remaining = deadline - time.monotonic()
@@ -251,15 +251,15 @@ class PromptLedger:
                 )
             await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
 
-    async def counts(self, waiting: Iterable[Status] | None = None) -> LedgerCounts:
+    async def counts(self, again: Iterable[Again] | None = None) -> LedgerCounts:
         """Return the number of prompts by state, from the tallies of the task: its other groups count too.
 
-        `waiting` narrows the waiting ones to some statuses (default: all that the ledger hands out again).
+        `again` narrows the waiting ones to some statuses, as in `draw` (default: the ledger's).
         """
         drawn = (await self.buffer.cursors.read(self.name)).position
         count = partial(total, await self.buffer.tallies(), self.task_name)
         there, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
-        chosen = there if waiting is None else count(Tally.SIZE, {*waiting})
+        chosen = there if again is None else count(Tally.SIZE, {one for one, _ in self._returning(again)})
         return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
 
     def warn_of_undated(self, rollouts: Iterable[Any]) -> None:
@@ -272,6 +272,15 @@ class PromptLedger:
                 "the weights that wrote them (said once)",
                 named(self.task_name),
             )
+
+    def _returning(self, again: Iterable[Again]) -> list[Narrowed]:
+        """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
+        chosen: dict[Any, Narrowed] = {}
+        for one in check_list(again, "again"):
+            status, where = one if type(one) is tuple and len(one) == 2 else (one, None)
+            found = (self.rollout_type.statuses.check(status), where)
+            chosen[repr(found)] = found
+        return list((chosen | {repr((Status.INIT, None)): (Status.INIT, None)}).values())
 
     async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
         tallies = await self.buffer.waits.tallies()
@@ -339,15 +348,10 @@ class PromptLedger:
         return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
 
 
-def _returning(again: Iterable[Again], statuses: Statuses) -> list[Narrowed]:
-    """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
-    chosen: list[Narrowed] = []
-    for one in check_list(again, "again"):
-        status, where = one if type(one) is tuple and len(one) == 2 else (one, None)
-        chosen.append((statuses.check(status), where))
-    if (Status.INIT, None) not in chosen:
-        chosen.append((Status.INIT, None))
-    return list(dict.fromkeys(chosen)) if all(where is None for _, where in chosen) else chosen
+async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:
+    """Set a cursor, retrying if other processes move it in the meantime."""
+    while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
+        pass
 
 
 async def _give_back(prompts: Iterable[Prompt]) -> None:

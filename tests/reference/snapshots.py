@@ -1,0 +1,140 @@
+"""What a snapshot holds, read from its file; and the same of the model, so that both can be compared."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from replaybuf import ReplayBuffer
+from replaybuf.codec.payload import Codec
+from replaybuf.codec.stored import decode_stored
+from replaybuf.errors import DecodeError
+from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.storage.values import Cursor, StorageItem
+
+_METADATA = [one.name for one in fields(StorageItem) if one.name not in ("item", "probability", "weight")]
+_GROUPS = """SELECT g.*, l.task_name, l.status, l.step, p.data
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid ORDER BY g.uid"""
+
+
+@dataclass(slots=True)
+class StoredGroup:
+    """A group with its payload, its ticket and sampling keys, since when it is set aside, and who expires next."""
+
+    item: StorageItem
+    payload: bytes
+    ticket: int
+    keys: dict[str, float] = field(default_factory=dict)
+    archived_at: float | None = None
+    due: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BufferState:
+    """All that a buffer holds: groups, the next uid and ticket, tallies, races in use, cursors, train steps."""
+
+    groups: list[StoredGroup]
+    next_uid: int
+    tallies: Counter[tuple[str, Status, Tally]]
+    clocks: dict[tuple[str, Status, str], Clock]
+    next_ticket: int
+    cursors: list[Cursor]
+    steps: dict[LaneName, int]
+
+
+def held_by(buffer: ReplayBuffer) -> dict[str, Any]:
+    """All that a buffer holds, leased groups as if given back, except its next uid; to be compared."""
+    return plain_state(read_snapshot(buffer.state_dict()["snapshot"], buffer.storage.codec))
+
+
+def read_snapshot(data: bytes, codec: Codec) -> BufferState:
+    """What is in a snapshot file with this content."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(data)
+        connection.row_factory = sqlite3.Row
+        rows = connection.execute
+
+        lanes = list(rows("SELECT * FROM rb_lane WHERE NOT leased"))
+        clocks = {}
+        for row in lanes:
+            uniform, prioritized = row["uniform_clock"], row["prioritized_clock"]
+            if uniform not in (None, -1.0):
+                clocks[(row["task_name"], Status(row["status"]), UNIFORM)] = Clock(uniform)
+            if prioritized not in (None, -1.0):
+                clock = Clock(prioritized, row["idle_clock"] or 0.0)
+                clocks[(row["task_name"], Status(row["status"]), PRIORITIZED)] = clock
+        tallies: Counter[tuple[str, Status, Tally]] = Counter()
+        for task, status, name, amount in rows(
+            "SELECT l.task_name, l.status, t.name, t.amount FROM rb_tally t JOIN rb_lane l ON l.id = t.lane"
+            " WHERE t.name <> 'bytes'"
+        ):
+            tallies[(task, Status(status), Tally(name))] += amount
+        [(last_uid,)] = rows("SELECT value FROM rb_counter WHERE name = 'uid'")
+        shift = sum(row["ticket_shift"] for row in rows("SELECT ticket_shift FROM rb_buffer"))
+        return BufferState(
+            [_group(dict(row), codec, clocks) for row in rows(_GROUPS)],
+            last_uid + 1,
+            tallies,
+            clocks,
+            last_uid + 1 - shift,
+            [Cursor(*row) for row in rows("SELECT name, version, position, value FROM rb_cursor ORDER BY name")],
+            {(row["task_name"], Status(row["status"])): row["step"] for row in lanes if row["step"] is not None},
+        )
+
+
+def _group(row: dict[str, Any], codec: Codec, clocks: dict[tuple[str, Status, str], Clock]) -> StoredGroup:
+    marks, uid, payload, status = json.loads(row["marks"]), row["uid"], row["data"], Status(row["status"])
+    pinned = row["pinned_staleness"]
+    refreshed_to = row["step"] if pinned is None else row["pinned_step"]
+    if refreshed_to is not None or marks.get("expired") or marks.get("masked"):
+        try:
+            copying = codec.as_stored()
+            payload = copying.encode(decode_stored(copying, uid, payload, row["marks"], refreshed_to))
+        except DecodeError:  # as damaged as it was
+            pass
+    item = StorageItem(
+        timestamp_id=uid,
+        status=status,
+        staleness=(row["step"] or 0) - row["oldest_step"] - 1 if pinned is None else pinned,
+        tags=None if row["tags"] is None else json.loads(row["tags"]),
+        key=None if row["scoped_key"] is None else json.loads(row["scoped_key"])[1],
+        **{name: row[name] for name in _METADATA if name in row and name not in ("status", "tags")},
+    )
+    return StoredGroup(
+        item,
+        payload,
+        row["ticket"] or uid,
+        {name: row[name] for name in KEYS if (item.task_name, status, name) in clocks},
+        row["archived_at"],
+        [place for place, is_due in enumerate(marks.get("due") or ()) if is_due],
+    )
+
+
+def plain_state(state: BufferState, *, payloads: bool = True) -> dict[str, Any]:
+    """A state as values that are equal if the states are.
+
+    Empty races at time 0 are left out: they begin with the first group. Without `payloads`, which are equal when
+    decoded, not as bytes, it isn't compared when a group was set aside, either.
+    """
+    lanes = {(one.item.task_name, one.item.status) for one in state.groups}
+    lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
+    return {
+        "groups": [
+            {name: getattr(one.item, name) for name in _METADATA}
+            | {"ticket": one.ticket, "keys": one.keys, "due": one.due}
+            | {"payload": one.payload if payloads else None}
+            | {"archived_at": one.archived_at if payloads else one.archived_at is not None}
+            for one in sorted(state.groups, key=lambda one: one.item.uid)
+        ],
+        "next_ticket": state.next_ticket,
+        "tallies": {name: n for name, n in state.tallies.items() if n},
+        "clocks": {name: clock for name, clock in state.clocks.items() if name[:2] in lanes},
+        "cursors": sorted((one.name, one.version, one.position, one.value) for one in state.cursors),
+        "steps": state.steps,
+    }
