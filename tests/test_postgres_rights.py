@@ -153,7 +153,6 @@ def test_a_viewer_sees_the_page(viewer: str) -> None:
 
 
 def test_the_doctor_says_what_a_viewer_lacks_and_finds_no_damage(viewer: str) -> None:
-    """amcheck is for superusers, unless they grant it."""
     found = run("doctor", viewer, code=None).stdout
     assert re.search(r"the user viewer_\w+ lacks", found)
     assert "damaged" not in found.replace("found no damage", "")

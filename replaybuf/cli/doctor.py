@@ -8,7 +8,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,16 +45,16 @@ def doctor(
         bool, option("--take-over", "Make places for payloads this copy's: nobody may use the original any more.")
     ] = False,
 ) -> None:
-    """Check a database: schema, integrity, orphans, checksums, counts, leases, places of payloads, disk, access.
+    """Check a database: schema, integrity, orphans, checksums, counts, places of payloads, disk, access.
 
     A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
     problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
     to wait for that.
 
-    --repair mends what is safe to mend, and says what it did: payloads that nobody needs are left to the sweep, groups
-    whose payloads are damaged are set aside as failed with the reason, leases that are over end, counts and the counter
-    of uids are corrected, missing indexes and views are made, files of payloads that nothing names are deleted, a lost
-    replaybuf.json is written anew. It never deletes a group.
+    --repair mends what is safe to mend, and says what it did: payloads that nobody needs are deleted, groups whose
+    payloads are damaged are set aside as failed with the reason, counts and the counter of uids are corrected, missing
+    indexes and views are made, files of payloads that nothing names are deleted, a lost replaybuf.json is written anew.
+    It never deletes a group.
 
     --probe tells whether a server has all that a run needs, and names the first call that fails. It makes the tables if
     they don't exist, as the first run would.
@@ -109,16 +109,14 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool, trial:
 
 def _repaired(reader: Reader, output: Output, context: CheckContext) -> Sequence[Finding]:
     """Repair what can be repaired, and return the remaining findings."""
-    from replaybuf.doctor import Severity
-    from replaybuf.doctor.examine import examine
+    from replaybuf.doctor import CheckContext, Severity
+    from replaybuf.doctor.examine import examine, repair
 
     found = list(examine(reader, context))
     if any(finding.repairable and finding.level != Severity.OK for finding in found):
-        from replaybuf.doctor.repairs import repair
-
         for line in repair(reader, context):
             output.note(f"repair: {line}")
-        again = replace(context, damaged={}, out_of_reach=set(), unnamed={})
+        again = CheckContext(context.where, path=context.path, quick=context.quick, tell=context.tell)
         return list(examine(reader, again))
     if any(finding.level == Severity.PROBLEM for finding in found):
         output.note("nothing of this can be repaired; see below what to do")
@@ -165,10 +163,6 @@ def bench(
     leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
     step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
     most: Annotated[int, option("--most", "Workers pause while there are more groups; 0: never.", min=0)] = 4096,
-    capacity: Annotated[
-        int, option("--capacity", "Let the buffer hold puts back beyond N groups; 0: it doesn't.", min=0)
-    ] = 0,
-    lists: Annotated[bool, option("--lists", "Tokens as Python lists instead of arrays.")] = False,
     extra: Annotated[
         str | None, option("--extra", "One more array in each group: 20M for pictures, experts.", metavar="SIZE")
     ] = None,
@@ -205,7 +199,6 @@ def bench(
         trainers=trainers,
         rollouts=rollouts,
         tokens=tokens,
-        lists=lists,
         extra=0 if extra is None else read_size(extra, "--extra"),
         seconds=minutes * 60,
         groups=groups,
@@ -215,7 +208,6 @@ def bench(
         leases=leases,
         step_seconds=step_seconds,
         most=most,
-        capacity=capacity,
         payloads=payloads,
         keep=keep,
     )

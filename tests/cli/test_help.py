@@ -172,12 +172,6 @@ def test_everyday_questions_take_no_slow_import(filled: str, command: list[objec
 
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
-def test_the_checks_of_a_sound_file_take_no_slow_import(filled: str) -> None:
-    slow = {"sqlalchemy", "numpy", "asyncpg", "aiosqlite", "alembic", "msgpack", "asyncio", "rich"}
-    assert not imported("doctor", filled) & slow
-
-
-@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 def test_queries_take_no_import_of_what_writes_or_produces(filled: str) -> None:
     others = {"sqlalchemy.orm", "aiosqlite", "alembic", "replaybuf.buffer.replay_buffer", "replaybuf.produce"}
     assert not imported("ls", filled, "--where", '{"reward": 1}') & others

@@ -166,7 +166,7 @@ async def _sweep(storage: Any) -> None:
     await storage.sweeper.stop()  # which would be in the way
     await storage.engine.write(forget, fenced=False)
     await storage.engine.write(lambda tx: sweep(tx, time.time(), 100), fenced=False)
-    while await storage.encoding.tend(True):
+    while await storage.files.tend(True):
         pass
 
 

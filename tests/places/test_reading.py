@@ -134,7 +134,7 @@ def test_an_export_has_all_or_says_why_not(filled: str, place: Path, tmp_path: P
 
 def checksums(url: str, *options: str) -> dict[str, Any]:
     found = json.loads(run("doctor", url, "--format=json", *options, code=None).stdout)
-    return next(one for one in found if one["check"] == "checksums")
+    return next(one for one in found if one["check"] == "payloads")
 
 
 def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Path, tmp_path: Path) -> None:

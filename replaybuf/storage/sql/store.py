@@ -161,14 +161,12 @@ class Store:
         self.watch = Watch(self.thread, self.engine)
         self.transactions = Transactions(self.engine, self.thread, self.watch, scope)
         self.presence = Presence(self.transactions)
-        self.sweeper = Sweeper(self.transactions, self._history, self.presence)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
-            self.engine, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
+            self.transactions, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
         )
-        self.files.reader.on_hang = self.transactions.replace_threads
+        self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files)
         self.encoding = Encoding(self.codec, self.transactions, self.files)
-        self.sweeper.tend = self.encoding.tend
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self._preparing = asyncio.Lock()

@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sqlalchemy import (
     JSON,
     ColumnElement,
-    Integer,
     Select,
     Table,
     bindparam,
     func,
-    literal_column,
     select,
 )
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, RowLimit
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, payload, uid_sequence
 
@@ -37,11 +34,6 @@ class PostgresDialect(Dialect):
     compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
     locks_rows = True
     is_remote = True
-    shard = func.pg_backend_pid()
-    connections = literal_column(
-        "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())", Integer
-    )
-
     now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
     locked = "FOR UPDATE"
     skip = "FOR UPDATE SKIP LOCKED"
@@ -60,9 +52,6 @@ class PostgresDialect(Dialect):
         "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
     }
-
-    def insert(self, table: Table) -> Any:
-        return postgresql.insert(table)
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
         return column == func.any(bindparam(name, type_=ARRAY(column.type)))
@@ -132,26 +121,12 @@ class PostgresDialect(Dialect):
         views = tx.run(f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'")
         return {name: definition or "" for name, definition in views}
 
-    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
-        return {name: not required for name, required in tx.run(_COLUMNS, table)}
-
-    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
-        return {name: IndexFacts(list(columns), *facts) for name, columns, *facts in tx.run(_INDEXES, table)}
-
 
 #: A row is sent and received in one message; the server closes the connection after a larger one. The megabyte is for
 #: the row's other columns.
 ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
 
 _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
-_COLUMNS = """
-SELECT attname, attnotnull FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
-"""
-_INDEXES = """
-SELECT c.relname, ARRAY(SELECT pg_get_indexdef(c.oid, place, true) FROM generate_series(1, i.indnkeyatts) place),
-       i.indisunique, i.indpred IS NOT NULL, i.indisvalid
-  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = to_regclass($1)
-"""
 
 
 NOW = PostgresDialect.now

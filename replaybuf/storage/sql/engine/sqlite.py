@@ -10,7 +10,6 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TypeVar
 
 from sqlalchemy.engine import URL
@@ -56,8 +55,7 @@ class SqliteDatabase(Database):
         self._checkpointer: SqliteConnection | None = None
         self._log: WalCheckpoints | None = None
         if self.path is not None:
-            log = f"{self.path}-wal"
-            self._log = WalCheckpoints(log, alone=partial(self._checkpoint_alone, log), beside=self._checkpoint_beside)
+            self._log = WalCheckpoints(f"{self.path}-wal", self._checkpoint)
 
     async def read(
         self,
@@ -156,29 +154,17 @@ class SqliteDatabase(Database):
         if self._log is not None:
             self._log.committed()
 
-    async def _checkpoint_alone(self, log: str) -> int:
-        copier = await self._open_checkpointer()
-        await copier.in_thread(lambda _: sync_wal(log))
+    async def _checkpoint(self) -> int:
+        if self._checkpointer is None:
+            self._checkpointer = await self.connections.open()
+        copier = self._checkpointer
+        await copier.in_thread(lambda _: sync_wal(f"{self.path}-wal"))
         return await self._in_turn(
             lambda _: checkpoint_wal(copier.session.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
-    async def _checkpoint_beside(self) -> int:
-        copier = await self._open_checkpointer()
-        return await copier.in_thread(lambda session: session.outside(checkpoint_wal))
-
-    async def _open_checkpointer(self) -> SqliteConnection:
-        """Return the connection used only for WAL checkpoints."""
-        if self._checkpointer is None:
-            self._checkpointer = await self.connections.open()
-        return self._checkpointer
-
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return NeverChanges() if self.path is None else DataVersion(self.path, self._connect, self.connections, hint)
-
-    async def _connect(self) -> SqliteConnection:
-        with translated(self.url, self.lock_timeout):
-            return await self.connections.open()
+        return NeverChanges() if self.path is None else DataVersion(self.path, self.connections, hint)
 
     @property
     def lent(self) -> int:

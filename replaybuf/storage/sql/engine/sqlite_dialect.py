@@ -16,13 +16,11 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    literal,
     select,
 )
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import pysqlite
 
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, RowLimit
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, payload
@@ -41,8 +39,6 @@ class SqliteDialect(Dialect):
     compiler = pysqlite.dialect(**JSON_OPTIONS)
     locks_rows = False
     is_remote = False
-    shard = literal(0)
-    connections = literal(1)
     now = "(julianday('now') - 2440587.5) * 86400.0"
     locked = skip = ""
     parameter = "?"
@@ -59,9 +55,6 @@ class SqliteDialect(Dialect):
         "connections": "1",
         "shard": "0",
     }
-
-    def insert(self, table: Table) -> Any:
-        return sqlite.insert(table)
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
         return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
@@ -137,15 +130,6 @@ class SqliteDialect(Dialect):
 
     def views(self, tx: Transaction) -> dict[str, str]:
         return dict(map(tuple, tx.run("SELECT name, sql FROM sqlite_master WHERE type = 'view'")))
-
-    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
-        return {name: not required for _, name, _, required, *_ in tx.run(f"PRAGMA table_info({table})")}
-
-    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
-        return {
-            name: IndexFacts([one[2] for one in tx.run(f"PRAGMA index_info({name})")], bool(unique), bool(partial))
-            for _, name, unique, _, partial in tx.run(f"PRAGMA index_list({table})")
-        }
 
 
 def _session(tx: Transaction) -> SqliteSession:
