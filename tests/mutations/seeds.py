@@ -239,8 +239,7 @@ _PRODUCE = [
 
 _OBSERVE = [
     ("observe-bucket", "observe/exposition.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
-    ("observe-others-lost", "observe/exposition.py", "for name in names[MOST_TASKS:]", "for name in names[MOST_TASKS + 1 :]", "tasks beyond the bound are added up"),
-    ("observe-escape", "observe/exposition.py", "name: _encodable(text)", "name: text", "a name stays within its label"),
+    ("observe-escape", "observe/exposition.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "WHEN g.leased_until <= :now THEN", "WHEN 1 = 1 THEN", "a lease that goes on isn't overdue"),
     ("observe-down", "observe/exposition.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),
