@@ -7,7 +7,7 @@ orders scan all matches: an index for each would make every put write more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
