@@ -144,6 +144,10 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(wait(), T(failed=500, failed_put=500, completed_put=8300), {"workers": [LIVE], "before": HOUR}, R.SLOW),
         "300 groups an hour arrive",
     ),
+    "failures of long ago, and much is missing": (
+        *(wait(400), T(failed=500, failed_put=500, completed_put=8100), {"workers": [LIVE], "before": HOUR}, R.SLOW),
+        "100 groups an hour arrive",
+    ),
     "aborted": (
         *(wait(), T(aborted=64, aborted_put=64), {"workers": [KILLED]}, R.OTHER_STATUS),
         "64 groups are there, but of another status: 64 aborted. See that a worker",
