@@ -202,6 +202,7 @@ def test_long_lists_are_exact(full_store: tuple[Store, list[Group]]) -> None:
             assert store.matches(query) == expected(query, rows), (field, operator)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("field", ["uid", "tags.text"])
 def test_lists_of_100_000_values_are_fast(full_store: tuple[Store, list[Group]], field: str) -> None:
     """Also on PostgreSQL, which plans a prepared statement anew five times, and then once for all values."""
