@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Table = tuple[list[str], list[tuple[Any, ...]]]
 
-_JSON = ("tags", "rewards", "wants", "limits", "uids", "data")
+_JSON = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits")
 _TIMES = (
     *("created_at", "leased_until", "archived_at", "oldest", "newest", "taken_at", "since", "until", "deadline"),
     *("seen_at", "last_seen", "started_at", "ended_at", "happened_at"),

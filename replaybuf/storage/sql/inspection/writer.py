@@ -166,11 +166,10 @@ def opens_read_only(reader: Reader) -> bool:
 
 
 _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
-_OF_WORKERS = "worker_id IN (SELECT id FROM rb_worker WHERE buffer = :buffer)"
 #: The rows of a buffer other than groups and checkpoints, and their conditions.
 _TRACES = (
     ("rb_past", f"{_OF_LANES} AND removed_at IS NULL"),  # of draws; others wait for the sweep, with their payloads
-    *(("rb_tally", _OF_LANES), ("rb_activity", _OF_WORKERS), ("rb_waiter", _OF_WORKERS)),
+    ("rb_tally", _OF_LANES),
     *((f"rb_{name}", "buffer = :buffer") for name in ("lane", "worker", "batch", "event", "history", "cursor")),
     ("rb_buffer", "name = :buffer"),
 )
