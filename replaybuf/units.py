@@ -147,7 +147,7 @@ def described(value: Any) -> Any:
     if hasattr(value, "dtype") and hasattr(value, "shape"):  # of numpy or torch
         shape = tuple(value.shape)
         if hasattr(value, "tolist") and len(shape) < 2 and math.prod(shape) <= _FEW_NUMBERS:
-            return python_values(value)
+            return value.tolist()
         return f"{str(value.dtype).removeprefix('torch.')} {shape}"
     if hasattr(value, "mode") and hasattr(value, "size") and hasattr(value, "getbands"):  # of Pillow
         return f"{value.mode} {value.size[0]}x{value.size[1]}"
@@ -222,16 +222,8 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value), time)
     if hasattr(value, "tolist"):  # numpy's arrays and scalars
-        return plain(python_values(value), time)
+        return plain(value.tolist(), time)
     return str(value)
-
-
-def python_values(array: Any) -> Any:
-    """Return `array.tolist()`, with the numbers of dates that lie beyond those that Python and numpy can write."""
-    try:
-        return array.tolist()
-    except OverflowError:  # raised by numpy 2.5; those before return the numbers
-        return array.astype("int64").tolist()
 
 
 def csv_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -24,9 +24,8 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from replaybuf.codec.extension_types import ARRAY
-from replaybuf.codec.numpy_arrays import AnyArray, describe_dtype, simple_dtype
 from replaybuf.codec.payload_header import Head, digest
+from replaybuf.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
 from replaybuf.errors import DecodeError
 
 #: Smaller arrays, together with the others of their column, are in the table.
@@ -45,9 +44,6 @@ _DTYPE: Final = attrgetter("dtype")
 _DIMENSIONS: Final = attrgetter("ndim")
 _ONLY_INT: Final = frozenset({int})
 _ONLY_ARRAYS: Final = frozenset({np.ndarray})
-#: The kinds of dtypes that can be stored, and of those whose memory numpy lends.
-_STORED: Final = frozenset("biufcSUmM")
-_LENT: Final = frozenset("biufcSU")
 
 
 class BlockWriter:
@@ -79,13 +75,14 @@ class BlockWriter:
         """Return the entry of the arrays of a column; None if they can't be in one."""
         first, rows = arrays[0], len(arrays)
         dtype, dimensions = first.dtype, first.ndim
-        if not _ONLY_ARRAYS.issuperset(map(type, arrays)) or dtype.kind not in _STORED:
+        if not _ONLY_ARRAYS.issuperset(map(type, arrays)) or dtype.hasobject:
             return None
         if [*map(_DTYPE, arrays)].count(dtype) < rows or [*map(_DIMENSIONS, arrays)].count(dimensions) < rows:
             return None
         ids = {*map(id, arrays)}
         if len(ids) < rows or not self._known.keys().isdisjoint(ids):
             return None
+        description = describe_dtype(dtype)
         shapes: list[Any]
         if dimensions == 1:
             sizes = shapes = [*map(len, arrays)]
@@ -94,14 +91,14 @@ class BlockWriter:
         nbytes = sum(sizes) * dtype.itemsize
         inside: Any
         if max(sizes) * dtype.itemsize > GROUPED:
-            inside = self._blocks_of(arrays)
+            inside = [*map(self._block_of, arrays)]
         elif nbytes < SMALL:
             inside = _together(arrays)
         elif nbytes <= _MOST_GROUPED:
             inside = self._add(_together(arrays), nbytes)
         else:
             return None
-        entry = self._entry(describe_dtype(dtype), inside, shapes)
+        entry = self._entry(description, inside, shapes)
         self._known.update(dict.fromkeys(ids, (entry, arrays)))
         return entry
 
@@ -109,28 +106,20 @@ class BlockWriter:
         self.table += dtype, inside, shapes
         return len(self.table) // 3 - 1
 
-    def _blocks_of(self, arrays: Sequence[AnyArray]) -> list[int]:
-        """Return the number of a block for each array, which equal ones share."""
-        first, sizes = len(self.blocks), [array.nbytes for array in arrays]
-        ends = {(size, array.item(0), array.item(-1)) for size, array in zip(sizes, arrays, strict=True) if size}
-        if len(ends) < len(arrays) or not _are_lent(arrays):
-            return [*map(self._block_of, arrays)]
-        self.blocks += arrays
-        self.sizes += sizes
-        return [*range(first, len(self.blocks))]
-
     def _block_of(self, array: AnyArray) -> int:
         """Return the number of the block with the bytes of this array.
 
         Arrays of the same size, beginning and end are compared by a hash of their bytes (XXH3, 128 bits).
         """
-        lent = _are_lent((array,))
-        if array.nbytes < GROUPED or not lent:
-            return self._add(array if lent else array.tobytes(), array.nbytes)
-        key = array.nbytes, array.item(0), array.item(-1)
+        nbytes = array.nbytes
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        if nbytes < GROUPED:
+            return self._add(array, nbytes)
+        key = nbytes, array.item(0), array.item(-1)
         if key not in self._alike:
             self._alike[key] = array, {}
-            return self._add(array, array.nbytes)
+            return self._add(array, nbytes)
         like, by_hash = self._alike[key]
         if not by_hash:
             number = next(number for number, block in enumerate(self.blocks) if block is like)
@@ -138,7 +127,7 @@ class BlockWriter:
         content = xxh3_128_digest(array.data)
         found = by_hash.get(content)
         if found is None or found[1] == MOST_USES:
-            found = by_hash[content] = [self._add(array, array.nbytes), 0]
+            found = by_hash[content] = [self._add(array, nbytes), 0]
         found[1] += 1
         return found[0]
 
@@ -152,13 +141,8 @@ def _together(arrays: Sequence[AnyArray]) -> bytes:
     """Return the bytes of arrays in C order, one after the other."""
     try:
         return b"".join(arrays)  # type: ignore[arg-type]
-    except (BufferError, TypeError, ValueError):  # not in C order, or of times, whose memory numpy doesn't lend
+    except (BufferError, TypeError, ValueError):  # not in C order
         return b"".join([array.tobytes() for array in arrays])
-
-
-def _are_lent(arrays: Sequence[AnyArray]) -> bool:
-    """Return whether numpy lends the memory of these arrays, of one dtype, in C order."""
-    return arrays[0].dtype.kind in _LENT and all(array.flags.c_contiguous for array in arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +175,7 @@ class StandIn(ABC):
     """A handle in place of an array, as passed to decoders of values that consist of arrays."""
 
     @abstractmethod
-    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> Any:
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any]) -> Any:
         """Return the handle of a tensor with these bytes; `build` makes the tensor from its content."""
 
 
@@ -208,7 +192,7 @@ class ArrayFacts(StandIn):
     def of(cls, array: DeferredArray | AnyArray) -> ArrayFacts:
         return cls(str(array.dtype), array.shape, array.nbytes, isinstance(array, DeferredArray))
 
-    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> ArrayFacts:
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any]) -> ArrayFacts:
         return ArrayFacts(name, tuple(shape), self.nbytes, self.out_of_band)
 
 
@@ -221,38 +205,20 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
 
 
 class BlockReader:
-    """Reads the arrays of one payload, given all of its blocks, some of them, or none.
+    """Reads the arrays of a payload with all of its `blocks`, which were verified before.
 
-    `blocks` is the memory of all blocks, verified before. If it `lends` itself, which is safe without other references
-    to it, arrays share it, except small ones, which would keep far more than themselves alive. `pieces` are single
-    blocks by number, which are verified here. While `deferring`, `instead` makes what replaces arrays. With `needs`,
-    nothing is read, and the numbers of the blocks that would be are added there.
+    If the memory of the blocks `lends` itself, which is safe without other references to it, arrays share it, except
+    small ones, which would keep far more than themselves alive (`kept` bytes).
     """
 
-    def __init__(
-        self,
-        head: Head,
-        blocks: Any = None,
-        *,
-        kept: int = 0,
-        lends: bool = False,
-        pieces: Mapping[int, Any] | None = None,
-        instead: Instead | None = None,
-        deferring: bool = False,
-        needs: set[int] | None = None,
-    ) -> None:
+    def __init__(self, head: Head, blocks: Any, *, kept: int = 0, lends: bool = False) -> None:
         self._head = head
         self._blocks = blocks
         self._kept = kept
         self._lends = lends
-        self._pieces = pieces or {}
-        self._instead = instead
-        self.deferring = deferring
-        self.needs = needs
         self._table: list[Any] = []
         self._left = MOST_USES * head.header.size
         self._arrays: dict[int, Sequence[Any]] = {}
-        self._replaced: dict[tuple[int, int], Any] = {}
         self._lent: set[int] = set()
 
     def read_table(self, table: Any) -> None:
@@ -264,78 +230,70 @@ class BlockReader:
     def referred(self, content: bytes) -> Any:
         """Return the array that an extension object refers to. Raises any exception for an invalid one."""
         entry, place = _PLACE.unpack(content)
-        return self._instead_of(entry, place) if self.deferring else self._entry(entry)[place]
+        return self.entry(entry)[place]
 
     def column(self, entry: Any, rows: int) -> Sequence[Any]:
         """Return the arrays of a column. Raises any exception for an invalid one."""
-        if type(entry) is not int:
-            raise ValueError("no column of arrays")
-        arrays: Sequence[Any]
-        if self.deferring:
-            arrays = [self._instead_of(entry, place) for place in range(len(self._described(entry)[2]))]
-        else:
-            arrays = self._entry(entry)
-        if len(arrays) != rows:
+        if type(entry) is not int or len(arrays := self.entry(entry)) != rows:
             raise ValueError("no column of arrays")
         return arrays
 
-    def _described(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int], int]:
-        """Return the dtype, the bytes, the shapes and numbers of items, and the sum of these, of an entry's arrays."""
+    def entry(self, entry: int) -> Sequence[Any]:
+        """Return the arrays of an entry of the table. Raises any exception for an invalid one."""
+        if (arrays := self._arrays.get(entry)) is None:
+            dtype, inside, shapes, sizes = self._described(entry)
+            self._spend(sum(sizes) * dtype.itemsize)
+            if type(inside) is list:
+                arrays = [*map(self._alone, inside, [dtype] * len(shapes), shapes, sizes)]
+            else:
+                arrays = self._together(dtype, inside, shapes, sizes)
+            self._arrays[entry] = arrays
+        return arrays
+
+    def _described(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int]]:
+        """Return the dtype, the bytes, the shapes and the numbers of items of an entry's arrays."""
         if entry < 0:
             raise ValueError("no such arrays")
         description, inside, shapes = self._table[3 * entry : 3 * entry + 3]
         if type(shapes) is not list or not shapes:
             raise ValueError("no shapes of arrays")
         sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
-        dtype, items = simple_dtype(description), sum(sizes)
+        dtype = simple_dtype(description)
+        nbytes = sum(sizes) * dtype.itemsize
         if type(inside) is int:
-            fits = inside >= 0 and self._head.sizes[inside] == items * dtype.itemsize
+            fits = inside >= 0 and self._head.sizes[inside] == nbytes
         elif type(inside) is bytes:
-            fits = len(inside) == items * dtype.itemsize
+            fits = len(inside) == nbytes
         else:
             of_blocks = [self._head.sizes[block] for block in inside]
             fits = min(inside) >= 0 and of_blocks == [size * dtype.itemsize for size in sizes]
         if min(sizes) < 0 or not fits:
             raise ValueError("its arrays don't match its blocks")
-        return dtype, inside, shapes, sizes, items
+        return dtype, inside, shapes, sizes
 
-    def _entry(self, entry: int) -> Sequence[Any]:
-        if (arrays := self._arrays.get(entry)) is None:
-            arrays = self._arrays[entry] = self._read(*self._described(entry))
-        return arrays
-
-    def _read(
-        self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int], items: int
-    ) -> Sequence[Any]:
-        self._left -= items * dtype.itemsize
+    def _spend(self, nbytes: int) -> None:
+        """Raise ValueError if more bytes are read as arrays than such a payload can have."""
+        self._left -= nbytes
         if self._left < 0:
             raise ValueError("its arrays are larger than it has room for")
-        several = type(inside) is list
-        if self.needs is not None:
-            if type(inside) is not bytes:
-                self.needs.update(inside if several else (inside,))
-            return [None] * len(shapes)
-        if several:
-            return [*map(self._alone, inside, [dtype] * len(shapes), shapes, sizes)]
-        return self._together(dtype, inside, shapes, sizes, items)
 
     def _alone(self, block: int, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
-        array = self._view(block, dtype, shape)
+        array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
         if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and block not in self._lent:
             self._lent.add(block)
             return array
         return array.copy()
 
-    def _together(
-        self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int], items: int
-    ) -> Sequence[Any]:
+    def _together(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
         """Return arrays of one block: views of one array, unless they would keep it."""
+        flat: AnyArray
         if type(inside) is bytes:
             if len(shapes) == 1:
                 return [np.ndarray(shapes[0], dtype, inside).copy()]
             flat, lends = np.frombuffer(inside, dtype), False
         else:
-            flat, lends = self._view(inside, dtype, items), self._lends and inside not in self._lent
+            flat = np.ndarray(sum(sizes), dtype, self._blocks, self._head.starts[inside])
+            lends = self._lends and inside not in self._lent
         least, alone = min(sizes) * dtype.itemsize * _MOST_KEPT, False
         if not lends or least < self._kept:
             flat, alone = flat.copy(), least < flat.nbytes
@@ -350,28 +308,68 @@ class BlockReader:
             arrays = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
         return [array.copy() for array in arrays] if alone else arrays
 
-    def _instead_of(self, entry: int, place: int) -> Any:
-        """Return what replaces an array."""
-        if (entry, place) not in self._replaced and self._instead is not None:
-            dtype, inside, shapes, sizes, _ = self._described(entry)
-            if self._blocks is None and type(inside) is not bytes:
-                block, at = (inside[place], 0) if type(inside) is list else (inside, sum(sizes[:place]))
-                shape, item, head = shapes[place], dtype.itemsize, self._head
-                where = at * item, head.starts[block], head.sizes[block], head.digests[block]
-                shape = (shape,) if type(shape) is int else tuple(shape)
-                made = self._instead(DeferredArray(dtype, shape, sizes[place] * item, *where))
-            else:
-                made = self._instead(self._entry(entry)[place])
-            self._replaced[entry, place] = made
-        return self._replaced[entry, place]
 
-    def _view(self, block: int, dtype: np.dtype[Any], shape: Any) -> AnyArray:
-        if self._blocks is not None:
-            return np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
-        raw = self._pieces[block]
-        if len(raw) != self._head.sizes[block] or digest(raw) != self._head.digests[block]:
-            raise DecodeError(f"a block of {self._head.sizes[block]} bytes is damaged: its checksum doesn't match")
-        return np.ndarray(shape, dtype, raw)
+class PartReader(BlockReader):
+    """Reads arrays one by one, of a head alone (without `blocks`) or of a whole payload.
+
+    `load` returns an array that is in a block of a head alone. While `deferring`, `instead` makes what replaces an
+    array, given its description, or the array itself if it was loaded with the head.
+    """
+
+    def __init__(self, head: Head, blocks: Any, load: Callable[[DeferredArray], Any], instead: Instead) -> None:
+        super().__init__(head, blocks)
+        self._load = load
+        self._instead = instead
+        self._made: dict[tuple[int, bool], Sequence[Any]] = {}
+        self.deferring = False
+
+    def entry(self, entry: int) -> Sequence[Any]:
+        """Return the arrays of an entry, or what replaces them."""
+        key = entry, self.deferring
+        if key not in self._made:
+            self._made[key] = [*map(self._instead if self.deferring else self._loaded, self._parts(entry))]
+        return self._made[key]
+
+    def _loaded(self, array: Any) -> Any:
+        if not isinstance(array, DeferredArray):
+            return array
+        self._spend(array.nbytes)
+        return self._load(array)
+
+    def _parts(self, entry: int) -> Sequence[Any]:
+        """Return the arrays of an entry, or the descriptions of those that aren't here."""
+        dtype, inside, shapes, sizes = self._described(entry)
+        if self._blocks is not None or type(inside) is bytes:
+            return super().entry(entry)  # which keeps them for the other parts
+        several, head = type(inside) is list, self._head
+        numbers = inside if several else [inside] * len(shapes)
+        places = [0] * len(shapes) if several else [*accumulate(sizes[:-1], initial=0)]
+        return [
+            DeferredArray(
+                dtype,
+                (shape,) if type(shape) is int else tuple(shape),
+                size * dtype.itemsize,
+                place * dtype.itemsize,
+                head.starts[number],
+                head.sizes[number],
+                head.digests[number],
+            )
+            for shape, size, place, number in zip(shapes, sizes, places, numbers, strict=True)
+        ]
+
+
+def from_pieces(pieces: Mapping[int, Any]) -> Callable[[DeferredArray], AnyArray]:
+    """Return the function that reads arrays from these blocks, by their positions, and verifies each block once."""
+    verified: set[int] = set()
+
+    def load(array: DeferredArray) -> AnyArray:
+        block = pieces[array.block_at]
+        if array.block_at not in verified:
+            checked_array(array, block)
+            verified.add(array.block_at)
+        return np.ndarray(array.shape, array.dtype, block, array.at).copy()
+
+    return load
 
 
 def _size(shape: Any) -> int:

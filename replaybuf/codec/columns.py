@@ -10,9 +10,7 @@ several rollouts comes back as one object, and what was two equal ones as two.
 | LIST | a list of values |
 | ARRAYS | an entry of the table of arrays (`codec.blocks`) |
 | INDEXED | a list of the indices, for each rollout that of a value, and of the values |
-| COPIES | the msgpack of a large value, which all rollouts have their own copy of |
 | DICT | name, kind and content of each key |
-| ROWS | the rollouts as dicts: of one rollout, or for keys that are no texts, or in different orders; the only column |
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.codec.blocks import GROUPED, MOST_USES, BlockWriter
-from replaybuf.codec.extension_types import MISSING, SCALARS
+from replaybuf.codec.blocks import GROUPED, BlockWriter
+from replaybuf.codec.value_types import MISSING, SCALARS
 
-SHARED, LIST, ARRAYS, INDEXED, COPIES, DICT, ROWS = range(7)
+SHARED, LIST, ARRAYS, INDEXED, DICT = range(5)
 
-_CONTAINERS: Final = frozenset({list, tuple, dict})
 _COUNTED: Final = frozenset({str, bytes, int, bool})
 _TEXTS: Final = frozenset({str, bytes, type(None)})
 _DEEPEST: Final = 8
@@ -38,33 +35,24 @@ _ONLY_INT: Final = frozenset({int})
 
 
 class ColumnWriter:
-    """Makes the columns of one group. `pack` packs a value by itself.
+    """Makes the columns of one group."""
 
-    `held` are the contents in which msgpack may meet values that it would store as something else.
-    """
+    __slots__ = ("_blocks", "values")
 
-    __slots__ = ("_blocks", "_pack", "held", "values")
-
-    def __init__(self, blocks: BlockWriter, pack: Callable[[Any], bytes]) -> None:
+    def __init__(self, blocks: BlockWriter) -> None:
         self._blocks = blocks
-        self._pack = pack
-        self.held: list[Any] = []
         #: The number of values of all columns.
         self.values = 0
 
-    def rollouts(self, rows: Sequence[dict[Any, Any]], omitted: frozenset[str], *, declared: bool) -> list[Any]:
-        """Return the columns of rollouts, without fields `omitted` that are None in all of them.
-
-        Names of fields that are `declared` by a class are texts.
-        """
+    def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
+        """Return the columns of rollouts, without fields `omitted` that are None in all of them."""
+        names, keys = tuple(rows[0]), [*map(tuple, rows)]
+        if keys.count(names) == len(rows):
+            transposed: Any = zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)
+        else:
+            union = dict.fromkeys(chain.from_iterable(keys))
+            transposed = [(name, [row.get(name, MISSING) for row in rows]) for name in union]
         self.values += len(rows)
-        transposed = _transposed(rows, declared=declared)
-        if transposed is None:
-            kept: Sequence[dict[Any, Any]] = rows
-            if omitted:
-                kept = [{k: v for k, v in row.items() if v is not None or k not in omitted} for row in rows]
-            self.held += kept
-            return [None, ROWS, *kept]
         columns: list[Any] = []
         for name, values in transposed:
             if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
@@ -76,6 +64,8 @@ class ColumnWriter:
         first, rows = values[0], len(values)
         kind = type(first)
         self.values += rows
+        if rows == 1:
+            return SHARED, first
         if kind is np.ndarray and (entry := self._blocks.column(values)) is not None:
             return ARRAYS, entry
         kinds = {*map(type, values)}
@@ -87,21 +77,14 @@ class ColumnWriter:
         ids = [*map(id, values)]
         different = len({*ids})
         if different == 1:
-            self.held.append(first)
             return SHARED, first
         if different < rows or len(kinds) > 1:
-            self.held += values
             return (LIST, [*values]) if different == rows else (INDEXED, _indexed(values, ids))
-        if kind is dict and depth < _DEEPEST and (items := _transposed(values, strictly=True)) is not None:
+        if kind is dict and depth < _DEEPEST and (names := _shared_names(values)):
             columns: list[Any] = []
-            for name, members in items:
+            for name, members in zip(names, zip(*[value.values() for value in values], strict=True), strict=True):
                 columns += (name, *self._column(members, depth + 1))
             return DICT, columns
-        if kind in _CONTAINERS and rows <= MOST_USES and _are_equal(values):
-            packed = self._pack(first)
-            if len(packed) >= GROUPED and all(self._pack(value) == packed for value in values[1:]):  # 1 == True
-                return COPIES, packed
-        self.held += values
         return LIST, [*values]
 
 
@@ -111,44 +94,19 @@ def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
     return [indices, *dict(zip(keys, values, strict=True)).values()]
 
 
-def _are_equal(values: Sequence[Any]) -> bool:
-    try:
-        return values.count(values[0]) == len(values)
-    except Exception:  # of arrays, which can't be compared as a whole, or of users' values
-        return False
-
-
-def _transposed(
-    rows: Sequence[dict[Any, Any]], *, declared: bool = False, strictly: bool = False
-) -> list[tuple[Any, Sequence[Any]]] | None:
-    """Return the names and values of columns; None if rollouts have keys that are no texts, or in different orders.
-
-    With MISSING for fields that a rollout lacks, or None in that case, too, if `strictly`.
-    """
-    names = tuple(rows[0])
-    keys = [*map(tuple, rows)]
-    if not declared and not _ONLY_STR.issuperset(map(type, chain.from_iterable(keys))):
-        return None
-    if keys.count(names) == len(rows):
-        return [*zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)]
-    union = dict.fromkeys(chain.from_iterable(keys))
-    if strictly or any([name for name in union if name in row] != list(row) for row in rows):
-        return None
-    return [(name, [row.get(name, MISSING) for row in rows]) for name in union]
+def _shared_names(values: Sequence[dict[Any, Any]]) -> tuple[str, ...]:
+    """Return the keys of dicts if all have the same texts, in the same order; else none."""
+    names, keys = tuple(values[0]), [*map(tuple, values)]
+    same = keys.count(names) == len(values) and _ONLY_STR.issuperset(map(type, chain.from_iterable(keys)))
+    return names if same else ()
 
 
 class ColumnReader:
-    """Makes the values of columns: `arrays` those of an entry, and `unpack` the value that is packed in some bytes.
+    """Makes the values of columns: `arrays` those of an entry. At most `budget` values are made."""
 
-    At most `budget` values are made.
-    """
+    __slots__ = ("_arrays", "_left")
 
-    __slots__ = ("_arrays", "_left", "_unpack")
-
-    def __init__(
-        self, unpack: Callable[[bytes], Any], arrays: Callable[[Any, int], Sequence[Any]], budget: int
-    ) -> None:
-        self._unpack = unpack
+    def __init__(self, arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
         self._arrays = arrays
         self._left = budget
 
@@ -180,10 +138,6 @@ class ColumnReader:
 
     def _others(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
         """Return the values of a column of a rarer kind."""
-        if kind == COPIES:
-            if rows > MOST_USES:
-                raise ValueError("a value is used too often")
-            return [self._unpack(content) for _ in range(rows)]
         if type(content) is not list:
             raise ValueError(f"a {type(content).__name__} where a column belongs")
         if kind == DICT:

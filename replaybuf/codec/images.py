@@ -9,24 +9,17 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from numbers import Rational
 from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.codec.extension_types import IMAGE, Decoder, Encoder, type_tag
+from replaybuf.codec.value_types import IMAGE, SCALARS, Decoder, Encoder, type_tag
 from replaybuf.errors import DecodeError
 
 #: The modes that can be stored, with the bytes of a pixel ("1" packs eight into one).
-_PIXELS: Final = {
-    **dict.fromkeys(("1", "L"), 1),
-    **dict.fromkeys(("LA", "La", "I;16", "I;16L", "I;16B"), 2),
-    **dict.fromkeys(("RGB", "YCbCr", "LAB", "HSV"), 3),
-    **dict.fromkeys(("RGBA", "RGBa", "RGBX", "CMYK", "I", "F"), 4),
-}
+_PIXELS: Final = {"1": 1, "L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
 #: The largest dimension of an image without pixels; PIL allocates memory for each of its lines.
 _LONGEST_EMPTY: Final = 1 << 16
-_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Images:
@@ -70,8 +63,7 @@ def _take_apart(image: Any) -> list[Any]:
         raise TypeError(f"an image of mode {image.mode} can't be stored: convert it to one of {', '.join(_PIXELS)}")
     _nbytes(image.mode, *image.size)
     raw = np.frombuffer(image.tobytes(), np.uint8)
-    info = {key: _number(value) for key, value in image.info.items() if type(key) is str}
-    info = {key: value for key, value in info.items() if _is_plain(value)}
+    info = {key: value for key, value in image.info.items() if type(key) is str and _is_plain(value)}
     return [image.mode, list(image.size), raw, info]
 
 
@@ -85,12 +77,5 @@ def _nbytes(mode: Any, width: Any, height: Any) -> int:
     return line * height
 
 
-def _number(value: Any) -> Any:
-    """Return fractions, which TIFF files have many of, as floats, and other values unchanged."""
-    if type(value) is tuple:
-        return tuple(map(_number, value))
-    return float(value) if isinstance(value, Rational) and type(value) not in _PLAIN else value
-
-
 def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN or (type(value) is tuple and _PLAIN.issuperset(map(type, value)))
+    return type(value) in SCALARS or (type(value) is tuple and SCALARS.issuperset(map(type, value)))

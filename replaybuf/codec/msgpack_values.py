@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,44 +22,33 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from replaybuf.codec import extension_types as ext
-from replaybuf.codec.blocks import BlockReader, BlockWriter
-from replaybuf.codec.columns import ROWS, ColumnReader, ColumnWriter
-from replaybuf.codec.extension_types import (
-    LONG,
-    MISSING,
-    Decoder,
-    Encoder,
-    NestingHandler,
-    TypeHandler,
-    check_all,
-    holds_numbers,
-)
-from replaybuf.codec.object_refs import UnfetchedError
+from replaybuf.codec import value_types as types
+from replaybuf.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
+from replaybuf.codec.columns import ColumnReader, ColumnWriter
+from replaybuf.codec.object_refs import RefValues
 from replaybuf.codec.payload_header import MOST_VALUES, Head
-from replaybuf.codec.standard_types import DECODERS, ENCODERS
-from replaybuf.codec.user_classes import Converters, name_of
+from replaybuf.codec.user_classes import Converters, Instances, name_of
+from replaybuf.codec.value_types import DECODERS, ENCODERS, MISSING, Decoder, Encoder, TypeHandler
 from replaybuf.errors import RolloutError
 from replaybuf.rollouts.rollout import Status
 
-_STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(ext.STATUS, status.value.encode()) for status in Status}
-_MISSING: Final = msgpack.ExtType(ext.STATUS, b"")
+_STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(types.STATUS, status.value.encode()) for status in Status}
+_MISSING: Final = msgpack.ExtType(types.STATUS, b"")
 _ENCODERS: Final = ENCODERS | {
     Status: (None, lambda status: _STATUS_EXTENSIONS[status._value_]),
     type(MISSING): (None, lambda _: _MISSING),
 }
-_DICTS: Final = frozenset({dict, OrderedDict, defaultdict, Counter})
-_SEQUENCES: Final = frozenset({list, tuple, set, frozenset, deque})
+_SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 # Module globals, since they are compared for every extension object.
-_ARRAY: Final = ext.ARRAY
-_STATUS: Final = ext.STATUS
+_ARRAY: Final = types.ARRAY
+_STATUS: Final = types.STATUS
 _STATUSES: Final[dict[bytes, Any]] = {status.value.encode(): status for status in Status} | {b"": MISSING}
 
 
 #: Values that consist of one array, the third part of their content: one object comes back as one.
-_OF_ONE_ARRAY: Final = frozenset({ext.TENSOR, ext.IMAGE})
+_OF_ONE_ARRAY: Final = frozenset({types.TENSOR, types.IMAGE})
 #: Values that are made of arrays by code which doesn't support handles.
-_EAGER: Final = frozenset({ext.CONVERTED, ext.IMAGE})
+_EAGER: Final = frozenset({types.CONVERTED, types.IMAGE})
 
 
 _TABLE_SIZE: Final = struct.Struct("<I")
@@ -78,36 +67,37 @@ class Packed:
 class Packing:
     """Packs the values of one codec.
 
-    `handlers` encode types that `standard_types` lacks; `converters` have precedence over all others.
+    `handlers` encode types that `value_types` lacks; `converters` have precedence over all others.
     """
 
-    def __init__(self, handlers: Sequence[TypeHandler], converters: Converters) -> None:
-        self._handlers = (converters, *handlers)
+    def __init__(self, handlers: Sequence[TypeHandler], converters: Converters, instances: Instances) -> None:
+        self._handlers = (converters, *handlers, instances)  # the last one refuses unknown classes
         self._converters = converters
+        self._instances = instances
         self._encoders = _ENCODERS | converters.encoders  # extended by `encoder`
 
-    def pack(
-        self, rows: Sequence[dict[str, Any]], omitted: frozenset[str] = frozenset(), *, declared: bool = False
-    ) -> Packed:
+    def pack(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str], refs: RefValues) -> Packed:
         """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
 
         Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored; `explain` then
         locates it.
         """
         blocks = BlockWriter()
-        stand_in = partial(self._stand_in, blocks, {})
-        if len(rows) == 1:
-            flat, held, values = [None, ROWS, *rows], [*rows], 1
-        else:
-            columns = ColumnWriter(blocks, partial(_packed_alone, stand_in))
-            flat = columns.rollouts(rows, omitted, declared=declared) if rows else []
-            held, values = columns.held, columns.values
-        packed = _packed(flat, stand_in)
-        check_all(held)  # after packing, which would have failed on a value that contains itself
+        columns = ColumnWriter(blocks)
+        # One growing buffer, read in place, halves the copies that msgpack.packb would make.
+        packer = msgpack.Packer(
+            default=partial(self._stand_in, blocks, {}, refs),
+            strict_types=True,
+            unicode_errors="surrogatepass",
+            autoreset=False,
+            buf_size=4096,
+        )
+        packer.pack(columns.rollouts(rows, omitted) if rows else [])
         table = msgpack.packb(blocks.table) if blocks.table else b""
-        return Packed((packed, table, _TABLE_SIZE.pack(len(table)) if table else _NO_TABLE), values, blocks)
+        size = _TABLE_SIZE.pack(len(table)) if table else _NO_TABLE
+        return Packed((packer.getbuffer(), table, size), columns.values, blocks)
 
-    def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], value: Any) -> Any:
+    def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
         """Return the object packed in place of a value.
 
         `contents` has, by id, the contents of tensors and images, and the values themselves.
@@ -124,6 +114,8 @@ class Packing:
         tag, encode = encoder
         if tag is None:
             return encode(value)
+        if tag.code == types.OBJECT_REF:
+            return {tag: refs.of(value)}
         content = {tag: encode(value)}
         if tag.code in _OF_ONE_ARRAY:
             contents[id(value)] = content, value
@@ -138,32 +130,30 @@ class Packing:
             self._encoders[kind] = encoder
         return encoder
 
-    def explain(self, value: Any, path: str) -> RolloutError | None:
+    def explain(self, value: Any, path: str, refs: RefValues) -> RolloutError | None:
         """Return the RolloutError of the innermost unstorable part of the value at `path`; None if it can be packed."""
-        error = self._packing_error(value)
+        error = self._packing_error(value, refs)
         if error is None:
             return None
         while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
-            for step, child in self._children(value):
-                if (child_error := self._packing_error(child)) is not None:
+            for step, child in self._children(value, refs):
+                if (child_error := self._packing_error(child, refs)) is not None:
                     value, path, error = child, path + step, child_error
                     break
             else:
                 return RolloutError(f"{path}: {error}")
         return RolloutError(f"{path}: nested too deeply, or holds itself")
 
-    def _packing_error(self, value: Any) -> Exception | None:
+    def _packing_error(self, value: Any, refs: RefValues) -> Exception | None:
         try:
-            self.pack([{"": value}])
-        except UnfetchedError:  # only not fetched yet
-            return None
+            self.pack([{"": value}], frozenset(), refs)
         except Exception as error:
             return error
         return None
 
-    def _children(self, value: Any) -> Iterator[tuple[str, Any]]:
+    def _children(self, value: Any, refs: RefValues) -> Iterator[tuple[str, Any]]:
         kind = type(value)
-        if kind in _DICTS:
+        if kind is dict:
             for key, item in list(value.items()):  # copied: packing may run users' code that changes it
                 yield f"[key {key!r:.80}]", key
                 yield f"[{key!r:.80}]", item
@@ -173,37 +163,21 @@ class Packing:
         elif kind is np.ndarray and value.dtype.char == "O":
             for place, item in np.ndenumerate(value):
                 yield f"[{', '.join(map(str, place))}]", item
-        for handler in self._handlers:
-            if isinstance(handler, NestingHandler):
-                yield from handler.parts(value)
+        yield from refs.parts(value)
+        yield from self._instances.parts(value)
+        yield from self._converters.parts(value)
 
     def _refusal(self, value: Any) -> str:
         """Return the reason why a value can't be stored, with advice."""
         kind = type(value)
         name, advice = name_of(kind), self._converters.advice(kind)
-        if kind is range:
-            return f"a range can't be stored: convert it to a list, or {advice}"
-        for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float):
+        if kind is range or kind is deque:
+            return f"a {name} can't be stored: convert it to a list, or {advice}"
+        for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, int, float):
             if isinstance(value, plain):
                 plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
                 return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
         return f"a value of type {name} can't be stored: {advice}"
-
-
-def _packed(value: Any, stand_in: Callable[[Any], Any]) -> memoryview:
-    # One growing buffer, read in place, halves the copies that msgpack.packb would make.
-    packer = msgpack.Packer(
-        default=stand_in, strict_types=True, unicode_errors="surrogatepass", autoreset=False, buf_size=4096
-    )
-    packer.pack(value)
-    packed: memoryview = packer.getbuffer()
-    return packed
-
-
-def _packed_alone(stand_in: Callable[[Any], Any], value: Any) -> bytes:
-    packed = bytes(_packed(value, stand_in))
-    check_all((value,))
-    return packed
 
 
 class _TypeTag:
@@ -253,14 +227,16 @@ def _left_alone(items: list[Any]) -> list[Any]:
     """Return an unpacked list, untracked from the garbage collector if it is a long list of numbers.
 
     The collector would traverse all tokens in memory again and again: in takes of 128 groups with 100 KB of lists that
-    is 42 ms instead of 3, a quarter of their time, of which 20 ms are one pause of the event loop. A cycle that a user
-    later makes through such a list is never freed.
+    is 42 ms instead of 3, a quarter of their time, of which 20 ms are one pause of the event loop. A list is taken for
+    one of numbers if it begins and ends with one. A cycle that a user later makes through such a list is never freed.
     """
-    if len(items) > LONG and _untrack is not None and holds_numbers(items):
+    if len(items) > _LONG and type(items[0]) in _NUMBERS and type(items[-1]) in _NUMBERS and _untrack is not None:
         _untrack(items)
     return items
 
 
+_LONG: Final = 32
+_NUMBERS: Final = frozenset({int, float})
 _UNPACKING: Final[dict[str, Any]] = {
     "list_hook": _left_alone,
     "strict_map_key": False,
@@ -274,26 +250,24 @@ Columns = dict[str, Sequence[Any]]
 class Unpacking:
     """Unpacks one payload: the columns of its rollouts, or the rollouts as dicts. Invalid data raises any exception.
 
-    In the fields `deferred`, the reader of blocks puts handles in the place of arrays, except in what users' converters
+    In the fields `deferred`, a reader of parts puts handles in the place of arrays, except in what users' converters
     get. ObjectRefs there are replaced by their values, since a handle serves the same purpose.
     """
 
-    __slots__ = ("_blocks", "_deferred", "_deferring", "_eager", "_made", "_open_tags", "_partial", "_tags")
+    __slots__ = ("_blocks", "_eager", "_made", "_open_tags", "_partial", "_tags")
 
-    def __init__(self, tags: TypeTags, blocks: BlockReader, deferred: Collection[str] = frozenset()) -> None:
+    def __init__(self, tags: TypeTags, blocks: BlockReader) -> None:
         self._tags = tags
         self._blocks = blocks
-        self._deferred = deferred
         self._open_tags = 0
         self._eager = 0  # nesting depth of values that need arrays
-        self._deferring = False
         self._partial = False
         self._made: dict[int, Any] = {}  # tensors and images, by the id of their array
 
-    def rollouts(self, head: Head) -> Columns | list[dict[str, Any]]:
-        """Return the values of each field, or the rollouts as dicts."""
+    def rollouts(self, head: Head, deferred: Collection[str] = frozenset()) -> Columns | list[dict[str, Any]]:
+        """Return the values of each field, or the rollouts as dicts if some lack a field."""
         rows, packed = head.header.rollouts, head.msgpack
-        columns = ColumnReader(self._unpack, self._blocks.column, MOST_VALUES * head.header.head)
+        columns = ColumnReader(self._blocks.column, MOST_VALUES * head.header.head)
         columns.spend(rows)
         end = len(packed) - _TABLE_SIZE.size
         (size,) = _TABLE_SIZE.unpack_from(packed, end)
@@ -302,60 +276,36 @@ class Unpacking:
         if size:
             self._blocks.read_table(msgpack.unpackb(packed[end - size : end]))
         packed = packed[: end - size]
-        found = (self._read_deferring if self._deferred else self._read)(packed, rows, columns)
+        if isinstance(self._blocks, PartReader):
+            found = self._read_parts(packed, rows, columns, deferred, self._blocks)
+        else:
+            flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
+            if type(flat) is not list:
+                raise ValueError(f"a {type(flat).__name__} where columns belong")
+            found = columns.columns(flat, rows)
         if self._open_tags:
             raise ValueError("it holds type tags without content")
-        if not self._partial or isinstance(found, list):
+        if not self._partial:
             return found
         fields = columns.dicts(found, rows)
         return [{name: value for name, value in one.items() if value is not MISSING} for one in fields]
 
-    def _unpack(self, packed: Any) -> Any:
-        if self._deferred:
-            hooks: tuple[Any, Any] = self._decode_deferred_map, self._deferred_extension
-        else:
-            hooks = self._decode_map, self._extension
-        return msgpack.unpackb(packed, object_hook=hooks[0], ext_hook=hooks[1], **_UNPACKING)
-
-    def _read(self, packed: memoryview, rows: int, columns: ColumnReader) -> Columns | list[dict[str, Any]]:
-        flat = self._unpack(packed)
-        if type(flat) is not list:
-            raise ValueError(f"a {type(flat).__name__} where columns belong")
-        if len(flat) > 1 and flat[1] == ROWS:
-            return _as_rows(flat[2:], rows)
-        return columns.columns(flat, rows)
-
-    def _read_deferring(self, packed: memoryview, rows: int, columns: ColumnReader) -> Columns | list[dict[str, Any]]:
+    def _read_parts(
+        self, packed: memoryview, rows: int, columns: ColumnReader, deferred: Collection[str], blocks: PartReader
+    ) -> Columns:
         unpacker = msgpack.Unpacker(
             max_buffer_size=len(packed),
-            object_hook=self._decode_deferred_map,
-            ext_hook=self._deferred_extension,
+            object_hook=partial(self._decode_deferred_map, blocks),
+            ext_hook=partial(self._deferred_extension, blocks),
             **_UNPACKING,
         )
         unpacker.feed(packed)
         found: Columns = {}
-        values = unpacker.read_array_header()
-        for _ in range((values + 2) // 3):
+        for _ in range((unpacker.read_array_header() + 2) // 3):
             name = unpacker.unpack()
-            self._defer(name in self._deferred)
-            kind = unpacker.unpack()
-            if kind == ROWS:
-                return _as_rows([self._row(unpacker) for _ in range(values - 2)], rows)
-            found |= columns.columns([name, kind, unpacker.unpack()], rows)
-        self._defer(False)
+            blocks.deferring = name in deferred
+            found |= columns.columns([name, unpacker.unpack(), unpacker.unpack()], rows)
         return found
-
-    def _row(self, unpacker: Any) -> dict[str, Any]:
-        fields = {}
-        for _ in range(unpacker.read_map_header()):
-            name = unpacker.unpack()
-            self._defer(name in self._deferred)
-            fields[name] = unpacker.unpack()
-        self._defer(False)
-        return fields
-
-    def _defer(self, deferring: bool) -> None:
-        self._deferring = self._blocks.deferring = deferring
 
     def _extension(self, code: int, content: bytes) -> Any:
         if code == _ARRAY:
@@ -387,37 +337,34 @@ class Unpacking:
             self._made[key] = tag.decode(content), content[2]
         return self._made[key][0]
 
-    def _deferred_extension(self, code: int, content: bytes) -> Any:
+    def _deferred_extension(self, blocks: PartReader, code: int, content: bytes) -> Any:
         found = self._extension(code, content)
-        if code in _EAGER and self._deferring:  # the tag is read before its content
+        if code in _EAGER and (blocks.deferring or self._eager):  # the tag is read before its content
             self._eager += 1
-            self._blocks.deferring = False
+            blocks.deferring = False
         return found
 
-    def _decode_deferred_map(self, fields: dict[Any, Any]) -> Any:
-        tag = next(iter(fields)) if self._deferring and len(fields) == 1 else None
+    def _decode_deferred_map(self, blocks: PartReader, fields: dict[Any, Any]) -> Any:
+        tag = next(iter(fields), None) if len(fields) == 1 else None
         if type(tag) is not _TypeTag:
-            return self._decode_map(fields)
-        if tag.code == ext.OBJECT_REF and not self._eager:
+            return fields
+        if tag.code == types.OBJECT_REF and blocks.deferring:
             self._open_tags -= 1
             return fields[tag]
         found = self._decode_map(fields)
-        if tag.code in _EAGER:
+        if tag.code in _EAGER and self._eager:
             self._eager -= 1
-            self._blocks.deferring = not self._eager
+            blocks.deferring = not self._eager
         return found
 
 
-def _as_rows(found: Any, rows: int) -> list[dict[str, Any]]:
-    if type(found) is not list or len(found) != rows or any(type(row) is not dict for row in found):
-        raise ValueError("no rollouts where rollouts belong")
-    return found
+def needed_blocks(tags: TypeTags, head: Head, deferred: Collection[str]) -> list[tuple[int, int]]:
+    """Return the places of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
+    needs: dict[tuple[int, int], None] = {}
 
+    def note(array: DeferredArray) -> None:
+        needs[array.block_at, array.block_size] = None
 
-def needed_blocks(tags: TypeTags, head: Head, deferred: Collection[str]) -> set[int]:
-    """Return the numbers of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
-    needs: set[int] = set()
     nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
-    blocks = BlockReader(head, instead=lambda _: None, needs=needs)
-    Unpacking(nothing, blocks, deferred or frozenset({""})).rollouts(head)
-    return needs
+    Unpacking(nothing, PartReader(head, None, note, lambda _: None)).rollouts(head, deferred)
+    return sorted(needs)

@@ -10,17 +10,15 @@ holds an ObjectRef to it; those held elsewhere stay valid.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from replaybuf.codec.extension_types import OBJECT_REF, Decoder, Encoder, checked, type_tag
+from replaybuf.codec.value_types import OBJECT_REF, Decoder, Encoder, type_tag
 from replaybuf.errors import DecodeError, RolloutError
 
-RestoreRefs = Literal["ref", "value", "stored"]
+RestoreRefs = Literal["ref", "value"]
 #: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
 Fetched = dict[Any, Any]
 
@@ -49,21 +47,26 @@ class _Problem:
 
 
 @dataclass(slots=True)
-class _AtHand:
-    """The values for one encoding, and the ObjectRefs without a value that it met."""
+class RefValues:
+    """The values of ObjectRefs for one encoding, and the ObjectRefs without a value that it met."""
 
     values: Fetched
     missing: dict[Any, None] = field(default_factory=dict)
 
+    def of(self, ref: Any) -> Any:
+        """Return the value of an ObjectRef, None if it is missing. TypeError if its object can't be fetched."""
+        if ref not in self.values:
+            self.missing[ref] = None
+            return None
+        value = self.values[ref]
+        if isinstance(value, _Problem):
+            raise TypeError(f"the object of {ref!r:.100} can't be fetched: {value.text}")
+        return value
 
-@dataclass(frozen=True, slots=True)
-class _StoredObject:
-    """An object as stored in its payload, for copies of payloads: it isn't put into Ray."""
-
-    value: Any
-
-
-_at_hand: ContextVar[_AtHand | None] = ContextVar("replaybuf_object_refs", default=None)
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the fetched value of an ObjectRef."""
+        if is_ref(value) and not isinstance(found := self.values.get(value), _Problem):
+            yield " (the object of an ObjectRef)", found
 
 
 class ObjectRefs:
@@ -73,23 +76,13 @@ class ObjectRefs:
     """
 
     def __init__(self, restore_as: RestoreRefs, timeout: float) -> None:
-        restore: Decoder = {"ref": _put, "value": lambda value: value, "stored": _StoredObject}[restore_as]
         self._timeout = timeout
-        self.decoders: Mapping[int, Decoder] = {OBJECT_REF: restore}
+        self.decoders: Mapping[int, Decoder] = {OBJECT_REF: _put if restore_as == "ref" else lambda value: value}
 
     def encoder(self, kind: type) -> Encoder | None:
-        if kind is _StoredObject:
-            return type_tag(OBJECT_REF), lambda stored: checked(stored.value)
         ray = _ray()
-        return (type_tag(OBJECT_REF), _value_of) if ray is not None and issubclass(kind, ray.ObjectRef) else None
-
-    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the fetched value of an ObjectRef."""
-        at_hand = _at_hand.get()
-        if at_hand is None or not is_ref(value):
-            return
-        if value in at_hand.values and not isinstance(at_hand.values[value], _Problem):
-            yield " (the object of an ObjectRef)", at_hand.values[value]
+        # Packing replaces the ObjectRef by its value (`RefValues`).
+        return (type_tag(OBJECT_REF), lambda value: value) if ray and issubclass(kind, ray.ObjectRef) else None
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of these ObjectRefs, by one call of Ray. Blocks for up to the timeout.
@@ -111,11 +104,9 @@ class ObjectRefs:
         for ref in refs:
             try:
                 ray.get(ref, timeout=0)
-            except ray.exceptions.GetTimeoutError as again:
-                if late:
-                    problems[ref] = self._problem(again)
             except Exception as own:
-                problems[ref] = self._problem(own)
+                if late or not isinstance(own, ray.exceptions.GetTimeoutError):
+                    problems[ref] = self._problem(own)
         return problems or dict.fromkeys(refs, self._problem(error))
 
     def _problem(self, error: Exception) -> _Problem:
@@ -129,34 +120,10 @@ class ObjectRefs:
         return _Problem(f"{kind}: {str(error).strip().partition(chr(10))[0][:300]}")
 
 
-@contextlib.contextmanager
-def at_hand(fetched: Fetched) -> Iterator[Mapping[Any, None]]:
-    """Provide these values to encodings within; yields the ObjectRefs without a value, as encodings meet them."""
-    values = _AtHand(fetched)
-    token = _at_hand.set(values)
-    try:
-        yield values.missing
-    finally:
-        _at_hand.reset(token)
-
-
 def is_ref(value: Any) -> bool:
     """Return whether this is an ObjectRef."""
     ray = _ray()
     return ray is not None and isinstance(value, ray.ObjectRef)
-
-
-def _value_of(ref: Any) -> Any:
-    values = _at_hand.get()
-    if values is None:
-        raise UnfetchedError
-    if ref not in values.values:
-        values.missing[ref] = None
-        return None
-    value = values.values[ref]
-    if isinstance(value, _Problem):
-        raise TypeError(f"the object of {ref!r:.100} can't be fetched: {value.text}")
-    return checked(value)
 
 
 def _put(value: Any) -> Any:

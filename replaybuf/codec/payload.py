@@ -1,7 +1,7 @@
 """Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_header`, `codec.columns`).
 
-Types that msgpack doesn't know are described in `codec.msgpack_values`, `codec.numpy_arrays` and the type handlers
-(`codec.extension_types`). Nothing is pickled, and nothing that a payload names is imported or called.
+Types that msgpack doesn't know are described in `codec.value_types`, `codec.msgpack_values` and the type
+handlers. Nothing is pickled, and nothing that a payload names is imported or called.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import Any
 
 from replaybuf.codec import payload_format as form
 from replaybuf.codec import payload_header as header
-from replaybuf.codec.blocks import ArrayFacts, BlockReader, DeferredArray, Instead, as_writable
-from replaybuf.codec.extension_types import TaggedValueHandler, TypeHandler
+from replaybuf.codec.blocks import ArrayFacts, BlockReader, DeferredArray, Instead, PartReader, as_writable, from_pieces
 from replaybuf.codec.images import Images
 from replaybuf.codec.msgpack_values import Packed, Packing, TypeTags, Unpacking, lenient, needed_blocks, type_tags
-from replaybuf.codec.object_refs import Fetched, ObjectRefs, RestoreRefs, UnfetchedError, at_hand, is_ref
+from replaybuf.codec.object_refs import Fetched, ObjectRefs, RefValues, RestoreRefs, UnfetchedError, is_ref
 from replaybuf.codec.payload_format import Compression, SplitPayload
 from replaybuf.codec.payload_header import Buffer, Head, Header
 from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
+from replaybuf.codec.value_types import CONVERTED, IMAGE, OBJECT_REF, TaggedValueHandler, TypeHandler
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 
-#: The bytes of loaded blocks, by their number in the payload.
+STORED = frozenset({CONVERTED, IMAGE, OBJECT_REF})
+#: The bytes of loaded blocks, by their position after the head.
 Pieces = Mapping[int, Any]
 
 
@@ -35,12 +36,11 @@ class Codec:
     `compression` applies to `encode`; `decode` reads either. Raises ConfigError for an unknown compression, and
     MissingDriverError when zstd isn't installed. Thread-safe.
 
-    Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes,
-    list, tuple, set, frozenset, dict (order and any hashable keys), OrderedDict,
-    defaultdict (of a built-in type), Counter, deque, complex, Decimal, UUID, datetime, date, time, timedelta,
-    POSIX paths, numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the
-    classes that `rollout_type` knows (enums, named tuples, pydantic models, dataclasses), and of the exact classes that
-    have `converters`. Anything else is refused.
+    Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes, list,
+    tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date, timedelta, paths,
+    numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the classes that
+    `rollout_type` knows (enums, named tuples, pydantic models, dataclasses), and of the exact classes that have
+    `converters`. bytearrays and memoryviews come back as bytes. Anything else is refused.
 
     `tensors`: restored as tensors ("torch") or as arrays ("numpy"). `object_refs`: restored as new ObjectRefs ("ref")
     or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a group, in
@@ -63,44 +63,34 @@ class Codec:
             raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
         if compression == "zstd":
             form.zstandard_module()
-        self.rollout_type = rollout_type
         self.compression = compression
-        self._converters = Converters(converters or {}, as_plain=as_plain)
-        #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
-        self.runs_code = bool(converters) or any(shape.runs_code for shape in rollout_type.classes.shapes.values())
-        self._others: tuple[TypeHandler, ...] = (
-            Images(as_plain=as_plain),
-            Instances(rollout_type.classes, as_plain=as_plain),  # last, since it refuses unknown classes
-        )
-        self._use(Tensors(tensors), ObjectRefs(object_refs, object_ref_timeout))
+        self._refs = ObjectRefs(object_refs, object_ref_timeout)
+        self._tensors = Tensors(tensors)
+        self._use(rollout_type, Converters(converters or {}, as_plain=as_plain), Images(as_plain=as_plain), as_plain)
 
-    def _use(self, tensors: Tensors, refs: ObjectRefs) -> None:
-        handlers: tuple[TypeHandler, ...] = (tensors, refs, *self._others)
-        self._refs = refs
-        self._packing = Packing(handlers, self._converters)
-        self._tags = type_tags((self._converters, *handlers))
+    def _use(self, rollout_type: RolloutType, converters: Converters, others: TypeHandler, as_plain: bool) -> None:
+        self.rollout_type = rollout_type
+        self._converters = converters
+        #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
+        self.runs_code = bool(converters.encoders) or any(s.runs_code for s in rollout_type.classes.shapes.values())
+        instances = Instances(rollout_type.classes, as_plain=as_plain)
+        self._packing = Packing((self._tensors, self._refs, others), converters, instances)
+        self._tags = type_tags((converters, instances, self._refs, self._tensors, others))
 
     def as_stored(self) -> Codec:
-        """Return a codec for rewriting payloads: it needs neither torch nor Ray.
-
-        Tensors, ObjectRefs and values of converters are decoded as stand-ins, which are encoded unchanged.
-        """
-        other = copy.copy(self)
-        other._converters = self._converters.as_stored()
-        other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
+        """Return a codec for rewriting payloads: it runs no converters, and needs no Ray."""
+        other, handler = copy.copy(self), TaggedValueHandler()
+        handler.decoders = {code: decode for code, decode in handler.decoders.items() if code in STORED}
+        other._use(self.rollout_type, Converters({}), handler, as_plain=False)
         return other
 
     def as_trees(self) -> Codec:
-        """Return a codec for rollouts as trees: dicts of plain values, arrays, and `TaggedValue` for other values.
+        """Return a codec for rollouts as trees: dicts of plain values, arrays and tensors, `TaggedValue` for others.
 
-        It reads and writes payloads of any rollout type, independent of classes, and imports nothing.
+        It reads and writes payloads of any rollout type, independent of classes.
         """
         other = copy.copy(self)
-        other.rollout_type = RolloutType(dict)
-        other._converters = Converters({}, as_plain=True)
-        other._others = (TaggedValueHandler(),)
-        other.runs_code = False
-        other._use(Tensors("stored"), ObjectRefs("stored", 0.0))
+        other._use(RolloutType(dict), Converters({}), TaggedValueHandler(), as_plain=True)
         return other
 
     def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None) -> bytes:
@@ -119,13 +109,15 @@ class Codec:
 
         Without `sealed`, the checksums of a payload with a tail are computed only by `joined`.
         """
-        kind = self.rollout_type
-        fields = kind.rows(rollouts)
-        try:
-            plain = None if fetched else self._pack(fields)
-        except UnfetchedError:
-            plain = None
-        packed = plain or self._pack_refs(fields, fetched or {}, wait=fetched is None)
+        fields = self.rollout_type.rows(rollouts)
+        refs = RefValues(dict(fetched or {}))
+        packed = self._pack(fields, refs)
+        while refs.missing:  # the values of ObjectRefs may contain further ones
+            missing = tuple(refs.missing)
+            if fetched is not None:
+                raise UnfetchedError(missing)
+            refs = RefValues(refs.values | self.fetch(missing))
+            packed = self._pack(fields, refs)
         blocks = packed.blocks
         plainly = self.compression == "none"
         payload = form.written(
@@ -171,12 +163,12 @@ class Codec:
         with header.AS_DAMAGE:
             found, blocks = self._opened(head)
             apart = found.header.has_blocks
-            reader = BlockReader(found, None if apart else blocks, pieces=pieces, instead=handles)
+            reader = PartReader(found, None if apart else blocks, from_pieces(pieces), handles)
             return self._unpack(found, reader, frozenset(deferred))
 
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
-        return self._without_blocks(head, _or_none)
+        return self._without_blocks(head, lambda array: None if isinstance(array, DeferredArray) else array)
 
     def decode_facts(self, payload: Buffer) -> list[Any]:
         """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
@@ -185,7 +177,8 @@ class Codec:
     def _without_blocks(self, payload: Buffer, instead: Instead) -> list[Any]:
         with header.AS_DAMAGE:
             found, _ = self._opened(payload)
-            return self._unpack(found, BlockReader(found, instead=instead, deferring=True), tags=lenient(self._tags))
+            reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
+            return self._unpack(found, reader, tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
@@ -195,15 +188,13 @@ class Codec:
         tail = memoryview(payload)[end:]
         return SplitPayload(payload[:end], (tail,), len(tail))
 
-    def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int, int]]:
-        """Return the number, the offset in the tail and the size of each block with arrays outside these fields.
+    def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
+        """Return the offset in the tail and the size of each block with arrays outside these fields.
 
         Raises DecodeError when the head is damaged.
         """
         with header.AS_DAMAGE:
-            found, _ = self._opened(head)
-            places = [*found.places()]
-            return [(number, *places[number]) for number in sorted(needed_blocks(self._tags, found, deferred))]
+            return needed_blocks(self._tags, self._opened(head)[0], deferred)
 
     def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, memoryview]:
         """Return the head of a payload, verified unless it was before, and its blocks, if they are there."""
@@ -233,44 +224,24 @@ class Codec:
         """
         header.verify(payload, tail)
 
-    def _pack(self, fields: Sequence[dict[str, Any]]) -> Packed:
+    def _pack(self, fields: Sequence[dict[str, Any]], refs: RefValues) -> Packed:
         try:
-            kind = self.rollout_type
-            return self._packing.pack(fields, kind.omitted, declared=not kind.is_dict)
-        except UnfetchedError:
-            raise
+            return self._packing.pack(fields, self.rollout_type.omitted, refs)
         except Exception as error:
-            raise self._explain(fields, error) from error
+            raise self._explain(fields, refs, error) from error
 
-    def _pack_refs(self, fields: Sequence[dict[str, Any]], fetched: Fetched, *, wait: bool = False) -> Packed:
-        """Pack with the values of ObjectRefs, which may contain further ObjectRefs."""
-        while True:
-            with at_hand(fetched) as missing:
-                packed = self._pack(fields)
-            if not missing:
-                return packed
-            if not wait:
-                raise UnfetchedError(tuple(missing))
-            fetched = fetched | self.fetch(tuple(missing))
-
-    def _explain(self, group: Sequence[dict[str, Any]], error: Exception) -> RolloutError:
+    def _explain(self, group: Sequence[dict[str, Any]], refs: RefValues, error: Exception) -> RolloutError:
         for index, fields in enumerate(group):
             for name, value in fields.items():
-                step = f"[{name!r}]" if issubclass(self.rollout_type.cls, dict) else f".{name}"
-                path = f"rollouts[{index}]{step}"
-                if (problem := self._packing.explain(name, path) or self._packing.explain(value, path)) is not None:
+                path = f"rollouts[{index}][{name!r}]" if self.rollout_type.is_dict else f"rollouts[{index}].{name}"
+                if (problem := self._packing.explain(value, path, refs)) is not None:
                     return problem
         return RolloutError(f"the rollouts can't be stored: {error}")
 
     def _unpack(
         self, head: Head, blocks: BlockReader, deferred: Collection[str] = (), tags: TypeTags | None = None
     ) -> list[Any]:
-        found = Unpacking(tags or self._tags, blocks, deferred).rollouts(head)
+        found = Unpacking(tags or self._tags, blocks).rollouts(head, deferred)
         if isinstance(found, list):
             return [self.rollout_type.from_fields(fields) for fields in found]
         return self.rollout_type.from_columns(found, head.header.rollouts)
-
-
-def _or_none(array: Any) -> Any:
-    """Return an array that was loaded, or None."""
-    return None if isinstance(array, DeferredArray) else array

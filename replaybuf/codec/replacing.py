@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from replaybuf.codec.extension_types import SCALARS
+from replaybuf.codec.value_types import SCALARS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Replacing:
             return self.instead(value)
         if isinstance(value, dict):
             self._replace(value.__setitem__, list(value.items()))
-        elif isinstance(value, (list, deque)):
+        elif isinstance(value, list):
             if not SCALARS.issuperset(map(type, value)):
                 self._replace(value.__setitem__, enumerate(value))
         elif isinstance(value, (tuple, set, frozenset)):
@@ -50,8 +49,6 @@ class Replacing:
             if dataclasses.is_dataclass(kind):
                 fields = {one.name: getattr(value, one.name, None) for one in dataclasses.fields(kind)}
                 self._replace(partial(_set_attribute, value), fields.items())
-            if getattr(kind, "__pydantic_config__", {}).get("extra") == "allow":  # a pydantic dataclass
-                self.replace(value.__dict__)
         return value
 
     def _replace(self, put: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:

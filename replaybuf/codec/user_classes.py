@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -18,15 +17,12 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.codec.blocks import StandIn
-from replaybuf.codec.extension_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, Decoder, Encoder, checked, type_tag
+from replaybuf.codec.value_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, SCALARS, Decoder, Encoder, type_tag
 from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.rollouts.rollout_type import Classes, is_storable, stored_name
 from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of
 
 _MANY: Final = 1000
-
-# Members with other values (except tuples of these) are stored by their names.
-_VALUES: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Instances:
@@ -58,7 +54,7 @@ class Instances:
                 return type_tag(ENUM), _member_encoder(stored_name(kind))
             if is_namedtuple(kind):
                 name = stored_name(kind)
-                return type_tag(NAMEDTUPLE), lambda value: [name, checked([*value])]
+                return type_tag(NAMEDTUPLE), lambda value: [name, [*value]]
             return type_tag(OBJECT), _object_encoder(self._known.shapes[kind])
         what = "an enum" if issubclass(kind, Enum) else "a named tuple" if is_namedtuple(kind) else kind_of(kind)
         if what and is_storable(kind):
@@ -138,17 +134,11 @@ class _PlainFields(dict[str, Any]):
 def _member_encoder(name: str) -> Any:
     def content(member: Any) -> list[Any]:
         value = member._value_
-        if type(value) is str:  # the usual case
-            return [name, value]
-        if _finds_member(value) or (type(value) is tuple and all(map(_finds_member, value))):
+        if type(value) in SCALARS and value == value:  # NaN finds no member
             return [name, value]
         return [name, None, member._name_]
 
     return content
-
-
-def _finds_member(value: Any) -> bool:
-    return type(value) in _VALUES and value == value  # NaN finds no member
 
 
 def _object_encoder(shape: Shape) -> Any:
@@ -158,7 +148,7 @@ def _object_encoder(shape: Shape) -> Any:
         fields = shape.read(instance)
         if problem := shape.problem(fields):
             raise TypeError(f"this {shape.cls.__qualname__} can't be stored: {problem}")
-        return [name, checked(fields)]
+        return [name, fields]
 
     return content
 
@@ -168,8 +158,7 @@ ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], An
 
 # These are packed without calling a converter.
 _NATIVE: Final = frozenset(
-    {type(None), bool, int, float, str, bytes, bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp}
-    | {np.ndarray, np.memmap}
+    SCALARS | {bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp, np.ndarray, np.memmap}
 )
 _LONGEST_NAME = 200
 
@@ -189,7 +178,7 @@ class _Converter:
             raise TypeError(f"{self} raised {_described(error)}") from error
         if type(encoded) is self.cls:
             raise TypeError(f"{self} returned a {self.cls.__qualname__} again: it has to return what can be stored")
-        return [self.name, checked(encoded)]
+        return [self.name, encoded]
 
     def build(self, encoded: Any) -> Any:
         """Return the value. Raises DecodeError when the user's function fails."""
@@ -202,21 +191,11 @@ class _Converter:
         return f"the converter {self.name!r} of {name_of(self.cls)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredValue:
-    """A value as stored in its payload, for copies of payloads: it is written unchanged."""
-
-    name: str
-    encoded: Any
-
-
 class Converters:
     """Encodes and decodes values that have converters, by their exact class.
 
     Raises ConfigError for an invalid entry. With `as_plain`, values of unknown converters are read as stored.
     """
-
-    _keeps_unknown = False
 
     def __init__(self, converters: ConverterMap, *, as_plain: bool = False) -> None:
         self._by_class = {cls: _checked(cls, entry) for cls, entry in converters.items()}
@@ -232,16 +211,6 @@ class Converters:
             cls: (type_tag(CONVERTED), one.take_apart) for cls, one in self._by_class.items()
         }
         self.decoders: Mapping[int, Decoder] = {CONVERTED: self._restore}
-
-    def as_stored(self) -> Converters:
-        """Return converters for copies of payloads: values that can't be rebuilt are written as they were read."""
-        other = copy.copy(self)
-        other._keeps_unknown = True
-        other.encoders = self.encoders | {
-            _StoredValue: (type_tag(CONVERTED), lambda stored: [stored.name, checked(stored.encoded)])
-        }
-        other.decoders = {CONVERTED: other._restore}
-        return other
 
     def encoder(self, kind: type) -> Encoder | None:
         return self.encoders.get(kind)
@@ -270,13 +239,7 @@ class Converters:
         name, encoded = content
         one = self._by_name.get(name)
         if one is not None:
-            try:
-                return one.build(encoded)
-            except DecodeError:
-                if not self._keeps_unknown:
-                    raise
-        if self._keeps_unknown and type(name) is str:
-            return _StoredValue(name, encoded)
+            return one.build(encoded)
         if self._as_plain:
             return encoded
         raise DecodeError(

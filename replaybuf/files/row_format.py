@@ -30,7 +30,6 @@ from replaybuf.checks import Tags
 from replaybuf.errors import FileError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
-from replaybuf.units import python_values
 
 RowsOf = Literal["rollouts", "groups"]
 Row = dict[str, Any]
@@ -68,7 +67,7 @@ class PlainValues:
             return [self.json(field, item) for item in value]
         if isinstance(value, Enum):
             return self.json(field, value.value)
-        if isinstance(value, np.ndarray | np.generic) and not isinstance(items := python_values(value), np.generic):
+        if isinstance(value, np.ndarray | np.generic) and not isinstance(items := value.tolist(), np.generic):
             return self.json(field, items)
         return self._text(field, value)
 

@@ -33,6 +33,7 @@ SETS_MORE = "__sets_more__"
 _PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 _SEEN_LIMIT = 1024  # extra fields allow any number of name sets
 
+_ONLY_STR = frozenset({str})
 # Subclasses of these have content besides their fields.
 _VALUES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
 
@@ -122,7 +123,9 @@ class _DictShape(Shape):
         instance[name] = value
 
     def problem(self, fields: Fields) -> str:
-        return "" if self.cls is dict else super().problem(fields)
+        if self.cls is not dict:
+            return super().problem(fields)
+        return "" if _ONLY_STR.issuperset(map(type, fields)) else "the names of its fields must be texts"
 
 
 class _ModelShape(Shape):

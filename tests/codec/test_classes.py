@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from typing_extensions import TypeAliasType, TypedDict
 
-from replaybuf.codec import extension_types as ext
+from replaybuf.codec import value_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType

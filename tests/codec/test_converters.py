@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from replaybuf.codec import extension_types as ext
+from replaybuf.codec import value_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType

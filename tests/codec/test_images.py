@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.codec import extension_types as ext
+from replaybuf.codec import value_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field, round_trip, with_checksum
 
-MODES = ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F")
+MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16")
 PIXELS = msgpack.ExtType(ext.ARRAY, bytes(8))
 PLAIN = Codec(RolloutType(dict), as_plain=True)
 
@@ -38,10 +38,9 @@ def gradient(mode: str) -> Any:
     return image.convert(mode)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "I;16", "I;16B", "I;16L"])
+@pytest.mark.parametrize("mode", MODES)
 def test_an_image_of_any_mode_comes_back(mode: str) -> None:
-    direct = mode in ("La", "RGBa", "LAB", "HSV", "I;16B", "I;16L")
-    image = Image.new(mode, (9, 5)) if direct else gradient(mode)
+    image = gradient(mode)
     back = round_trip({"images": [image]})["images"][0]
     assert type(back) is Image.Image
     assert back == image
@@ -52,7 +51,6 @@ def test_an_opened_file_comes_back_as_an_image() -> None:
     for file in (
         opened(gradient("RGB"), "PNG"),
         opened(gradient("L"), "JPEG", dpi=(72, 72)),
-        opened(gradient("L"), "TIFF", dpi=(72, 72)),
         opened(gradient("RGB"), "WEBP", lossless=True),
     ):
         back = round_trip(file)

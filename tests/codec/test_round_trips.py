@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 
 from replaybuf.codec import columns
-from replaybuf.codec import extension_types as ext
+from replaybuf.codec import value_types as ext
 from replaybuf.rollouts.rollout import RolloutState, Status
 from tests.codec.values import DICTS, STATES, ZSTD, ndarrays, round_trip, same, sealed, values
 
@@ -53,8 +53,8 @@ def test_numpy_strings_keep_trailing_zeros() -> None:
     assert same(round_trip([np.str_("a\0"), np.bytes_(b"a\0")]), [np.str_("a\0"), np.bytes_(b"a\0")])
 
 
-def test_bytes_in_a_long_list_of_numbers_come_back_as_bytes() -> None:
-    assert same(round_trip([*range(32), bytearray(b"x"), 1]), [*range(32), b"x", 1])
+def test_bytearrays_and_memoryviews_come_back_as_bytes() -> None:
+    assert same(round_trip([*range(32), bytearray(b"x"), (memoryview(b"y"),)]), [*range(32), b"x", (b"y",)])
 
 
 @pytest.mark.parametrize("long", [[7] * 33, [0.5] * 33, [7, *[0.5] * 40, 9]])
@@ -146,10 +146,10 @@ def test_a_codec_can_be_shared_among_threads() -> None:
 
 
 def test_the_format_is_what_the_docstrings_say() -> None:
-    packed = msgpack.packb([None, columns.ROWS, {"a": 1}])
+    packed = msgpack.packb(["a", columns.SHARED, 1])
     assert DICTS.encode([{"a": 1}]) == sealed(packed)
     many, few = np.arange(128, dtype="<i2"), np.arange(100, dtype="<i4")
-    packed = msgpack.packb([None, columns.ROWS, {"a": [msgpack.ExtType(ext.ARRAY, bytes(8))]}])
+    packed = msgpack.packb(["a", columns.SHARED, [msgpack.ExtType(ext.ARRAY, bytes(8))]])
     assert DICTS.encode([{"a": [few[:3]]}]) == sealed(packed, table=["<i4", few[:3].tobytes(), [3]])
     assert DICTS.encode([{"a": [many]}]) == sealed(packed, table=["<i2", [0], [128]], blocks=[many.tobytes()])
     group = [{"a": few[:40], "b": 1, "c": "x", "d": {"e": 1.5}}, {"a": few[40:], "b": 2, "c": "x", "d": {"e": 2.5}}]

@@ -124,7 +124,7 @@ def test_arrays_of_deferred_fields_are_not_read() -> None:
     split = DICTS.encode_split(GROUP)
     tail, handles = tail_of(split), Recording()
     wanted = DICTS.wanted(split.head, {"heavy"})
-    pieces = {number: tail[at : at + size] for number, at, size in wanted}
+    pieces = {at: tail[at : at + size] for at, size in wanted}
     assert sum(map(len, pieces.values())) == GROUP[0]["ids"].nbytes + GROUP[1]["ids"].nbytes
     first, second = DICTS.decode_deferred(split.head, {"heavy"}, pieces, handles)
     assert same([first["ids"], second["ids"], first["few"]], [GROUP[0]["ids"], GROUP[1]["ids"], GROUP[0]["few"]])
@@ -147,7 +147,7 @@ def test_arrays_of_a_column_are_deferred_one_by_one() -> None:
     group[2]["b"] = group[1]["a"]  # also in a field that is read
     split, handles = DICTS.encode_split(group), Recording()
     tail = tail_of(split)
-    pieces = {number: tail[at : at + size] for number, at, size in DICTS.wanted(split.head, {"a"})}
+    pieces = {at: tail[at : at + size] for at, size in DICTS.wanted(split.head, {"a"})}
     back = DICTS.decode_deferred(split.head, {"a"}, pieces, handles)
     assert [one["a"] for one in back] == ["deferred"] * 3
     assert same([one["b"] for one in back], [one["b"] for one in group])
@@ -159,10 +159,10 @@ def test_arrays_of_a_column_are_deferred_one_by_one() -> None:
 def test_damage_in_an_array_that_is_read_is_noticed_and_in_a_deferred_one_is_not() -> None:
     split = DICTS.encode_split(GROUP)
     tail = tail_of(split)
-    pieces = {number: bytes(size) for number, _, size in DICTS.wanted(split.head, {"heavy"})}
+    pieces = {at: bytes(size) for at, size in DICTS.wanted(split.head, {"heavy"})}
     with pytest.raises(DecodeError, match="checksum"):
         DICTS.decode_deferred(split.head, {"heavy"}, pieces, Recording())
-    everything = {number: tail[at : at + size] for number, at, size in DICTS.wanted(split.head, ())}
+    everything = {at: tail[at : at + size] for at, size in DICTS.wanted(split.head, ())}
     assert same(DICTS.decode_deferred(split.head, {"no such field"}, everything, Recording()), GROUP)
 
 

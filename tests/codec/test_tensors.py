@@ -9,12 +9,13 @@ import tracemalloc
 from types import ModuleType
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf.codec import extension_types as ext
+from replaybuf.codec import value_types as ext
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.rollouts.marks import Marks
@@ -25,11 +26,9 @@ from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip, sea
 
 KIND = RolloutType(dict)
 ARRAYS = Codec(KIND, tensors="numpy")
-STORED = DICTS.as_stored()
 DTYPES = (
     *("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
-    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
 
 
@@ -42,16 +41,20 @@ def as_array(value: Any) -> Any:
     return ARRAYS.decode(DICTS.encode([{"field": value}]))[0]["field"]
 
 
-def by_hand(*content: Any) -> bytes:
-    return hostile_field({MARK[ext.TENSOR]: list(content)})
+def by_hand(name: Any, shape: Any, raw: Any) -> bytes:
+    """A payload with a tensor of these bytes."""
+    if type(raw) is not bytes:
+        return hostile_field({MARK[ext.TENSOR]: [name, shape, raw]})
+    array = msgpack.ExtType(ext.ARRAY, bytes(8))
+    return hostile_field({MARK[ext.TENSOR]: [name, shape, array]}, table=["|u1", raw, [len(raw)]])
 
 
 def same_tensor(a: Any, b: Any) -> bool:
-    """Equal in class, dtype, shape, bits and what it asks of autograd."""
+    """Equal in class, dtype, shape and bits."""
     torch = sys.modules["torch"]
     flat = [one.detach().contiguous().as_strided((one.numel(),), (1,)) for one in (a, b)]
     bits = [one.view(torch.uint8).tolist() if one.numel() else [] for one in flat]
-    about = [(type(one), one.dtype, one.shape, one.requires_grad, one.device.type) for one in (a, b)]
+    about = [(type(one), one.dtype, one.shape, one.device.type) for one in (a, b)]
     return bool(bits[0] == bits[1] and about[0] == about[1])
 
 
@@ -64,9 +67,7 @@ def test_every_dtype_comes_back_bit_for_bit(torch: ModuleType, name: str) -> Non
     assert same_tensor(round_trip(tensor), tensor)
     assert same_tensor(round_trip(tensor, ZSTD), tensor)
     array = as_array(tensor)
-    wider = torch.complex64 if name == "complex32" else torch.float32
-    expected = tensor.to(wider) if name in ("bfloat16", "complex32") else tensor
-    expected = tensor.view(torch.uint8) if name.startswith("float8") else expected
+    expected = tensor.float() if name == "bfloat16" else tensor
     assert array.shape == (2, tensor.shape[1])
     assert np.array_equal(array, expected.numpy(), equal_nan=tensor.is_floating_point() or tensor.is_complex())
     assert array.flags.writeable
@@ -84,13 +85,10 @@ def test_tensors_of_any_shape_and_layout_come_back(data: st.DataObject) -> None:
     assert same_tensor(round_trip([{"a": (tensor,)}])[0]["a"][0], tensor)
 
 
-def test_autograd_is_asked_for_again(torch: ModuleType) -> None:
-    leaf = torch.ones(2, requires_grad=True)
-    for tensor in (leaf, leaf * 2, torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), False)):
-        back = round_trip(tensor)
-        assert same_tensor(back, tensor)
-        assert back.is_leaf
-        assert back.grad is None
+def test_tensors_come_back_without_autograd(torch: ModuleType) -> None:
+    back = round_trip(torch.ones(2, requires_grad=True) * 2)
+    assert same_tensor(back, torch.full((2,), 2.0))
+    assert not back.requires_grad
 
 
 def test_conjugates_and_parts_of_complex_tensors(torch: ModuleType) -> None:
@@ -123,8 +121,10 @@ def test_what_can_not_be_stored_says_what_to_do(torch: ModuleType) -> None:
         pass
 
     refused = [
-        (torch.eye(2).to_sparse(), r"layout torch.sparse_coo can't be stored: convert it with \.to_dense\(\)"),
-        (torch.empty(2, device="meta"), "has no data"),
+        (torch.eye(2).to_sparse(), r"sparse .* can't be stored: convert it with .*\.to_dense\(\)"),
+        (torch.empty(2, device="meta"), "can't be stored"),
+        (torch.nn.Parameter(torch.ones(2)), r"Parameter can't be stored: convert it with \.as_subclass"),
+        (torch.zeros(2, dtype=torch.float8_e5m2), r"or \.view\(torch.uint8\) to keep its bytes"),
         (torch.ones(2).as_subclass(Mine), r"Mine can't be stored: convert it with \.as_subclass\(torch.Tensor\)"),
         (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), r"or \.view\(torch.uint8\) to keep its bytes"),
     ]
@@ -136,16 +136,8 @@ def test_what_can_not_be_stored_says_what_to_do(torch: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantised_tensors_are_refused(torch: ModuleType) -> None:
     tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    with pytest.raises(RolloutError, match=r"quantised dtype qint8 can't be stored: convert it with \.dequantize\(\)"):
+    with pytest.raises(RolloutError, match=r"quantised, .* convert it with \.dequantize\(\)"):
         DICTS.encode([{"field": tensor}])
-
-
-def test_copies_of_payloads_need_no_torch(torch: ModuleType) -> None:
-    payload = DICTS.encode([{"field": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), "n": torch.tensor(1.5)}])
-    (stored,) = STORED.decode(payload)
-    assert stored["field"].numpy().tolist() == [1, 1, 1]
-    assert len(stored["field"]) == 3
-    assert STORED.encode([stored]) == payload
 
 
 def test_reading_imports_torch_only_for_a_tensor_that_is_to_be_one() -> None:
@@ -163,7 +155,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    payload = by_hand("bfloat16", [1, 2], bytes.fromhex("803f0040"), 0)
+    payload = by_hand("bfloat16", [1, 2], bytes.fromhex("803f0040"))
     command = [sys.executable, "-c", code, payload.hex()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     first, second = done.stdout.splitlines()
@@ -174,37 +166,34 @@ except Exception as error:
 @pytest.mark.parametrize(
     "content",
     [
-        ("float32", [1], bytes(4)),
-        ("float32", [2**40], bytes(4), 0),
-        ("float32", [-1, -1], bytes(4), 0),
-        ("float32", [1] * 100, bytes(4), 0),
-        ("float32", [True], bytes(4), 0),
-        ("float32", [1], [0, 0, 0, 0], 0),
-        ("float32", [1], bytes(4), 4),
-        ("float32", 1, bytes(4), 0),
-        ("qint8", [1], bytes(1), 0),
-        ("load", [1], bytes(1), 0),
-        ([], [1], bytes(1), 0),
+        ("float32", [2**40], bytes(4)),
+        ("float32", [-1, -1], bytes(4)),
+        ("float32", [1] * 100, bytes(4)),
+        ("float32", [True], bytes(4)),
+        ("float32", [1], [0, 0, 0, 0]),
+        ("float32", 1, bytes(4)),
+        ("qint8", [1], bytes(1)),
+        ("load", [1], bytes(1)),
+        ([], [1], bytes(1)),
     ],
 )
 def test_hostile_tensors_are_refused(content: tuple[Any, ...]) -> None:
-    for codec in (DICTS, ARRAYS, STORED):
+    for codec in (DICTS, ARRAYS):
         with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
             codec.decode(by_hand(*content))
 
 
-@given(st.integers(min_value=0), st.integers(0, 255), st.sampled_from([DICTS, ARRAYS, STORED]))
+@given(st.integers(min_value=0), st.integers(0, 255), st.sampled_from([DICTS, ARRAYS]))
 def test_changed_tensors_with_a_right_checksum_raise_nothing_else(place: int, value: int, codec: Codec) -> None:
-    body = bytearray(by_hand("bfloat16", [2, 1], bytes.fromhex("803f0040"), 1)[24:])
+    body = bytearray(by_hand("bfloat16", [2, 1], bytes.fromhex("803f0040"))[24:])
     body[place % len(body)] = value
     with contextlib.suppress(DecodeError):
         codec.decode(sealed(bytes(body)))
 
 
 def test_impossible_tensors_are_refused(torch: ModuleType) -> None:
-    for content in (("float32", [2**62, 2**62, 0], b"", 0), ("int8", [1], bytes(1), 1), ("int8", [1], bytes(1), 3)):
-        with pytest.raises(DecodeError):
-            DICTS.decode(by_hand(*content))
+    with pytest.raises(DecodeError):
+        DICTS.decode(by_hand("float32", [2**62, 2**62, 0], b""))
 
 
 # Rollouts of tensors
@@ -233,22 +222,20 @@ def test_tokens_that_are_tensors_are_filled_and_counted(torch: ModuleType) -> No
     marks_ = Marks.of(rollouts, KIND)
     assert (marks_.oldest, marks_.newest) == ([9, 4], [9, 4])
     assert [(one["prompt_tokens"], one["response_tokens"]) for one in outline(rollouts, KIND)] == [(2, 3)] * 2
-    assert Marks.of(STORED.decode(DICTS.encode(rollouts)), KIND) == marks_
 
 
 def test_an_expired_response_leaves_a_copy_of_the_prompt(torch: ModuleType) -> None:
-    for prompt in (torch.tensor([1, 2]), STORED.decode(DICTS.encode([rollout(torch)]))[0]["prompt_ids"]):
-        one = rollout(torch, prompt_ids=prompt, tokens=torch.tensor([1, 2, 5, 6, 7]))
-        reset_response(one, KIND)
-        assert one["tokens"].numpy().tolist() == [1, 2]
-        assert torch.is_tensor(DICTS.decode(STORED.encode([one]))[0]["tokens"])
+    one = rollout(torch, tokens=torch.tensor([1, 2, 5, 6, 7]))
+    reset_response(one, KIND)
+    assert torch.equal(one["tokens"], one["prompt_ids"])
+    assert one["tokens"] is not one["prompt_ids"]
 
 
 def test_tensors_without_dimensions_have_no_tokens(torch: ModuleType) -> None:
     assert outline([rollout(torch, response_ids=torch.tensor(1))], KIND)[0]["response_tokens"] == 0
 
 
-def test_stale_tokens_are_masked_in_tensors_and_in_what_stands_for_them(torch: ModuleType) -> None:
+def test_stale_tokens_are_masked_in_tensors(torch: ModuleType) -> None:
     steps = torch.tensor([0, 7, 7])
     for mask, expected in (
         (None, torch.tensor([0, 1, 1], dtype=torch.int32)),
@@ -256,12 +243,8 @@ def test_stale_tokens_are_masked_in_tensors_and_in_what_stands_for_them(torch: M
         (torch.tensor([1.0, 1.0, 0.0], dtype=torch.bfloat16), torch.tensor([0.0, 1.0, 0.0], dtype=torch.bfloat16)),
     ):
         here = rollout(torch, response_model_steps=steps, response_mask=mask)
-        stored = STORED.decode(DICTS.encode([here]))
         mask_stale_tokens([here], 3, KIND)
-        mask_stale_tokens(stored, 3, KIND)
-        (back,) = DICTS.decode(STORED.encode(stored))
-        for masked in (here["response_mask"], back["response_mask"]):
-            assert same_tensor(masked, expected)
+        assert same_tensor(here["response_mask"], expected)
         assert mask is None or mask[0]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import pathlib
 import struct
 from collections.abc import Sequence
-from datetime import UTC, datetime, time, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, IntFlag, StrEnum
 from typing import Any, NamedTuple
@@ -89,17 +88,13 @@ def same(a: Any, b: Any) -> bool:
         return struct.pack("d", a) == struct.pack("d", b)
     if isinstance(a, complex):
         return same([a.real, a.imag], [b.real, b.imag])
-    if isinstance(a, collections.deque):
-        return a.maxlen == b.maxlen and same(list(a), list(b))
-    if isinstance(a, collections.defaultdict) and a.default_factory is not b.default_factory:
-        return False
     if isinstance(a, dict):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, set | frozenset):
         return len(a) == len(b) and all(any(same(x, y) for y in b) for x in a)
-    if isinstance(a, datetime | time):
+    if isinstance(a, datetime):
         return repr(a) == repr(b)
     if isinstance(a, Decimal):
         return str(a) == str(b)
@@ -139,11 +134,11 @@ def with_checksum(header: bytes, body: bytes, behind: bytes = b"") -> bytes:
 
 def hostile_field(value: Any, *blocks: bytes, table: Any = ()) -> bytes:
     """A payload of one field of one rollout, and these blocks."""
-    return sealed(msgpack.packb([None, columns.ROWS, {"field": value}]), table=table, blocks=blocks)
+    return sealed(msgpack.packb(["field", columns.SHARED, value]), table=table, blocks=blocks)
 
 
 offsets = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
-zones = st.none() | offsets | st.sampled_from([UTC, timezone(timedelta(hours=1), "name"), ZoneInfo("Europe/Berlin")])
+zones = st.none() | offsets | st.sampled_from([UTC, ZoneInfo("Europe/Berlin")])
 texts = st.text(st.characters(exclude_categories=()))
 hashables = st.recursive(
     st.none()
@@ -159,19 +154,19 @@ hashables = st.recursive(
     | st.dates()
     | st.timedeltas()
     | st.datetimes(timezones=zones)
-    | st.times(timezones=st.none() | offsets)
-    | st.lists(st.text("ab./\\:"), max_size=3).flatmap(
-        lambda parts: st.sampled_from([pathlib.PurePosixPath(*parts), pathlib.Path(*parts)])
-    )
+    | st.lists(st.text("ab./\\:"), max_size=3).map(lambda parts: pathlib.Path(*parts))
     | st.sampled_from([*Status, Color.RED, Level.HIGH, Name.ANN, Bits.A | Bits.B]),
     lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
     max_leaves=4,
 )
 scalar_dtypes = (
-    hnp.scalar_dtypes()
+    hnp.boolean_dtypes()
+    | hnp.integer_dtypes()
+    | hnp.floating_dtypes(sizes=(16, 32, 64))
+    | hnp.complex_number_dtypes(sizes=(64, 128))
     | hnp.byte_string_dtypes()
     | hnp.unicode_string_dtypes()
-    | st.sampled_from([np.dtype(name) for name in (">i8", ">f4", "<f2", "<M8[25s]", "<M8", "<g", "<G")])
+    | st.sampled_from([np.dtype(name) for name in (">i8", ">f4")])
 )
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 layouts = st.sampled_from([lambda a: a, np.asfortranarray, lambda a: a.T, lambda a: a[..., ::-1] if a.ndim else a])
@@ -200,17 +195,7 @@ def object_arrays(draw: st.DrawFn, items: st.SearchStrategy[Any]) -> Any:
 def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Containers of values, and values that hold others."""
     lists, dicts = st.lists(inner, max_size=4), st.dictionaries(hashables, inner, max_size=4)
-    return (
-        lists
-        | lists.map(tuple)
-        | dicts
-        | st.sets(hashables, max_size=4)
-        | st.builds(collections.deque, lists, st.sampled_from([None, 4, 100]))
-        | dicts.map(collections.OrderedDict)
-        | st.builds(collections.defaultdict, st.sampled_from([None, list, int, dict, set, str]), dicts)
-        | st.dictionaries(hashables, st.integers(), max_size=4).map(collections.Counter)
-        | object_arrays(inner)
-    )
+    return lists | lists.map(tuple) | dicts | st.sets(hashables, max_size=4) | object_arrays(inner)
 
 
 values = st.recursive(
@@ -223,7 +208,7 @@ values = st.recursive(
 GROUP = [
     {"a": np.arange(80).reshape(2, 40), "b": [(1, {2.5}), Status.FAILED, 2**70], "c": datetime(2024, 1, 1, tzinfo=UTC)},
     {"a": np.float32(1), "b": {"x": Decimal(1), (1, 2): b"z"}},
-    {"a": collections.deque([1], 2), "b": np.array([[1, "a"]], object), "c": UUID(int=7), "d": 7},
-    {"a": collections.defaultdict(list, a=[1]), "b": pathlib.PurePosixPath("a/b"), "c": collections.OrderedDict(a=1)},
+    {"a": [1 + 2j], "b": np.array([[1, "a"]], object), "c": UUID(int=7), "d": 7},
+    {"a": {"a": [1]}, "b": pathlib.Path("a/b"), "c": timedelta(1)},
 ]
 PAYLOAD = DICTS.encode(GROUP)

@@ -106,18 +106,6 @@ def test_every_value_that_can_be_stored_comes_back(groups: list[list[dict[str, A
         asyncio.run(go(Path(folder) / name))
 
 
-@pytest.mark.fast
-@pytest.mark.parametrize("name", FORMATS)
-async def test_dates_beyond_those_that_numpy_writes_are_exported(tmp_path: Path, name: str) -> None:
-    dates = [{"x": np.array(number, unit)} for unit in ("M8[25s]", "M8[W]") for number in (-(2**62), [2**62, 0])]
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, fields=_UNUSED)
-    async with config.build() as buffer, config.build() as other:
-        await buffer.put(dates, "task", status="completed")
-        await buffer.export(tmp_path / name, exact=True)
-        await other.import_from(tmp_path / name)
-        assert same([item.item async for item in other.find({})], [dates])
-
-
 class Judge(Enum):
     RULE = "rule"
 

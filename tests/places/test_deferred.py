@@ -30,7 +30,6 @@ ARRAYS = {
     "no items": np.zeros((0, 7), np.float32),
     "no axes": np.array(1.5, np.float32),
     "text": np.array(["a", "bcd"] * 500),
-    "times": np.arange(5_000).astype("M8[s]"),
 }
 
 

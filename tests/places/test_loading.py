@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -125,7 +124,7 @@ HOLDERS: dict[str, tuple[type, Callable[[Any, Any], Any], Callable[[Any], list[A
              lambda r: [r["pixels"][0], r["pixels"][1]["b"]]),
     "model": (Model, lambda a, b: Model(pixels=a, more={"b": (b, 1)}), lambda r: [r.pixels, r.more["b"][0]]),
     "frozen dataclass": (Data, lambda a, b: Data(DONE, a, (b, "x")), lambda r: [r.pixels, r.more[0]]),
-    "named tuple": (Holding, lambda a, b: Holding(Pair(a, deque([b]))), lambda r: [r.pixels.left, r.pixels.right[0]]),
+    "named tuple": (Holding, lambda a, b: Holding(Pair(a, [b])), lambda r: [r.pixels.left, r.pixels.right[0]]),
     "objects": (Holding, lambda a, b: Holding(objects(a, b)), lambda r: [*r.pixels]),
     "nested": (Holding, lambda a, b: Holding([Data(DONE, a)], others={"m": Model(pixels=b)}),
                lambda r: [r.pixels[0].pixels, r.others["m"].pixels]),

@@ -327,7 +327,7 @@ def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferr
         except DecodeError as error:
             row.tail = error
             continue
-        wanted += [(row, number, (row.uid, end + at, size)) for number, at, size in arrays]
+        wanted += [(row, at, (row.uid, end + at, size)) for at, size in arrays]
     parts = tx.dialect.read_ranges(tx, [place for _, _, place in wanted])
-    for (row, number, _), part in zip(wanted, parts, strict=True):
-        row.tail[number] = part or b""
+    for (row, at, _), part in zip(wanted, parts, strict=True):
+        row.tail[at] = part or b""

@@ -46,7 +46,7 @@ class ArrayHandle(StandIn):
     nbytes: int
     source: ByteSource = field(repr=False)
     array: DeferredArray = field(repr=False)
-    _tensor: tuple[str, tuple[int, ...], Callable[[Any], Any], int] | None = field(default=None, repr=False)
+    _tensor: tuple[str, tuple[int, ...], Callable[[Any], Any]] | None = field(default=None, repr=False)
 
     def load(self) -> Any:
         """Return the array or tensor, in its own memory; reads only its bytes, and blocks.
@@ -61,9 +61,9 @@ class ArrayHandle(StandIn):
         """Run `load` in another thread."""
         return await asyncio.to_thread(self.load)
 
-    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any], flags: int) -> ArrayHandle:
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any]) -> ArrayHandle:
         """Return the handle of a tensor built from these bytes."""
-        return replace(self, dtype=name, shape=tuple(shape), _tensor=(name, tuple(shape), build, flags))
+        return replace(self, dtype=name, shape=tuple(shape), _tensor=(name, tuple(shape), build))
 
     @property
     def block(self) -> Any:
@@ -76,8 +76,8 @@ class ArrayHandle(StandIn):
         array = array.copy() if shared else array
         if self._tensor is None:
             return array
-        name, shape, build, flags = self._tensor
-        return build([name, list(shape), array, flags])
+        name, shape, build = self._tensor
+        return build([name, list(shape), array])
 
 
 def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> list[Any]:

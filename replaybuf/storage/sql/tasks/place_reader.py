@@ -156,10 +156,10 @@ def _places(rows: Iterable[GroupRow]) -> set[int]:
 
 
 def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Range]]:
-    """Return the ranges of a tail to be read: all of it, or the arrays outside these fields, by number."""
+    """Return the ranges of a tail to be read: all of it, or the arrays outside these fields, by position."""
     if not deferred:
         return [(None, Range.whole(extent))]
-    return [(number, Range(extent, at, size)) for number, at, size in codec.wanted(payload, deferred)]
+    return [(at, Range(extent, at, size)) for at, size in codec.wanted(payload, deferred)]
 
 
 # The place of this process

@@ -1,0 +1,207 @@
+"""Types of values that msgpack lacks: their extension codes, and those of the standard library and numpy in a table.
+
+Such a value is stored as a map of one entry: an empty extension object, its *type tag*, as the key, and the value's
+content. Contents may be hostile, and are checked before use. Types of other libraries and users' classes are encoded
+and decoded by a `TypeHandler`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+
+TUPLE, SET, FROZENSET, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIMEDELTA, PATH, SCALAR = range(1, 13)
+NUMPY_STR, NUMPY_BYTES, OBJECT_ARRAY, ARRAY, STATUS = range(13, 18)
+ENUM, OBJECT, NAMEDTUPLE, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(18, 25)
+
+#: A type tag, and the function that returns a value's content. If the tag is None, the content replaces the value.
+Encoder = tuple[Any, Callable[[Any], Any]]
+#: Returns the value for a content, which may be damaged or hostile.
+Decoder = Callable[[Any], Any]
+AnyArray = npt.NDArray[Any]
+
+#: Types that hold no other values and that msgpack packs unchanged.
+SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class TypeHandler(Protocol):
+    """Encodes and decodes types that only some codecs support: tensors, images, instances of classes, ..."""
+
+    @property
+    def decoders(self) -> Mapping[int, Decoder]:
+        """The decoders by the codes of their type tags."""
+
+    def encoder(self, kind: type) -> Encoder | None:
+        """Return the encoder of a class's instances, None for a class of other handlers. Called once for each class.
+
+        A TypeError, of this or of the encoder's function, says why a value can't be stored, with advice.
+        """
+
+
+class _Missing:
+    """The type of MISSING."""
+
+
+#: Marks a field that a rollout doesn't have, unlike others of its group: stored as the status without a name.
+MISSING: Final = _Missing()
+
+
+def type_tag(code: int) -> Any:
+    """Return the type tag with this code, as msgpack packs it."""
+    return msgpack.ExtType(code, b"")
+
+
+class TaggedValue:
+    """A value as it is stored: the code of its type tag, and its content, for copies that need no class or library."""
+
+    __slots__ = ("code", "content")
+
+    def __init__(self, code: int, content: Any) -> None:
+        self.code = code
+        self.content = content
+
+
+class TaggedValueHandler:
+    """Reads all values with type tags but tensors as `TaggedValue`, and writes them unchanged."""
+
+    decoders: Mapping[int, Decoder] = {
+        code: partial(TaggedValue, code)
+        for code in range(TUPLE, CONVERTED + 1)
+        if code not in (ARRAY, STATUS, TENSOR)  # refreshes change statuses and masks
+    }
+
+    def encoder(self, kind: type) -> Encoder | None:
+        return (None, lambda tagged: {type_tag(tagged.code): tagged.content}) if kind is TaggedValue else None
+
+
+# The standard library
+
+
+def _encode_int(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+
+
+def _encode_tz(tz: tzinfo | None) -> Any:
+    if tz is None:
+        return None
+    if type(tz) is ZoneInfo and tz.key is not None:
+        return tz.key
+    if type(tz) is timezone:
+        return tz.utcoffset(None)
+    raise TypeError(f"the time zone {tz!r} can't be stored: use zoneinfo.ZoneInfo or datetime.timezone")
+
+
+def _encode_datetime(value: datetime) -> list[Any]:
+    return [value.replace(tzinfo=None).isoformat(), value.fold, _encode_tz(value.tzinfo)]
+
+
+def _decode_datetime(content: list[Any]) -> datetime:
+    text, fold, tz = content
+    if tz is not None:
+        tz = ZoneInfo(tz) if type(tz) is str else timezone(tz)  # ZoneInfo refuses paths outside of its database
+    return datetime.fromisoformat(text).replace(fold=fold, tzinfo=tz)
+
+
+# numpy: dtypes are stored as their `str` ("<i8", ">f4"), and passed to `np.dtype` only after matching this grammar.
+
+_SIMPLE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9})")
+_MOST_DIMENSIONS: Final = 64  # numpy's limit
+_WHY_NOT: Final = {
+    "V": "store a dict of its fields, an array for each",
+    "T": "use a fixed-width dtype ('U') or a list of str",
+    "M": "store its numbers, .astype('int64'), or a list of datetimes",
+    "m": "store its numbers, .astype('int64'), or a list of timedeltas",
+}
+
+
+@lru_cache(maxsize=512)
+def describe_dtype(dtype: np.dtype[Any]) -> str:
+    """Return the stored form of a dtype. TypeError, with advice, when `simple_dtype` could not restore it."""
+    advice = _WHY_NOT.get(dtype.kind, "")
+    if not advice and _SIMPLE.fullmatch(dtype.str):
+        if dtype.itemsize == 0:
+            advice = "its items have no size"
+        elif np.dtype(dtype.str).type is dtype.type:
+            return dtype.str
+    raise TypeError(f"a numpy dtype {dtype} can't be stored: {advice or 'convert it to a plain dtype of numpy itself'}")
+
+
+@lru_cache(maxsize=512)
+def simple_dtype(description: str) -> np.dtype[Any]:
+    """Return the dtype with this description. ValueError when the description is outside the grammar."""
+    if type(description) is not str or not _SIMPLE.fullmatch(description):
+        raise ValueError(f"unknown dtype {description!r:.80}")
+    dtype = np.dtype(description)
+    if dtype.itemsize == 0:  # a few bytes could then claim any number of items
+        raise ValueError("its items have no size")
+    return dtype
+
+
+def _decode_objects(content: list[Any]) -> AnyArray:
+    shape, items = content
+    if type(shape) is not list or type(items) is not list:
+        raise ValueError("no array of objects")
+    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0 or math.prod(shape) != len(items):
+        raise ValueError(f"an array of shape {shape!r:.80} can't have {len(items)} items")
+    array: AnyArray = np.empty(shape, object)
+    flat = array.reshape(-1)
+    for place, item in enumerate(items):  # one by one: numpy would unpack items that are lists
+        flat[place] = item
+    return array
+
+
+def _decode_scalar(content: Any) -> Any:
+    description, raw = content
+    dtype = simple_dtype(description)
+    if len(raw) != dtype.itemsize:
+        raise ValueError(f"a {description} can't have {len(raw)} bytes")
+    return np.frombuffer(raw, dtype)[0]
+
+
+# Class, code, encoder, type of the content, decoder.
+_TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] = (
+    (tuple, TUPLE, list, list, tuple),
+    (set, SET, list, list, set),
+    (frozenset, FROZENSET, list, list, frozenset),
+    (int, INT, _encode_int, bytes, lambda raw: int.from_bytes(raw, "little", signed=True)),
+    (complex, COMPLEX, lambda value: [value.real, value.imag], list, lambda parts: complex(*parts)),
+    (Decimal, DECIMAL, str, str, Decimal),
+    (UUID, UUID_, lambda value: value.bytes, bytes, lambda raw: UUID(bytes=raw)),
+    (datetime, DATETIME, _encode_datetime, list, _decode_datetime),
+    (date, DATE, date.isoformat, str, date.fromisoformat),
+    (timedelta, TIMEDELTA, lambda v: [v.days, v.seconds, v.microseconds], list, lambda parts: timedelta(*parts)),
+    (type(Path()), PATH, str, str, Path),
+    (np.ndarray, OBJECT_ARRAY, lambda array: [list(array.shape), array.ravel().tolist()], list, _decode_objects),
+    (np.generic, SCALAR, lambda value: [describe_dtype(value.dtype), value.tobytes()], list, _decode_scalar),
+    (np.str_, NUMPY_STR, lambda value: value[:], str, np.str_),  # str(value) drops trailing zeros
+    (np.bytes_, NUMPY_BYTES, bytes, bytes, np.bytes_),
+)
+
+
+def _checking(kind: type, decode: Decoder) -> Decoder:
+    """Return the decoder, limited to content of this type: `bytearray(10**12)` would not be a conversion."""
+
+    def checked(content: Any) -> Any:
+        if type(content) is not kind:
+            raise ValueError(f"a {type(content).__name__} where a {kind.__name__} belongs")
+        return decode(content)
+
+    return checked
+
+
+#: Encoders by class; that of `np.generic` is for all numpy scalars but `np.str_` and `np.bytes_`.
+ENCODERS: Final[dict[type, Encoder]] = {cls: (type_tag(code), encode) for cls, code, encode, _, _ in _TYPES}
+#: Decoders by code.
+DECODERS: Final[dict[int, Decoder]] = {code: _checking(kind, decode) for _, code, _, kind, decode in _TYPES}
