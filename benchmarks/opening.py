@@ -73,7 +73,6 @@ def _open(url: str) -> tuple[float, float]:
     """Return the seconds to import, and to open and count."""
     start = time.perf_counter()
     # All that opening needs, which would import it otherwise.
-    import aiosqlite  # noqa: F401
     import asyncpg  # noqa: F401
 
     import replaybuf.storage.sql.backend  # noqa: F401

@@ -115,7 +115,7 @@ async def _puts(
     async def empty() -> None:
         await drain(buffer, lambda: buffer.get(512, TASK))
         await until_swept(buffer)
-        await buffer.storage.thread.run(buffer.storage.encoding.tend)
+        await buffer.storage.thread.run(buffer.storage.files.tend)
 
     async def before() -> None:
         await empty()

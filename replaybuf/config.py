@@ -96,110 +96,125 @@ def _imported(value: Any) -> Any:
         raise ValueError(error.errors()[0]["msg"]) from None
 
 
-#: Fields passed on under their own names: to the rollout type, the codec, the storage, ...
-_OF_TYPE = ("types", "fields", "statuses", "reward_key")
-_OF_CODEC = ("compression", "tensors", "object_refs", "object_ref_timeout", "converters")
-_OF_STORAGE = (
-    *("name", "durability", "lock_timeout", "reconnect_timeout", "allow_network_filesystem", "history", "worker"),
-    *("payloads", "payload_threshold"),
-)
-_OF_BUFFER = ("put_timeout", "keep_checkpoints", "free_object_refs", "worker")
-_OF_LIMITS = (
-    *("max_times_sampled", "capacity", "on_full", "min_size", "samples_per_insert", "error_buffer"),
-    "max_deliveries",
-)
-
-
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
-    """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates.
-
-    `url` is `sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite
-    database in memory, which is private to this buffer and ends with it. `name` distinguishes several buffers in one
-    database. `policy` is a name (`fifo`, `lifo`, `staleness`, `uniform`, `prioritized`) or a ReplayPolicy; `seed` makes
-    random ones reproducible.
-
-    `max_times_sampled`: a completed group is removed with its n-th draw; 0 keeps it. `capacity` bounds the groups of a
-    task; beyond it the policy `remover` selects groups for eviction (`on_full="evict"`). Or it bounds the completed
-    groups, and the put of one more waits for up to `put_timeout` seconds ("block") or is refused ("reject").
-    `min_size`: draws block while there are fewer completed groups. `samples_per_insert` blocks puts and draws so that
-    each completed group that is put gets about this many draws, to within `error_buffer` draws in all (set it to at
-    least the size of a batch; the default is enough for a batch of min_size). Two numbers bound the error itself,
-    completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `error_buffer=(0, 64)`.
-
-    `archive`: the retention of completed groups that are removed by their draw, as ARCHIVED, for SQL: a number of
-    groups per task, or an age (a timedelta, or a text such as "12h" or "7d"). `unfit` is the same for FILTERED and
-    FAILED groups, per status, which don't count for the capacity and are never evicted. By default, groups that are put
-    or set aside stay, and groups that a produce strategy filters aren't stored. `max_deliveries`: a group is set aside
-    as FAILED after this many failed deliveries; 0 means no limit.
-
-    With `durability="full"`, commits to SQLite survive a power cut. `lock_timeout` bounds the wait for a lock, in
-    seconds. An operation that loses its connection to PostgreSQL is retried for up to `reconnect_timeout` seconds,
-    which also bounds the wait of a commit for a missing synchronous standby.
-    `password` is a function without arguments, or a coroutine function, itself or as "module:function", that returns
-    PostgreSQL's password; it is called before each new connection, in a thread or loop of the buffer's own.
-    SQLite files on network file systems are refused, unless `allow_network_filesystem` is set.
-
-    `payloads` is the place of large payloads: the `"database"`, a folder (a path or `file:///scratch/run1`, on a local
-    disk or one that all hosts mount), or an object store (`s3://bucket/prefix`, `gs://...`, `az://...`). Arrays,
-    tensors and images go there, from groups that have at least `payload_threshold` bytes of these; all values for SQL
-    stay in the database.
-
-    `rollout_type` is the class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass,
-    a TypedDict or dict. Values of the types in its annotations can be stored; `types` are
-    further classes for fields that declare Any. `fields` maps our names to those of its fields, {"response_ids":
-    "tokens", "status": None}, and `statuses` its own statuses to ours, {"truncated": "completed"}. A text
-    "module:Class" imports that module: configs are trusted input. If a reward is a dict, means, orders and SQL use its
-    part `reward_key`; all parts are stored, and are in SQL, too.
-
-    torch tensors are read as tensors, or as arrays (`tensors="numpy"`). Ray ObjectRefs are stored by value and read as
-    new ones, or as values (`object_refs="value"`); a put waits for their objects for up to `object_ref_timeout`
-    seconds. With `free_object_refs` it then replaces the ObjectRefs in the caller's rollouts by None, so that Ray can
-    delete their objects. `converters` store values of other classes: `{MyClass: ("name", encode, decode)}`, where each
-    class and function may be a "module:name".
-
-    `worker` is the name recorded with this process's puts and draws, for `worker` in queries and SQL; by default
-    "host:pid". `history`: the number of last draws whose groups, worker and train step stay on record (None: all).
-    """
+    """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates."""
 
     url: str
+    """`sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite database in memory, which is
+    private to this buffer and ends with it. SQLite files on network file systems are refused, unless
+    `allow_network_filesystem` is set."""
+
     name: str = "default"
+    """Distinguishes several buffers in one database."""
+
     policy: str | ReplayPolicy | type[ReplayPolicy] = "staleness"
+    """`fifo`, `lifo`, `staleness`, `uniform`, `prioritized`, or a ReplayPolicy."""
+
     seed: int | None = None
+    """Makes random policies reproducible."""
+
     max_times_sampled: int = 1
+    """A completed group is removed with its n-th draw; 0 keeps it."""
+
     capacity: int | None = None
+    """Bounds the groups of a task; beyond it the policy `remover` selects groups for eviction (`on_full="evict"`). Or
+    it bounds the completed groups, and the put of one more waits for up to `put_timeout` seconds ("block") or is
+    refused ("reject")."""
+
     on_full: OnFull = "evict"
     remover: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
     put_timeout: float | None = Field(default=PUT_TIMEOUT, ge=0)
+
     min_size: int = 0
+    """Draws block while there are fewer completed groups."""
+
     samples_per_insert: float | None = None
+    """Blocks puts and draws so that each completed group that is put gets about this many draws, to within
+    `error_buffer` draws in all."""
+
     error_buffer: Annotated[ErrorBuffer | None, BeforeValidator(_error_buffer)] = None
+    """At least the size of a batch; the default is enough for a batch of min_size. Two numbers bound the error itself,
+    completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `(0, 64)`."""
+
     archive: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
+    """The retention of completed groups that are removed by their draw, as ARCHIVED, for SQL: a number of groups per
+    task, or an age (a timedelta, or a text such as "12h" or "7d")."""
+
     unfit: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
+    """The same for FILTERED and FAILED groups, per status, which don't count for the capacity and are never evicted. By
+    default, groups that are put or set aside stay, and groups that a produce strategy filters aren't stored."""
+
     max_deliveries: int = 5
+    """A group is set aside as FAILED after this many failed deliveries; 0 means no limit."""
+
     keep_checkpoints: int | None = KEEP_CHECKPOINTS
+    """The number of last step checkpoints that are kept (None: all)."""
+
     durability: Literal["normal", "full"] = "normal"
+    """With "full", commits to SQLite survive a power cut."""
+
     payloads: str = IN_DATABASE
+    """The place of large payloads: the `"database"`, a folder (a path or `file:///scratch/run1`, on a local disk or one
+    that all hosts mount), or an object store (`s3://bucket/prefix`, `gs://...`, `az://...`). Arrays, tensors and images
+    go there, from groups that have at least `payload_threshold` bytes of these; all values for SQL stay in the
+    database."""
+
     payload_threshold: int = Field(default=PAYLOAD_THRESHOLD, ge=0)
     compression: Literal["none", "zstd"] = "none"
+
     lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
+    """Bounds the wait for a lock, in seconds."""
+
     reconnect_timeout: float = Field(default=RECONNECT_SECONDS, ge=0, le=86_400)
+    """An operation that loses its connection to PostgreSQL is retried for up to so many seconds, which also bound the
+    wait of a commit for a missing synchronous standby."""
+
     password: Password = None
+    """A function without arguments, or a coroutine function, itself or as "module:function", that returns PostgreSQL's
+    password; it is called before each new connection, in a thread or loop of the buffer's own."""
+
     allow_network_filesystem: bool = False
+
     if TYPE_CHECKING:
         rollout_type: type[R] = RolloutState  # type: ignore[assignment]
     else:
         rollout_type: type | ImportString[Any] = RolloutState
+    """The class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, a TypedDict or dict.
+    Values of the types in its annotations can be stored. A text imports its module: configs are trusted input."""
+
     types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_listed), AfterValidator(tuple)] = ()
+    """Further classes, for fields that declare Any."""
+
     fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    """Our names, and those of the rollout type's fields: {"response_ids": "tokens", "status": None}."""
+
     statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    """The rollout type's own statuses, and ours: {"truncated": "completed"}."""
+
     reward_key: str = SCORE
+    """If a reward is a dict, means, orders and SQL use this part; all parts are stored, and are in SQL, too."""
+
     tensors: Literal["torch", "numpy"] = "torch"
+    """Whether torch tensors are read as tensors, or as arrays."""
+
     object_refs: Literal["ref", "value"] = "ref"
+    """Ray ObjectRefs are stored by value and read as new ones, or as values."""
+
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
+    """A put waits for the objects of ObjectRefs for up to so many seconds."""
+
     free_object_refs: bool = False
+    """Whether a put then replaces the ObjectRefs in the caller's rollouts by None: Ray can delete their objects."""
+
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
+    """Store values of other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a
+    "module:name"."""
+
     worker: str | None = None
+    """The name recorded with this process's puts and draws, for `worker` in queries and SQL; by default "host:pid"."""
+
     history: int | None = HISTORY
+    """The number of last draws whose groups, worker and train step stay on record (None: all)."""
 
     @field_validator("url")
     @classmethod
@@ -227,15 +242,46 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         try:
             check_task_name(self.name, "name")
             check_history(self.history)
-            rollout_type = RolloutType(self.rollout_type, **self._of(_OF_TYPE))
-            codec = Codec(rollout_type, **self._of(_OF_CODEC))
-            storage = SQLStorage(self.url, codec, self.rules(), password=password, **self._of(_OF_STORAGE))
-            return ReplayBuffer(storage, rollout_type, **self._of(_OF_BUFFER))
+            rollout_type = RolloutType(
+                self.rollout_type,
+                types=self.types,
+                fields=self.fields,
+                statuses=self.statuses,
+                reward_key=self.reward_key,
+            )
+            codec = Codec(
+                rollout_type,
+                compression=self.compression,
+                tensors=self.tensors,
+                object_refs=self.object_refs,
+                object_ref_timeout=self.object_ref_timeout,
+                converters=self.converters,
+            )
+            storage = SQLStorage(
+                self.url,
+                codec,
+                self.rules(),
+                name=self.name,
+                durability=self.durability,
+                lock_timeout=self.lock_timeout,
+                reconnect_timeout=self.reconnect_timeout,
+                allow_network_filesystem=self.allow_network_filesystem,
+                history=self.history,
+                worker=self.worker,
+                payloads=self.payloads,
+                payload_threshold=self.payload_threshold,
+                password=password,
+            )
+            return ReplayBuffer(
+                storage,
+                rollout_type,
+                put_timeout=self.put_timeout,
+                keep_checkpoints=self.keep_checkpoints,
+                free_object_refs=self.free_object_refs,
+                worker=self.worker,
+            )
         except InputError as error:
             raise ConfigError(str(error)) from None
-
-    def _of(self, names: Sequence[str]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names}
 
     def build_sync(self) -> SyncReplayBuffer[R]:
         """Return the buffer as `build` does, for callers without `await`: the same calls, which block."""
@@ -250,7 +296,13 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             archive_seconds=seconds,
             unfit_groups=unfit_groups,
             unfit_seconds=unfit_seconds,
-            **self._of(_OF_LIMITS),
+            max_times_sampled=self.max_times_sampled,
+            capacity=self.capacity,
+            on_full=self.on_full,
+            min_size=self.min_size,
+            samples_per_insert=self.samples_per_insert,
+            error_buffer=self.error_buffer,
+            max_deliveries=self.max_deliveries,
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
 

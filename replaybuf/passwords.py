@@ -1,7 +1,4 @@
-"""Passwords that may change during a run: returned by a user's function, or read from a password file.
-
-Both are used before each new connection. Passwords aren't cached, and appear in no message.
-"""
+"""Passwords that a user's function returns, before each new connection. They aren't cached, and are in no message."""
 
 from __future__ import annotations
 
@@ -9,14 +6,10 @@ import asyncio
 import contextlib
 import importlib
 import inspect
-import os
-import re
-import stat
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
 from replaybuf.errors import ConfigError, UnreachableError
@@ -109,61 +102,3 @@ async def in_thread(function: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return answers[0]
-
-
-# Password files, as libpq's: https://www.postgresql.org/docs/current/libpq-pgpass.html
-
-# A field, up to a colon that has no backslash before it.
-_FIELD = re.compile(r"((?:\\.|[^\\:])*)(?::|$)")
-
-
-def default_passfile() -> Path | None:
-    """Return the path of the default password file, if it exists and other users can't read it."""
-    with contextlib.suppress(RuntimeError, KeyError, OSError):  # no home directory
-        path = Path(os.environ.get("PGPASSFILE") or Path.home() / ".pgpass")
-        if path.is_file() and not _is_open(path):
-            return path
-    return None
-
-
-def check_passfile(path: str | os.PathLike[str]) -> None:
-    """Raise ConfigError for a password file that is missing, unreadable, or readable by other users."""
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"passfile: {path} can't be read: {error.strerror}") from None
-    if _is_open(Path(path)):
-        raise ConfigError(f"passfile: {path} can be read by others; allow nobody else to: chmod 600 {path}")
-
-
-def _is_open(path: Path) -> bool:
-    return os.name == "posix" and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
-
-
-def password_in(
-    path: str | os.PathLike[str], places: Sequence[tuple[str, str]], database: str, user: str
-) -> str | None:
-    """Return the password of the first of these hosts and ports that a password file lists; None if it lists none.
-
-    Raises ConfigError as `check_passfile` does.
-    """
-    check_passfile(path)
-    try:
-        lines = list(_lines(Path(path).read_text("utf-8")))
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"passfile: {path} can't be read: {type(error).__name__}") from None
-    for host, port in places:
-        wanted = ("localhost" if host.startswith("/") else host, port, database, user)
-        for fields in lines:
-            if all(field in ("*", value) for field, value in zip(fields[:4], wanted, strict=True)):
-                return fields[4]
-    return None
-
-
-def _lines(text: str) -> Iterator[list[str]]:
-    """Yield the five fields of each line, with escaped colons and backslashes decoded."""
-    for line in text.splitlines():
-        fields = [re.sub(r"\\(.)", r"\1", field) for field in _FIELD.findall(line)]
-        if len(fields) >= 5 and fields[4] and not line.startswith("#"):
-            yield fields[:5]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -32,25 +33,31 @@ _logger = logging.getLogger("replaybuf.tracing")
 
 
 def traced(
-    name: str, before: Callable[..., Attributes], after: Callable[[Any], Attributes] | None = None
+    name: str, before: Callable[[Mapping[str, Any]], Attributes], after: Callable[[Any], Attributes] | None = None
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
     """Make each call of a coroutine a span.
 
-    Its attributes are returned by `before(arguments)` and `after(result)`, and get the prefix `replaybuf.`; None is
-    left out. They must not contain content of rollouts, or URLs. An error is recorded with its type, and with its text
-    unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
+    Its attributes are returned by `before`, given the arguments by name, and `after(result)`, and get the prefix
+    `replaybuf.`; None is left out. They must not contain content of rollouts, or URLs. An error is recorded with its
+    type, and with its text unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
     """
 
     def decorate(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        signature = inspect.signature(method)
+
+        def arguments(*args: P.args, **kwargs: P.kwargs) -> Attributes:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return before(bound.arguments)
+
         @functools.wraps(method)
         async def call(*args: P.args, **kwargs: P.kwargs) -> T:
             tracer = _tracer()
             if tracer is None:
                 return await method(*args, **kwargs)
             with _spanned(tracer, name) as span:
-                _describe(span, before, *args, **kwargs)
-                with _recording(span):
-                    result = await method(*args, **kwargs)
+                _describe(span, arguments, *args, **kwargs)
+                result = await method(*args, **kwargs)
                 if after is not None:
                     _describe(span, after, result)
                 return result
@@ -85,13 +92,16 @@ def waiting(kind: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _spanned(tracer: Any, name: str) -> Iterator[Any]:
-    """Make a current span of the block; yield None if that fails."""
+    """Make a current span of the block, with its error; yield None if that fails."""
     current = span = None
     with _harmless():
         current = tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
         span = current.__enter__()
     try:
         yield span
+    except BaseException as error:
+        _record(span, error)
+        raise
     finally:
         if span is not None:
             with _harmless():
@@ -135,15 +145,6 @@ def _describe(span: Any, describe: Callable[..., Attributes], *args: Any, **kwar
             for name, value in describe(*args, **kwargs).items():
                 if value is not None:
                     span.set_attribute(f"replaybuf.{name}", value[:_LONGEST] if isinstance(value, str) else value)
-
-
-@contextmanager
-def _recording(span: Any) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        _record(span, error)
-        raise
 
 
 def _record(span: Any, error: BaseException) -> None:

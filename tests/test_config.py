@@ -156,7 +156,7 @@ def test_what_is_wrong_in_the_environment_names_the_variable(environ: dict[str, 
 
 def test_variables_of_the_command_line_are_no_typos() -> None:
     variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
-    assert "REPLAYBUF_CLI_TIMEOUT" in variables
+    assert "REPLAYBUF_TOKEN" in variables
     environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
     assert ReplayBufferConfig.from_env(environ).url == "memory://"
 
@@ -273,11 +273,10 @@ def test_a_rollout_type_may_be_named() -> None:
 @pytest.mark.parametrize(
     ("url", "driver_name"),
     [
-        ("sqlite:///run.db", "sqlite+aiosqlite"),
-        ("sqlite:////data/run.db", "sqlite+aiosqlite"),
-        ("sqlite:///:memory:", "sqlite+aiosqlite"),
-        ("sqlite://", "sqlite+aiosqlite"),
-        ("sqlite+aiosqlite:///run.db", "sqlite+aiosqlite"),
+        ("sqlite:///run.db", "sqlite"),
+        ("sqlite:////data/run.db", "sqlite"),
+        ("sqlite:///:memory:", "sqlite"),
+        ("sqlite://", "sqlite"),
         ("postgresql://u@h/d", "postgresql+asyncpg"),
         ("postgres://u@h/d", "postgresql+asyncpg"),
         ("postgresql+asyncpg://u@h/d", "postgresql+asyncpg"),
@@ -288,7 +287,7 @@ def test_urls_are_accepted_as_people_write_them(url: str, driver_name: str) -> N
 
 
 def test_libpq_options_are_translated() -> None:
-    assert dict(parse_url("postgres://u@h/d?sslmode=require").query) == {"ssl": "require"}
+    assert dict(parse_url("postgres://u@h/d?sslmode=require").query) == {"sslmode": "require"}
 
 
 def test_converters_may_be_named_in_a_file_and_in_the_environment(tmp_path: Path) -> None:
@@ -380,7 +379,7 @@ async def test_a_change_of_the_working_directory_leads_to_no_other_file(
     monkeypatch.chdir(tmp_path / "there")
     async with buffer:
         await fill(buffer, 30)
-        assert buffer.storage.database == str(tmp_path / "here" / "run.db")
+        assert buffer.storage.url.database == str(tmp_path / "here" / "run.db")
         assert await asyncio.gather(*(buffer.count_where({}) for _ in range(20))) == [30] * 20
         assert buffer.storage.engine._log._path == str(tmp_path / "here" / "run.db-wal")  # type: ignore[attr-defined]
         calls = (buffer.save("saved"), buffer.export("all.jsonl"), buffer.to_pandas())

@@ -129,7 +129,7 @@ async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Poo
         async with build(pooler.url.partition("?")[0]) as left, build(pooler.url.partition("?")[0]) as right:
             # (without what asyncpg advises instead)
             with pytest.raises(
-                StorageError, match=r'"__asyncpg_\w+" [a-z ]+; behind a .* add statement_cache_size=0 to'
+                StorageError, match=r'"__asyncpg_\w+" [a-z ]+; behind a pooler add statement_cache_size=0 to'
             ):
                 await asyncio.gather(use(left), use(right), use(left), use(right))
         async with build(pooler.url) as buffer:
@@ -145,14 +145,16 @@ async def test_who_a_pooler_refuses_is_told_who_refuses_and_what_to_do(pooler: P
             await fill(buffer, 1)
         for url in (pooler.url_with("wrong"), pooler.url, pooler.url_with("right").replace("trainer", "nobody")):
             error = str(await refused_put(url, AccessError))
-            assert "authentication failed; give the password that PgBouncer's auth_file" in error
+            assert "authentication failed; give the one that holds now" in error
+            assert "PgBouncer says this, and docs/pgbouncer.md what it means" in error
             assert "is the server running" not in error
     with pooler.running(more=known, target=lambda given: re.sub(r" user=\S+", "", given)):
         error = str(await refused_put(pooler.url_with("right"), AccessError))
         assert 'role "trainer" does not exist; create it: CREATE ROLE trainer LOGIN' in error
     with pooler.running(more=known, target=lambda given: given.replace("dbname=rl", "dbname=none")):
         error = str(await refused_put(pooler.url_with("right"), UnreachableError))
-        assert 'database "none" does not exist; create the database first (createdb)' in error
+        assert 'database "none" does not exist; ' in error
+        assert "create the database first (createdb)" in error
 
 
 async def test_what_a_server_behind_a_pooler_has_no_room_for_waits(pooler: Pooler) -> None:
@@ -165,35 +167,19 @@ async def test_what_a_server_behind_a_pooler_has_no_room_for_waits(pooler: Poole
         held = await asyncpg.connect(pooler.url.partition("?")[0], statement_cache_size=0)
         await held.execute("BEGIN")
         error = str(await refused_put(pooler.url, UnreachableError))
-        assert "query_wait_timeout; PgBouncer had no connection to the server for so long" in error
+        assert "query_wait_timeout; PgBouncer says this" in error
         await held.close()
-
-
-async def test_a_server_that_is_away_behind_a_pooler_is_said(pooler: Pooler) -> None:
-    more = "query_wait_timeout = 2"
-    with pooler.running(more=more, target=lambda _: "host=127.0.0.1 port=1 user=x dbname=rl"):
-        error = str(await refused_put(pooler.url, UnreachableError))
-        assert "query_wait_timeout; PgBouncer had no connection to the server for so long: is the server" in error
-
-
-def test_the_doctor_says_that_prepared_statements_get_lost(pooler: Pooler) -> None:
-    """With the option, or with a newer PgBouncer that keeps them, nothing is missing."""
-    with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
-        [found] = probe(open_reader(pooler.url.partition("?")[0]))
-        assert str(found.level) == "problem"
-        assert "docs/pgbouncer.md has the settings" in found.text
-        assert [str(one.level) for one in probe(open_reader(pooler.url))] == ["ok"]
 
 
 async def test_a_pooler_without_room_or_without_the_database_says_so(pooler: Pooler) -> None:
     with pooler.running(more="max_client_conn = 1"):
         held = await asyncpg.connect(pooler.url.partition("?")[0])
         error = str(await refused_put(pooler.url, UnreachableError))
-        assert "no more connections allowed (max_client_conn); raise it in PgBouncer's settings" in error
+        assert "no more connections allowed (max_client_conn); raise its max_connections" in error
         await held.close()
     with pooler.running():
         error = str(await refused_put(pooler.url.replace("/rl", "/nope"), UnreachableError))
-        assert "does PgBouncer's section [databases] have this one, with a user that it knows?" in error
+        assert "PgBouncer says this" in error
 
 
 async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(pooler: Pooler) -> None:
@@ -205,18 +191,6 @@ async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(
         async with build(url) as left, build(url) as right:
             await asyncio.gather(use(left), use(right), use(left), use(right))
             assert await left.count("other", "completed") == 0
-
-
-async def test_a_pooler_that_changes_its_mode_in_the_middle_of_a_run_loses_nothing(pooler: Pooler) -> None:
-    with pooler.running():
-        buffer = build(pooler.url)
-        await fill(buffer, 3)
-    with pooler.running("statement"), pytest.raises(StorageError, match="set pool_mode = transaction"):
-        await buffer.put(group(3), TASK)
-    with pooler.running():
-        await buffer.put(group(4), TASK)
-        assert await take_all(buffer) == [0, 1, 2, 4]
-        await buffer.close()
 
 
 async def test_tls_to_a_pooler(pooler: Pooler, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
 
-from replaybuf import FullError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf import NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import InputError, ReplayBufError, StorageError
 from replaybuf.storage.values import StorageItem
 
@@ -22,8 +23,8 @@ TASK = "bench"
 _GROUP = re.compile(r"(\d{1,4})x(\d{1,7})")
 _POOL = 1 << 20  # tokens from which responses are sliced
 _PROMPT_TOKENS = 64
-#: Timeouts of puts and takes, in seconds; timeouts are counted, and the calls repeated.
-PUT_SECONDS, TAKE_SECONDS = 5.0, 2.0
+#: The timeout of a take in seconds, after which it is repeated.
+TAKE_SECONDS = 2.0
 #: Pause after an error, in seconds, so that an unreachable database isn't called in a busy loop.
 _PAUSE_SECONDS = 0.2
 _LOOK_SECONDS = 0.5
@@ -34,11 +35,10 @@ MODEL_STEP, TRAIN_STEP = 1, 2
 class BenchSettings:
     """A load: `workers` processes put, `trainers` processes take `take` groups at a time, for `seconds`.
 
-    A group has `rollouts` responses of `tokens` tokens each, as arrays or `lists`, and `extra` bytes in one array. A
+    A group has `rollouts` responses of `tokens` tokens each, and `extra` bytes in one array. A
     worker puts `rate` groups a second (0: as fast as possible), up to `concurrency` concurrently, and at most `groups`
-    (0: any number); the load ends when all workers have. Workers pause while there are more than `most` groups (0:
-    never). With a `capacity` the buffer itself blocks puts, exactly. Trainers train for `step_seconds` after each
-    batch. `payloads` is the config's.
+    (0: any number); the load ends when all workers have. Workers pause while they see more than `most` groups (0:
+    never). Trainers train for `step_seconds` after each batch. `payloads` is the config's.
     """
 
     url: str
@@ -47,7 +47,6 @@ class BenchSettings:
     trainers: int = 1
     rollouts: int = 8
     tokens: int = 4000
-    lists: bool = False
     extra: int = 0
     seconds: float = 60.0
     groups: int = 0
@@ -57,7 +56,6 @@ class BenchSettings:
     leases: bool = False
     step_seconds: float = 0.0
     most: int = 4096
-    capacity: int = 0
     payloads: str = "database"
     keep: bool = False
 
@@ -67,8 +65,6 @@ class BenchSettings:
             raise InputError("without workers there is nothing to take: give --workers")
         if not self.seconds > 0:
             raise InputError(f"--minutes must be more than 0, got {self.seconds / 60:g}")
-        if 0 < self.capacity < self.take:
-            raise InputError(f"a take of {self.take} groups never finds them in a buffer of --capacity {self.capacity}")
         if 0 < self.most < self.take:
             raise InputError(f"a take of {self.take} groups never finds them if workers pause at --most {self.most}")
 
@@ -78,8 +74,6 @@ class BenchSettings:
             url=self.url,
             name=self.buffer,
             policy="fifo",
-            capacity=self.capacity or None,
-            on_full="block" if self.capacity else "evict",
             payloads=self.payloads,
             worker=worker,
         )
@@ -123,8 +117,6 @@ class GroupMaker:
             "response_ids": self._ids[start + _PROMPT_TOKENS : start + _PROMPT_TOKENS + tokens],
             "logprobs": self._logprobs[start : start + tokens],
         }
-        if self._settings.lists:
-            fields = {name: array.tolist() for name, array in fields.items()}
         return RolloutState(
             rollout_id=number,
             message=[{"role": "user", "content": "A train leaves at 9:40 and arrives at 12:05. How long does it go?"}],
@@ -138,11 +130,11 @@ class GroupMaker:
 
 @dataclass(slots=True)
 class Report:
-    """What a process did since its last report: uids, latencies in seconds by call, and errors by call and text.
+    """What a process did: uids, latencies in seconds by call, and errors by call and text.
 
-    `waited` are the seconds in which calls waited inside the buffer, or a worker paused because there were enough
+    `waited` are the seconds in which takes waited inside the buffer, or a worker paused because there were enough
     groups; `late` counts puts that were due and not begun at the end, `in_doubt` puts that may or may not be stored;
-    `cpu` is in seconds. `last` marks the final report of a process that ends normally.
+    `cpu` is in seconds.
     """
 
     put: list[int] = field(default_factory=list)
@@ -153,19 +145,30 @@ class Report:
     late: int = 0
     in_doubt: int = 0
     cpu: float = 0.0
-    last: bool = False
 
     def error(self, call: str, error: BaseException) -> None:
         """Count an error that a user would see."""
         self.errors[(call, f"{type(error).__name__}: {error}")] += 1
         self.in_doubt += bool(getattr(error, "in_doubt", False))
 
+    def add(self, other: Report) -> None:
+        """Add what another process did."""
+        self.put += other.put
+        self.taken += other.taken
+        for call, seconds in other.latencies.items():
+            self.latencies[call] += seconds
+        self.errors.update(other.errors)
+        self.waited += other.waited
+        self.late += other.late
+        self.in_doubt += other.in_doubt
+        self.cpu += other.cpu
+
 
 @dataclass(slots=True)
 class Load:
     """A load in this process: from `start` to `until` of the monotonic clock, unless `stop` is set before.
 
-    `room` is cleared while there are more groups than `most`. `report` is replaced whenever it is sent.
+    Trainers go on until `workers_ended` is set. Both are events that the processes of a load share.
     """
 
     settings: BenchSettings
@@ -173,13 +176,15 @@ class Load:
     buffer: ReplayBuffer
     start: float
     until: float
-    stop: asyncio.Event
-    room: asyncio.Event
+    stop: Event
+    workers_ended: Event
     report: Report = field(default_factory=Report)
+    looked: float = 0.0
+    is_full: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the load has ended: no further call begins."""
+        """Whether no further put begins."""
         return self.stop.is_set() or time.monotonic() >= self.until
 
     async def at(self, due: float) -> bool:
@@ -229,29 +234,17 @@ def _arrivals(load: Load) -> Iterator[float]:
 
 
 async def _put(load: Load, group: list[RolloutState], due: float) -> None:
-    """Put a group; put it again if there is no room within PUT_SECONDS."""
-    room = load.buffer.waits.for_room
-    begun, waited = time.monotonic(), room.seconds
-    while True:
-        try:
-            uid = await load.buffer.put(
-                group, TASK, model_step=MODEL_STEP, current_train_step=TRAIN_STEP, timeout=PUT_SECONDS
-            )
-            break
-        except FullError:
-            if load.is_over:
-                return
-        except StorageError as error:
-            load.report.error("put", error)
-            await asyncio.sleep(_PAUSE_SECONDS)
-            return
-        finally:
-            held = room.seconds - waited
+    begun = time.monotonic()
+    try:
+        uid = await load.buffer.put(group, TASK, model_step=MODEL_STEP, current_train_step=TRAIN_STEP)
+    except StorageError as error:
+        load.report.error("put", error)
+        await asyncio.sleep(_PAUSE_SECONDS)
+        return
     now = time.monotonic()
     assert uid is not None, "a completed group is stored"
     load.report.put.append(uid)
-    load.report.waited += held
-    load.report.latencies["put"].append(now - begun - held)
+    load.report.latencies["put"].append(now - begun)
     if load.settings.rate:
         load.report.latencies["put_due"].append(now - due)
 
@@ -259,11 +252,15 @@ async def _put(load: Load, group: list[RolloutState], due: float) -> None:
 async def _room(load: Load) -> bool:
     """Wait while there are too many groups; return False if the load ends first."""
     begun = time.monotonic()
-    while not (load.is_over or load.room.is_set()):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECONDS):
-                await load.room.wait()
-    load.report.waited += time.monotonic() - begun
+    while load.settings.most and not load.is_over:
+        if time.monotonic() - load.looked >= _LOOK_SECONDS:
+            load.looked = time.monotonic()
+            with suppress(StorageError):
+                load.is_full = await load.buffer.count(TASK, Status.COMPLETED) > load.settings.most
+        if not load.is_full:
+            break
+        await asyncio.sleep(_LOOK_SECONDS)
+    load.report.waited += time.monotonic() - begun if load.is_full else 0.0
     return not load.is_over
 
 
@@ -271,8 +268,8 @@ async def _room(load: Load) -> bool:
 
 
 async def train(load: Load) -> None:
-    """Take batches until the parent sets `stop`, after the workers have ended."""
-    while not load.stop.is_set():
+    """Take batches until the workers have ended."""
+    while not (load.stop.is_set() or load.workers_ended.is_set()):
         try:
             await _train_step(load)
         except NotReadyError:

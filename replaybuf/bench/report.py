@@ -21,7 +21,7 @@ Results = dict[str, Any]
 
 #: The calls whose latencies are recorded: their names in JSON, and in the text.
 CALLS = {
-    "put": "put, less its wait",
+    "put": "put",
     "put_due": "put, from when it was due",
     "take": "take, less its wait",
     "acknowledge": "acknowledge",
@@ -40,7 +40,6 @@ def results_of(outcome: Outcome) -> Results:
     size = bytes_of_group(settings)
     latencies = puts.latencies | takes.latencies
     errors = puts.errors + takes.errors
-    cpu = {role: sum(one.cpu for one in outcome.children if one.role == role) for role in ("worker", "trainer")}
     found = {
         "replaybuf": replaybuf.__version__,
         "database": outcome.where,
@@ -68,12 +67,11 @@ def results_of(outcome: Outcome) -> Results:
         "processors": {
             "there": os.cpu_count() or 1,
             "load_average": outcome.load,
-            "workers": cpu["worker"] / seconds,
-            "trainers": cpu["trainer"] / seconds,
+            "workers": puts.cpu / seconds,
+            "trainers": takes.cpu / seconds,
         },
         "database_before": outcome.before,
         "database_after": outcome.after,
-        "database_waits": dict(outcome.waits.most_common()),
     }
     return {**found, "limits": limits_of(found)}
 
@@ -128,9 +126,6 @@ def limits_of(results: Results) -> list[str]:
     found = [_limit_of_puts(results)]
     if results["settings"]["trainers"] and results["waited"]["trainers"] >= _MUCH_WAITING:
         found.append(f"Trainers waited for groups {results['waited']['trainers']:.0%} of their time.")
-    if total := sum(results["database_waits"].values()):
-        most = [f"{wait} {n / total:.0%}" for wait, n in list(results["database_waits"].items())[:4]]
-        found.append(f"Sessions that weren't idle were seen in: {units.some(most)}.")
     return found
 
 
@@ -138,8 +133,8 @@ def _limit_of_puts(results: Results) -> str:
     due, put, room = results["per_second"]["due"], results["per_second"]["put"], results["waited"]["workers"]
     if room >= _MUCH_WAITING:
         return (
-            f"Workers waited for room {room:.0%} of their time: the trainers, or --capacity and --most, were the "
-            "limit, not the database."
+            f"Workers paused {room:.0%} of their time, because there were enough groups: the trainers, or --most, were "
+            "the limit, not the database."
         )
     if due and put >= _ENOUGH * due:
         return f"The {units.figure(due, 1)} groups a second that were due were put: the limit wasn't reached."
@@ -173,8 +168,7 @@ def _title(results: Results) -> list[str]:
     who = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
     early = ", ended early" if results["ended_early"] else ""
     server = f"{'PostgreSQL' if before['kind'] == 'postgresql' else 'SQLite'} {before['version']}"
-    kind = "lists" if settings["lists"] else "arrays"
-    group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens as {kind}"
+    group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens"
     pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
     take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
     return [
@@ -202,7 +196,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "groups", f"{rates['put']:,.1f}/s put{due} ({size}/s), {rates['taken']:,.1f}/s taken"
     yield (
         "waits",
-        f"workers {waited['workers']:.1%} of their time for room, trainers {waited['trainers']:.1%} for groups",
+        f"workers paused {waited['workers']:.1%} of their time, trainers waited {waited['trainers']:.1%} for groups",
     )
     counts = f"{ledger['put']:,} put, {ledger['taken']:,} taken, {ledger['left']:,} left"
     if ledger["balanced"] is None:

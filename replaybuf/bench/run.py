@@ -1,57 +1,100 @@
-"""The parent process of a load: it starts the others, collects their reports, watches the database, and cleans up."""
+"""The processes of a load: the parent starts workers and trainers, collects their reports, and cleans up.
+
+A process opens the buffer, says so, gets the time of the first call, and sends its report at its end. It ends with its
+parent, also by kill -9.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from replaybuf import units
-from replaybuf.bench.load import TASK, BenchSettings, Report
-from replaybuf.bench.process import GO_ON, PAUSE, READY, STOP, Failed, Go, Role, main
+from replaybuf.bench.load import TASK, BenchSettings, Load, Report, train, work
 from replaybuf.errors import InputError, ReplayBufError, StorageError, UnreachableError
-from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.measures import count_unswept, tallies_of
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.measures import count_unswept
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.writer import forget_buffer
 
+Role = Literal["worker", "trainer"]
 #: Prefix of the names of loads' buffers; other buffers may hold a user's groups.
 PREFIX = "replaybuf-bench-"
-#: Timeouts in seconds: for the processes to open the buffer (in all, and more for each), and to end after `STOP`.
+#: Timeouts in seconds: for the processes to open the buffer (in all, and more for each), and to end after the load.
 _OPENING, _OPENING_EACH, _ENDING = 60.0, 1.0, 60.0
 _SOON = 0.3  # seconds from when all processes are ready to the first call
-#: Seconds between looks at the processes, and between samples of the database.
-_LOOK_SECONDS, _SAMPLE_SECONDS = 0.2, 1.0
+_LOOK_SECONDS = 0.2
 _SWEEP_SECONDS = 60.0
 #: Modules that the fork server imports once, before it forks the processes.
-PRELOADED = ["replaybuf.bench.process"]
+PRELOADED = ["replaybuf.bench.run"]
+_READY = "ready"
 
 Tell = Callable[[str], object]
 
 
+# A worker or a trainer
+
+
+def _main(connection: Connection, role: Role, number: int, settings: BenchSettings, stop: Any, ended: Any) -> None:
+    """Run a process, whose last message is its report, or why it failed."""
+    for one in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group: the parent decides
+        signal.signal(one, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.getLogger("replaybuf").setLevel(logging.ERROR)  # sixty processes would write to one terminal
+    message: Report | str
+    try:
+        message = asyncio.run(_run(connection, role, number, settings, stop, ended))
+    except BaseException as error:
+        message = str(error) if isinstance(error, ReplayBufError) else f"{type(error).__name__}: {error}"
+    with suppress(OSError):
+        connection.send(message)
+    sys.exit(isinstance(message, str))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+async def _run(
+    connection: Connection, role: Role, number: int, settings: BenchSettings, stop: Any, ended: Any
+) -> Report:
+    async with settings.config(f"{role}-{number}").build() as buffer:
+        await buffer.count(TASK, "completed")  # opens the buffer
+        connection.send(_READY)
+        start = await asyncio.to_thread(connection.recv)
+        load = Load(settings, number, buffer, start, start + settings.seconds, stop, ended)
+        if await load.at(start):
+            await (work(load) if role == "worker" else train(load))
+        load.report.cpu = time.process_time()
+        return load.report
+
+
+# The parent
+
+
 @dataclass(slots=True)
 class Child:
-    """A process: whether it is ready, whether it has ended, and the reason (`why`; None after a normal end)."""
+    """A process, and why it failed, if it did."""
 
     role: Role
     number: int
     process: Any
     connection: Connection
-    ready: bool = False
-    ended: bool = False
     why: str | None = None
-    cpu: float = 0.0
 
     @property
     def name(self) -> str:
@@ -76,20 +119,19 @@ class Outcome:
     left: list[int] | None = None
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
-    waits: Counter[str] = field(default_factory=Counter)
     load: float = 0.0
     signalled: int = 0
     notes: list[str] = field(default_factory=list)
 
 
 def run(settings: BenchSettings, tell: Tell) -> Outcome:
-    """Run a load, clean up, and return its outcome; `tell` gets a line of progress every few seconds.
+    """Run a load, clean up, and return its outcome; `tell` gets lines of progress.
 
     Ctrl-C and SIGTERM end it early, with the measurements so far. Raises InputError for a database with other groups
     than those of loads, and ReplayBufError if a process can't open the buffer.
     """
     settings.check()
-    refuse_others(settings.url)
+    _refuse_others(settings.url)
     asyncio.run(_open(settings))
     reader = open_reader(settings.url)
     outcome = Outcome(settings, reader.where)
@@ -140,152 +182,86 @@ def _signals(outcome: Outcome) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# The processes
-
-
 def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
-    outcome.children = _start(outcome.settings)
-    try:
-        _until_ready(outcome, tell)
-        outcome.before = figures(reader)
-        with DatabaseSampler(reader, outcome.settings.buffer, outcome.waits) as sampler:
-            _let_go(outcome, sampler, tell)
-        outcome.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    finally:
-        _end(outcome.children)
-    try:
-        outcome.after = figures(reader)
-        outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT, buffer=outcome.settings.buffer)])
-    except ReplayBufError as error:
-        outcome.notes.append(f"the database can't be read any more: {error}")
-
-
-def _start(settings: BenchSettings) -> list[Child]:
     # Forked from a process that has imported everything: starting 64 interpreters takes a minute on two processors.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(PRELOADED)
     # Read at the import of numpy: BLAS threads would be useless here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    children = []
-    roles: Sequence[tuple[Role, int]] = (("worker", settings.workers), ("trainer", settings.trainers))
-    for role, count in roles:
-        for number in range(count):
-            ours, theirs = context.Pipe()
-            process: Any = context.Process(target=main, args=(theirs, role, number, settings), daemon=True)  # type: ignore[attr-defined]
-            process.start()
-            theirs.close()
-            children.append(Child(role, number, process, ours))
-    return children
+    settings, stop, ended = outcome.settings, context.Event(), context.Event()
+    try:
+        roles: Sequence[tuple[Role, int]] = (("worker", settings.workers), ("trainer", settings.trainers))
+        for role, count in roles:
+            for number in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_main, args=(theirs, role, number, settings, stop, ended), daemon=True)
+                process.start()
+                theirs.close()
+                outcome.children.append(Child(role, number, process, ours))
+        _let_go(outcome, reader, stop, ended, tell)
+        outcome.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    finally:
+        for child in outcome.children:
+            child.process.join(5 if stop.is_set() else 0)
+            child.process.kill()
+            child.process.join()
+            child.connection.close()
+    try:
+        outcome.after = _figures(reader)
+        outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT, buffer=settings.buffer)])
+    except ReplayBufError as error:
+        outcome.notes.append(f"the database can't be read any more: {error}")
 
 
-def _until_ready(outcome: Outcome, tell: Tell) -> None:
-    """Wait until all processes have opened the buffer. Raises ReplayBufError if one can't, or takes too long."""
+def _let_go(outcome: Outcome, reader: Reader, stop: Any, ended: Any, tell: Tell) -> None:
+    """Run the load: until the workers have ended, and then the trainers. Raises ReplayBufError if it can't begin."""
     children = outcome.children
     tell(f"{len(children)} processes open the buffer")
     deadline = time.monotonic() + _OPENING + _OPENING_EACH * len(children)
-    while not all(child.ready for child in children):
-        _hear(outcome)
-        if failed := [child for child in children if child.ended]:
-            raise ReplayBufError(f"{failed[0].name} can't begin: {failed[0].why}")
-        if outcome.signalled:
-            raise KeyboardInterrupt
+    for child in children:
+        if (message := _receive(child, outcome, deadline)) != _READY:
+            raise ReplayBufError(f"{child.name} can't begin: {message or child.why}")
+    if outcome.signalled:
+        raise KeyboardInterrupt
+    outcome.before = _figures(reader)
+    tell(f"they put and take groups, for {outcome.settings.seconds:,.0f} s at most")
+    start, outcome.began = time.monotonic() + _SOON, time.time() + _SOON
+    until = start + outcome.settings.seconds
+    for child in children:
+        with suppress(OSError):  # it has ended, which is found out when its report is due
+            child.connection.send(start)
+    for role in ("worker", "trainer"):
+        for child in (one for one in children if one.role == role):
+            message = _receive(child, outcome, max(until, time.monotonic()) + _ENDING, stop)
+            if isinstance(message, Report):
+                outcome.reports[child.role].add(message)
+            else:
+                child.why = child.why or message
+        if role == "worker":
+            outcome.seconds = max(1e-3, min(time.monotonic(), until) - start)
+        ended.set()
+    stop.set()
+
+
+def _receive(child: Child, outcome: Outcome, deadline: float, stop: Any = None) -> Any:
+    """Return the next message of a process; None if it has ended without one, or is killed after the deadline."""
+    while not child.connection.poll(_LOOK_SECONDS):
+        if outcome.signalled and stop is not None:
+            stop.set()
         if time.monotonic() > deadline:
-            waiting = sum(not child.ready for child in children)
-            raise ReplayBufError(f"{waiting} of {len(children)} processes haven't opened {outcome.where} in time")
-
-
-def _let_go(outcome: Outcome, sampler: DatabaseSampler, tell: Tell) -> None:
-    """Run the load: first until the workers have ended, then until the trainers have."""
-    settings = outcome.settings
-    start = time.monotonic() + _SOON
-    until = start + settings.seconds
-    outcome.began = time.time() + _SOON
-    for child in outcome.children:
-        _send(child, Go(start, until))
-    workers, trainers = ([one for one in outcome.children if one.role == role] for role in ("worker", "trainer"))
-    told, paused = time.monotonic(), False
-    while time.monotonic() < until and not outcome.signalled and not all(one.ended for one in workers):
-        _hear(outcome)
-        if settings.most and paused != (sampler.groups > settings.most):
-            paused = not paused
-            for child in workers:
-                _send(child, PAUSE if paused else GO_ON)
-        if time.monotonic() - told >= 5:
-            told = time.monotonic()
-            tell(_progress(outcome, told - start))
-    outcome.seconds = max(1e-3, min(time.monotonic(), until) - start)
-    for some in (workers, trainers):
-        for child in some:
-            _send(child, STOP)
-        deadline = time.monotonic() + _ENDING
-        while not all(child.ended for child in some):
-            _hear(outcome)
-            if time.monotonic() > deadline:
-                for child in (one for one in some if not one.ended):
-                    child.process.kill()
-                    child.why, child.ended = f"it didn't end within {_ENDING:g} s, and was killed", True
-
-
-def _send(child: Child, message: Any) -> None:
-    with suppress(OSError):  # the process has ended, which `_hear` handles
-        child.connection.send(message)
-
-
-def _hear(outcome: Outcome) -> None:
-    """Handle messages of processes, for at most `_LOOK_SECONDS`."""
-    open_ones = {child.connection: child for child in outcome.children if not child.ended}
-    for connection in wait([*open_ones], _LOOK_SECONDS):
-        child = open_ones[connection]  # type: ignore[index]
-        try:
-            message = child.connection.recv()
-        except (EOFError, OSError):
-            child.process.join(5)
-            code = child.process.exitcode
-            killed = code is not None and code < 0
-            how = f"was killed ({signal.Signals(-code).name})" if killed else f"ended with exit code {code}"
-            child.ended, child.why = True, child.why or f"it {how}, without a word"
-            continue
-        if message == READY:
-            child.ready = True
-        elif isinstance(message, Failed):
-            child.why, child.ended = message.why, True
-        else:
-            child.ended, child.cpu = message.last, message.cpu
-            _add(outcome.reports[child.role], message)
-
-
-def _add(total: Report, one: Report) -> None:
-    total.put += one.put
-    total.taken += one.taken
-    for call, seconds in one.latencies.items():
-        total.latencies[call] += seconds
-    total.errors.update(one.errors)
-    total.waited += one.waited
-    total.late += one.late
-    total.in_doubt += one.in_doubt
-
-
-def _progress(outcome: Outcome, at: float) -> str:
-    put, taken = len(outcome.reports["worker"].put), len(outcome.reports["trainer"].taken)
-    errors = sum(report.errors.total() for report in outcome.reports.values())
-    clock, length = (f"{int(seconds) // 60}:{int(seconds) % 60:02d}" for seconds in (at, outcome.settings.seconds))
-    line = f"{clock} of {length}: {put:,} groups put, {taken:,} taken, {put - taken:,} in the buffer"
-    return line + (f", {errors:,} errors" if errors else "")
-
-
-def _end(children: Sequence[Child]) -> None:
-    """Wait for the processes that have ended, and kill the others."""
-    for child in children:
-        if not child.ended:
             child.process.kill()
-    for child in children:
+            child.why = "it was not heard of in time, and was killed"
+    try:
+        return child.connection.recv()
+    except (EOFError, OSError):
         child.process.join(5)
-        if child.process.is_alive():
-            child.process.kill()
-            child.process.join()
-        child.connection.close()
+        code = child.process.exitcode
+        killed = code is not None and code < 0
+        how = f"was killed ({signal.Signals(-code).name})" if killed else f"ended with exit code {code}"
+        child.why = child.why or f"it {how}, without a word"
+        return None
 
 
 # The database
@@ -303,15 +279,9 @@ FROM pg_stat_database WHERE datname = current_database()"""
 _FILE = """
 SELECT 'sqlite' AS kind, sqlite_version() AS version, p.page_size * c.page_count AS bytes
 FROM pragma_page_size AS p, pragma_page_count AS c"""
-# Active sessions and those in a transaction, by wait event.
-_SESSIONS = """
-SELECT CASE WHEN state LIKE 'idle in transaction%' THEN 'the client (in a transaction)'
-    ELSE coalesce(wait_event_type || ' ' || wait_event, 'nothing (it runs)') END AS wait, count(*) AS sessions
-FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-    AND backend_type = 'client backend' AND state <> 'idle' GROUP BY 1"""
 
 
-def refuse_others(url: str) -> None:
+def _refuse_others(url: str) -> None:
     """Raise InputError for a database with groups or checkpoints in buffers other than those of loads."""
     try:
         reader = open_reader(url)
@@ -330,39 +300,6 @@ def refuse_others(url: str) -> None:
         )
 
 
-def figures(reader: Reader) -> dict[str, Any]:
+def _figures(reader: Reader) -> dict[str, Any]:
     """Return the kind, version and size of the database; on PostgreSQL its WAL position and commits, too."""
     return reader.read(lambda tx: tx.rows(_SERVER if reader.path is None else _FILE)[0])
-
-
-class DatabaseSampler:
-    """Samples the database every second in a thread, inside a `with` block.
-
-    `groups` is the number of groups available to take in the last sample. The wait events of PostgreSQL's sessions are
-    counted in `waits`.
-    """
-
-    def __init__(self, reader: Reader, buffer: str, waits: Counter[str]) -> None:
-        self._reader, self._buffer, self._waits = reader, buffer, waits
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replaybuf-bench-sampler", daemon=True)
-        self.groups = 0
-
-    def __enter__(self) -> DatabaseSampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
-            with suppress(ReplayBufError):  # the processes count their own errors
-                self._reader.read_any(self._look, timeout=5)
-
-    def _look(self, tx: ReadTransaction) -> None:
-        tallies = tallies_of(tx, self._buffer)[self._buffer]
-        self.groups = sum(n for (_, *name), n in tallies.items() if name == [Status.COMPLETED, Tally.SIZE])
-        if self._reader.path is None:
-            self._waits.update({str(wait): int(count) for wait, count in tx.tuples(_SESSIONS)})

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from replaybuf.buffer import spans
 from replaybuf.buffer.waits import Waits, wait_of
@@ -23,6 +24,15 @@ from replaybuf.tracing import traced
 AtLeast = int | Mapping[str, int]
 
 
+class DrawOptions(TypedDict, total=False):
+    """The options of all draws. `ReplayBuffer.take_batch` has their meaning, `DrawRequest.checked` their defaults."""
+
+    where: Query | None
+    current_train_step: int | None
+    timeout: float | None
+    at_least: AtLeast | None
+
+
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
     """A request for a batch: the draw, the seconds to wait for it, and the exponent of its importance weights."""
@@ -36,15 +46,15 @@ class DrawRequest:
         cls,
         sizes: Mapping[str, int],
         group_status: StatusLike,
-        where: Query | None,
-        timeout: float | None = 0,
-        at_least: AtLeast | None = None,
-        beta: float | None = None,
         *,
         statuses: Statuses,
         worker: str | None = None,
-        current_train_step: int | None = None,
+        beta: float | None = None,
         deferred: frozenset[str] = frozenset(),
+        where: Query | None = None,
+        current_train_step: int | None = None,
+        timeout: float | None = 0,
+        at_least: AtLeast | None = None,
     ) -> DrawRequest:
         """Return the checked request of a draw. Raises InputError and QueryError.
 
@@ -63,14 +73,14 @@ class DrawRequest:
         draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred)
         return cls(draw, patience, exponent)
 
-    @traced("replaybuf.take", spans.of_draw, spans.of_drawn)
+    @traced("replaybuf.take", spans.of_call, spans.of_drawn)
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Take the groups and return them by task. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
-    @traced("replaybuf.lease", spans.of_draw, spans.of_leased)
+    @traced("replaybuf.lease", spans.of_call, spans.of_leased)
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
         """Lease the groups. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))

@@ -138,7 +138,7 @@ class Lease(Generic[R]):
     def __init__(
         self, storage: SQLStorage, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True
     ) -> None:
-        self._storage = storage
+        self.storage = storage
         self._putting = putting
         self._leased = leased
         self.seconds = seconds
@@ -207,7 +207,7 @@ class Lease(Generic[R]):
         """
         return self._lost
 
-    @traced("replaybuf.acknowledge", spans.of_settling)
+    @traced("replaybuf.acknowledge", spans.of_call)
     async def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
         """Mark these groups, or all open ones, as consumed: they are removed, or kept for their next draw.
 
@@ -227,10 +227,10 @@ class Lease(Generic[R]):
         chosen, leased = self._chosen(uids), self._leased
         if train_step is not None:
             leased = replace(leased, named_step=check_train_step(train_step, "train_step"))
-        await self._storage.acknowledge(leased, chosen)
+        await self.storage.acknowledge(leased, chosen)
         self._settle(chosen)
 
-    @traced("replaybuf.finish", spans.of_result, spans.of_uid)
+    @traced("replaybuf.finish", spans.of_call, spans.of_uid)
     async def finish(
         self,
         items: Sequence[R],
@@ -253,7 +253,7 @@ class Lease(Generic[R]):
             self._settle(chosen)
         return uid
 
-    @traced("replaybuf.save", spans.of_result, spans.of_uid)
+    @traced("replaybuf.save", spans.of_call, spans.of_uid)
     async def save(
         self, items: Sequence[R], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
     ) -> int | None:
@@ -277,7 +277,7 @@ class Lease(Generic[R]):
             self._settle(chosen)
         return uid
 
-    @traced("replaybuf.give_back", spans.of_settling)
+    @traced("replaybuf.give_back", spans.of_call)
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
         """Release these groups, or all open ones, to be drawn again in their old order. Return the number still held.
 
@@ -304,7 +304,7 @@ class Lease(Generic[R]):
             await self.give_back(failed=failed)
 
     async def _give_back(self, chosen: Sequence[int], reason: str | None) -> int:
-        count = await self._storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
+        count = await self.storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
         self._settle(chosen)
         self._given_back += len(chosen)
         return count
@@ -328,7 +328,7 @@ class Lease(Generic[R]):
     async def _extend(self, seconds: float) -> None:
         leased, chosen = self._leased, sorted(self._open)
         if chosen:
-            until = await self._storage.extend(leased, chosen, seconds)
+            until = await self.storage.extend(leased, chosen, seconds)
             self._leased = replace(leased, until=until)
 
     def _chosen(self, uids: Iterable[int] | None, what: str = "uids") -> list[int]:

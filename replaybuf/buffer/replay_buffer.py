@@ -2,41 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic, Unpack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
+from replaybuf import notebook
 from replaybuf.buffer import spans
-from replaybuf.buffer.copies import BufferCopies
-from replaybuf.buffer.drawing import AtLeast, DrawRequest
+from replaybuf.buffer.copies import OrderBy, SavedPayloads, Selection, snapshot_file
+from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
+from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
 from replaybuf.buffer.task_names import TaskNames
+from replaybuf.buffer.waits import Waits
 from replaybuf.cancellation import to_its_end
 from replaybuf.checks import (
+    ENTERED_ASYNC,
     Tags,
     check_by_task,
+    check_folder,
+    check_keep,
+    check_limit,
     check_list,
     check_priorities,
     check_priority,
     check_seconds,
+    check_source,
     check_step,
     check_tags,
+    check_task_name,
+    check_whole,
 )
-from replaybuf.errors import InputError, ReplayBufError
-from replaybuf.query import Query
+from replaybuf.errors import ClosedError, InputError, ReplayBufError, SnapshotError, StorageError
+from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_dataset, to_pandas
+from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
+from replaybuf.files.importing import Imported, ImportOptions, import_from
+from replaybuf.files.sources import RolloutFile
+from replaybuf.progress import OnProgress
+from replaybuf.query import Node, Query, parse
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.diagnosis import Diagnosis
+from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.policies import ReplayPolicy, parse_order
+from replaybuf.rules.transitions import Tally, levels, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import (
     KEEP_CHECKPOINTS,
     LEASE_SECONDS,
     UNSET,
     Changes,
+    Checkpoint,
     Leased,
     R,
     Refresh,
@@ -45,9 +68,13 @@ from replaybuf.storage.values import (
     check_database,
 )
 from replaybuf.tracing import traced
+from replaybuf.worker_name import check_worker, worker_name, working_as
+
+#: A status as it was given.
+S = TypeVar("S", bound=StatusLike)
 
 
-class ReplayBuffer(BufferCopies[R], Generic[R]):
+class ReplayBuffer(Generic[R]):
     """Holds groups of rollouts between generation and training. `R` is the class of the rollouts, for type checkers.
 
     Opens its storage at first use. Every coroutine may be called from any event loop and is safe to cancel: either the
@@ -64,16 +91,90 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         free_object_refs: bool = False,
         worker: str | None = None,
     ) -> None:
-        super().__init__(storage, rollout_type, keep_checkpoints, worker)
+        self.storage = storage
+        self.rollout_type = rollout_type
+        self._keep_checkpoints = check_keep(keep_checkpoints)
+        self._worker = None if worker is None else check_worker(worker)
+        self.waits = Waits(storage, self._check_open, lambda: self.worker)
         self.putting = Putting(
             storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs, worker=self._worker
         )
         self.cursors = Cursors(self.putting)
         self.task_names = TaskNames(storage)
+        self._meter = Meter()
+        self._closed = False
+        self._pid = os.getpid()
+
+    @property
+    def policy(self) -> ReplayPolicy:
+        """The policy by which groups are drawn."""
+        return self.storage.rules.sampler
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a task: its number of groups, the draws of each group, and their rate."""
+        return self.storage.rules.limits
+
+    @property
+    def durable(self) -> bool:
+        """Whether groups outlive this process, and other processes can open the same buffer."""
+        return self.storage.durable
+
+    @property
+    def worker(self) -> str:
+        """The worker name recorded with puts and draws: that of `working_as`, else the config's, else "host:pid"."""
+        return worker_name(self._worker)
+
+    if not TYPE_CHECKING:
+        __enter__ = __exit__ = ENTERED_ASYNC
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        try:
+            await self.storage.open()
+        except BaseException:
+            await self.close()  # `__aexit__` isn't called
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Commit the pending puts, end all waits with ClosedError, and release the database. Idempotent."""
+        self._closed = True
+        await self.storage.close()
+
+    def __reduce__(self) -> str:
+        raise InputError(reason="not picklable")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the groups by task and status for notebooks. Blocks for the time of one query."""
+        if self._closed:
+            return notebook.table(f"{self!r}, closed", (), ())
+        groups: dict[tuple[str, Status], list[int]] = {}
+        for (task, status, tally), n in sorted(self.storage.places().items()):
+            groups.setdefault((task, status), [0, 0])[tally == Tally.LEASED] = n
+        rows = [(task, str(status), *numbers) for (task, status), numbers in groups.items()]
+        return notebook.table(repr(self), ("task", "status", "groups", "leased"), rows)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty buffer: `if buffer:` tests for None."""
+        return True
+
+    def __len__(self) -> int:
+        """Return the number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
+        self._check_open()
+        return len(self.storage)
 
     # Putting
 
-    @traced("replaybuf.put", spans.of_put, spans.of_uid)
+    @traced("replaybuf.put", spans.of_call, spans.of_uid)
     async def put(
         self,
         items: Sequence[R],
@@ -151,31 +252,22 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         batch_size: int,
         task_name: str,
         group_status: StatusLike = Status.COMPLETED,
-        *,
-        where: Query | None = None,
-        current_train_step: int | None = None,
-        timeout: float | None = 0,
-        at_least: AtLeast | None = None,
+        **options: Unpack[DrawOptions],
     ) -> list[list[R]]:
         """Take up to `batch_size` groups of a task in the policy's order, and remove them from the buffer.
 
         The same as `take_batch` for one task: with a timeout it waits for `batch_size` groups, or for `at_least`. A
         size of 0 or less gives an empty list.
         """
-        sizes = {task_name: batch_size}
-        request = self._request(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
-        taken = await request.take(self.storage, self.waits)
-        return [item.item for item in taken.get(task_name, [])]
+        batch, _ = await self.take_batch({task_name: batch_size}, group_status=group_status, **options)
+        return batch.get(task_name, [])
 
     async def take_batch(
         self,
         sizes: Mapping[str, int],
         *,
         group_status: StatusLike = Status.COMPLETED,
-        where: Query | None = None,
-        current_train_step: int | None = None,
-        timeout: float | None = 0,
-        at_least: AtLeast | None = None,
+        **options: Unpack[DrawOptions],
     ) -> tuple[dict[str, list[list[R]]], dict[str, int]]:
         """Take `sizes[task]` groups of each task in one transaction. Return the groups and their number, by task.
 
@@ -193,8 +285,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         `current_train_step` is the train step of this batch, recorded with the draw (the view `batches`) and with kept
         groups (`trained_step`); default: the step of the last refresh.
         """
-        request = self._request(sizes, group_status, where, timeout, at_least, train_step=current_train_step)
-        taken = await request.take(self.storage, self.waits)
+        taken = await self._request(sizes, group_status, **options).take(self.storage, self.waits)
         batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
         return batch, {task_name: len(groups) for task_name, groups in batch.items()}
 
@@ -203,11 +294,8 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         sizes: Mapping[str, int],
         *,
         group_status: StatusLike = Status.COMPLETED,
-        where: Query | None = None,
-        current_train_step: int | None = None,
-        timeout: float | None = 0,
-        at_least: AtLeast | None = None,
         beta: float | None = None,
+        **options: Unpack[DrawOptions],
     ) -> dict[str, list[StorageItem[R]]]:
         """Take groups as `take_batch` does, with their metadata: `uid`, `priority`, `times_sampled`, and so on.
 
@@ -216,22 +304,18 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         2016). p is priority / sum of priorities for prioritized draws and 1/N otherwise. Groups of priority 0 are drawn
         after all others, with p = 1/N0, N0 being their number. This reads the priorities of all groups of the task.
         """
-        request = self._request(sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step)
-        return await request.take(self.storage, self.waits)
+        return await self._request(sizes, group_status, beta=beta, **options).take(self.storage, self.waits)
 
     def lease_batch(
         self,
         sizes: Mapping[str, int],
         *,
         group_status: StatusLike = Status.COMPLETED,
-        where: Query | None = None,
-        current_train_step: int | None = None,
-        timeout: float | None = 0,
-        at_least: AtLeast | None = None,
         beta: float | None = None,
         seconds: float = LEASE_SECONDS,
         heartbeat: bool = True,
         deferred: Iterable[str] = (),
+        **options: Unpack[DrawOptions],
     ) -> Leasing[R]:
         """Draw groups as `sample` does, but only hide them until the lease is acknowledged.
 
@@ -250,9 +334,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
         later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
-        request = self._request(
-            sizes, group_status, where, timeout, at_least, beta, train_step=current_train_step, deferred=later
-        )
+        request = self._request(sizes, group_status, beta=beta, deferred=later, **options)
         duration = check_seconds(seconds, "seconds")
         storage = self.storage
 
@@ -283,7 +365,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         where: Query | None = None,
     ) -> bool:
         """Return whether `sizes[task]` groups with the status could be drawn of every task."""
-        return await self.waits.ready(self._request(sizes, group_status, where, at_least=sizes).draw)
+        return await self.waits.ready(self._request(sizes, group_status, where=where, at_least=sizes).draw)
 
     async def wait_ready(
         self,
@@ -297,7 +379,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
 
         Raises NotReadyError (a TimeoutError), with what is missing, after `timeout` seconds (None: never).
         """
-        request = self._request(sizes, group_status, where, timeout, at_least=sizes)
+        request = self._request(sizes, group_status, where=where, timeout=timeout, at_least=sizes)
         await self.waits.until_ready(request.draw, time.monotonic() + request.patience, request.patience)
 
     async def why(
@@ -312,31 +394,21 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         Nothing is taken. The sentence names what is missing and a remedy; the facts have the numbers: available and
         leased groups, the limit that blocks, workers without a heartbeat. Raises FencedError.
         """
-        return await self.waits.why_not(self._request(sizes, group_status, where, at_least=sizes).draw)
+        return await self.waits.why_not(self._request(sizes, group_status, where=where, at_least=sizes).draw)
 
     def _request(
         self,
         sizes: Mapping[str, int],
         group_status: StatusLike,
-        where: Query | None,
-        timeout: float | None = 0,
-        at_least: AtLeast | None = None,
+        *,
         beta: float | None = None,
-        train_step: int | None = None,
         deferred: frozenset[str] = frozenset(),
+        **options: Unpack[DrawOptions],
     ) -> DrawRequest:
         self._check_open()
+        statuses = self.rollout_type.statuses
         return DrawRequest.checked(
-            sizes,
-            group_status,
-            where,
-            timeout,
-            at_least,
-            beta,
-            statuses=self.rollout_type.statuses,
-            worker=self.worker,
-            current_train_step=train_step,
-            deferred=deferred,
+            sizes, group_status, statuses=statuses, worker=self.worker, beta=beta, deferred=deferred, **options
         )
 
     # Changing
@@ -373,7 +445,7 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
-    @traced("replaybuf.refresh_staleness", spans.of_refresh, spans.of_expired)
+    @traced("replaybuf.refresh_staleness", spans.of_call, spans.of_expired)
     async def refresh_staleness(
         self,
         *,
@@ -418,3 +490,289 @@ class ReplayBuffer(BufferCopies[R], Generic[R]):
         with suppress(ReplayBufError):  # the refresh is committed, whatever becomes of the warning
             await self.task_names.check(rules, "refresh_staleness")
         return expired
+
+    # Counting and reading
+
+    async def count(self, task_name: str, group_status: StatusLike) -> int:
+        """Return the number of groups of a task with this status."""
+        self._check_open()
+        lane = (check_task_name(task_name), self.rollout_type.statuses.check(group_status))
+        return sizes_of(await self.storage.tallies()).get(lane, 0)
+
+    async def count_statuses(self, tasks: Iterable[str], statuses: Iterable[S]) -> dict[str, dict[S, int]]:
+        """Return the number of groups of each task and status, by the statuses as they were given."""
+        self._check_open()
+        tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
+        wanted = {status: self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")}
+        counts = sizes_of(await self.storage.tallies())
+        return {task: {given: counts.get((task, status), 0) for given, status in wanted.items()} for task in tasks}
+
+    async def count_where(self, query: Query) -> int:
+        """Return the number of groups that match a query."""
+        self._check_open()
+        return await self.storage.count(self._parsed(query))
+
+    async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
+        """Return all counts by task and status, as of one moment; counts that never changed are missing, or 0."""
+        self._check_open()
+        return await self.storage.tallies()
+
+    async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
+        """Return the counts of each task that `limits` depend on, as of one moment."""
+        names = [check_task_name(task) for task in check_list(tasks, "tasks")]
+        return levels(await self.tallies(), names)
+
+    async def dropped(self, task_name: str) -> int:
+        """Return how many groups of a task have been dropped so far because they expired and weren't retryable."""
+        self._check_open()
+        task = check_task_name(task_name)
+        tallies = await self.storage.tallies()
+        return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
+
+    async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
+        """Return counts of groups, as a plain dict with stable names (`replaybuf.buffer.metrics` can flatten it).
+
+        `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning, over
+        all processes: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
+        `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`, `taken_unfinished` (draws
+        of groups that aren't completed, which `sampled_new`, `sampled_again` and `taken` leave out); some also as rates
+        since the last call (`put_per_second`, ...; 0 at the first). `distributions` adds those of `staleness` and
+        `times_sampled` among the completed groups, which reads the metadata of all of them. `waits` are those of this
+        buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
+        """
+        self._check_open()
+        return await self._meter.read(self.storage, self.waits, distributions=distributions)
+
+    def find(
+        self,
+        query: Query,
+        *,
+        order_by: OrderBy = None,
+        limit: int | None = None,
+        deferred: Iterable[str] = (),
+        payloads: bool = True,
+    ) -> AsyncIterator[StorageItem[R]]:
+        """Yield the groups that match as `StorageItem`s, without consuming them.
+
+        `order_by` is one field or several, with a leading "-" for descending; insertion order breaks ties. Groups
+        removed meanwhile are left out. A group that can't be decoded has an empty `item` and the reason in `error`.
+        Raises QueryError.
+
+        `ArrayHandle`s take the place of the arrays and tensors in the fields `deferred` of the rollouts. They are valid
+        as long as the group is in the buffer.
+
+        With `payloads=False` only the metadata is read, and each `item` is empty.
+        """
+        self._check_open()
+        later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
+        order, most = parse_order(order_by), check_limit(limit)
+        return self.storage.find(self._parsed(query), order=order, limit=most, deferred=later, payloads=payloads)
+
+    async def check_fence(self) -> None:
+        """Raise FencedError if another process has restored the buffer since it was opened here."""
+        self._check_open()
+        await self.waits.check_fence()
+
+    def _parsed(self, query: Query) -> Node:
+        return parse(query, self.rollout_type.statuses)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError
+        if not self.storage.durable and os.getpid() != self._pid:
+            raise StorageError(reason="forked")
+
+    # Files
+
+    async def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        exact: bool = False,
+        force: bool = False,
+        progress: OnProgress | None = None,
+        **selection: Unpack[Selection],
+    ) -> Exported:
+        """Write groups to a file, without consuming them: JSONL (.jsonl, .jsonl.gz) or Parquet.
+
+        A row is a rollout, with its group's metadata and all its fields, of any class. Their values are JSON's or
+        Parquet's; the result's `warnings` name those that are text. With `exact` the groups' payloads are there, too,
+        and an import gives the same rollouts. The groups are those that match `where` when the export begins; groups
+        removed before they are read are left out and counted. Memory use is bounded.
+
+        The file gets its name when it is complete. An existing one is replaced only with `force`. Raises FileError,
+        StorageError, AccessError, QueryError and, for Parquet, MissingDriverError without pyarrow. `progress` is called
+        as in `save`.
+        """
+        chosen = self._chosen(exact=exact, **selection)
+        return await export_file(self.storage, chosen, check_folder(path), force=force, progress=progress)
+
+    async def to_pandas(
+        self,
+        **selection: Unpack[Selection],
+    ) -> Any:
+        """Return groups as a pandas DataFrame with the rows of `export`; all of them are in memory. Needs pandas."""
+        return await to_pandas(self.storage, self._chosen(**selection))
+
+    async def to_dataset(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        progress: OnProgress | None = None,
+        **selection: Unpack[Selection],
+    ) -> Any:
+        """Return groups as a Hugging Face `datasets.Dataset`, which reads its rows lazily from `folder`.
+
+        The folder gets `rollouts.parquet`, as `export` writes it, and what datasets makes of it, and may be deleted
+        after the dataset. Needs the packages datasets and pyarrow. Raises the errors of `export`.
+        """
+        return await to_dataset(self.storage, self._chosen(**selection), check_folder(folder), progress)
+
+    async def import_from(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        dry_run: bool = False,
+        task: str | None = None,
+        status: StatusLike | None = None,
+        fields: Mapping[str, str] | None = None,
+        as_task: str | None = None,
+        as_status: StatusLike | None = None,
+        key: str | None = None,
+        as_they_are: bool = False,
+        partial: bool = False,
+        again: bool = False,
+        progress: OnProgress | None = None,
+    ) -> Imported:
+        """Put the groups of a file, each exactly once: an export of ours, or others' rows.
+
+        The file is read to its end first, and nothing of an invalid one is put. Then groups are put in batches; an
+        import that failed, was cancelled or killed continues there when it is repeated, and groups that were imported
+        before are skipped, unless `again`. With `dry_run` the result only says what would be put. The result's
+        `found.warnings` name likely mistakes: no responses, rows of a prompt that are apart.
+
+        `task` and `status` restrict the import to matching groups. In others' rows, `fields` are the columns of our
+        fields ({"response": "completion"}), `as_task` is the task of rows that don't name one, `as_status` the status
+        of all, and `key` the column with the group's key; `as_they_are` keeps unknown columns as fields, for rollouts
+        that are dicts. `partial` puts the complete groups of a truncated file.
+
+        The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
+        called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
+        FileError with the position of a fault in the file, FileError, AccessError, InputError,
+        ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
+        """
+        self._check_open()
+        check = self.rollout_type.statuses.check
+        statuses = [None if one is None else check(one) for one in (status, as_status)]
+        cls, names = self.rollout_type.cls, self.rollout_type.names
+        known = None if issubclass(cls, dict) else FIELDS | names
+        mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
+        wanted = ImportOptions(task, statuses[0], partial, again, dry_run)
+        file = RolloutFile(check_source(source), mapped)
+        with working_as(self.worker):
+            return await import_from(self.storage, file, wanted, progress)
+
+    def _chosen(
+        self, *, where: Query | None = None, order_by: OrderBy = None, limit: int | None = None, exact: bool = False
+    ) -> ExportQuery:
+        self._check_open()
+        query = self._parsed({} if where is None else where)
+        return ExportQuery(query, parse_order(order_by), check_limit(limit), bool(exact))
+
+    # Checkpoints
+
+    @traced("replaybuf.checkpoint", spans.of_call, spans.of_checkpoint)
+    async def checkpoint(self, step: int) -> Checkpoint:
+        """Make a checkpoint of the buffer, for a `restore` to this train step; call this when the weights are saved.
+
+        Only metadata is copied, not payloads: some milliseconds for 10,000 groups of any size. Leased groups are
+        included as if they were given back: acknowledge a batch before the checkpoint of its step. Cursors of prompt
+        ledgers are included. A checkpoint of the same step is replaced. The last `keep_checkpoints` are kept (a setting
+        of the config; default 3). Their payloads take space until they are dropped.
+        """
+        self._check_open()
+        return await self.storage.checkpoint(check_whole(check_step(step, "step"), "step"), self._keep_checkpoints)
+
+    @traced("replaybuf.restore", spans.of_call, spans.of_checkpoint)
+    async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
+        """Restore the buffer exactly as it was at the checkpoint of this train step, in one transaction.
+
+        Groups taken since are back, with their order, staleness, priority, number of draws, status and tags. Groups put
+        since are removed. Draws with a seed continue as they did from there. Raises CheckpointError if there is no
+        checkpoint of this step.
+
+        With `keep_new`, groups put since are kept, as if they had not been drawn, and the cursors of prompt ledgers
+        aren't moved. Groups that were put and taken since are back only if they were archived.
+
+        All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
+        waits and acknowledgements raise FencedError until they build the buffer anew.
+        """
+        self._check_open()
+        return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Return the step checkpoints, in the order in which they were made."""
+        self._check_open()
+        return await self.storage.checkpoints()
+
+    async def drop_checkpoint(self, step: int) -> None:
+        """Drop the checkpoint of this train step, and the payloads that only it needs. Raises CheckpointError."""
+        self._check_open()
+        await self.storage.drop_checkpoint(check_step(step, "step"))
+
+    # Snapshots
+
+    async def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        payloads: SavedPayloads = "copy",
+        progress: OnProgress | None = None,
+    ) -> Path:
+        """Write a self-contained snapshot into the folder `path`, without stopping writers. Return its file.
+
+        Payloads outside the database (`payloads` in the config) are in the snapshot, too. With `payloads="keep"` the
+        snapshot only refers to them: it is small and quickly made, to move a stopped run to another database. It
+        doesn't retain them, and is valid until the run continues, since groups are then removed, and kept ones may move
+        to other files. `resume` copies them, or refuses.
+
+        The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
+        beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
+        the caller's, and must not block. An exception from it ends the save, and nothing is written.
+        """
+        self._check_open()
+        if payloads not in ("copy", "keep"):
+            raise InputError(f"payloads must be 'copy' or 'keep', not {payloads!r:.100}")
+        folder = check_folder(path)
+        file = await asyncio.to_thread(snapshot_file, folder, make=True)
+        about = {"policy": self.policy.name}
+        await self.storage.save(str(file), about, progress, whole=payloads == "copy")
+        return file
+
+    async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
+        """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
+
+        Large payloads are copied to the place of this buffer's payloads, whether the snapshot includes or refers to
+        them; the buffer depends on neither afterwards.
+
+        Raises SnapshotError if the buffer isn't empty, and SnapshotError or StorageError if
+        the snapshot is of another policy or schema, SnapshotError if it is damaged, truncated, or refers to deleted
+        payloads, and PayloadStoreError if their place can't be reached. `progress` is called as in `save`.
+        """
+        self._check_open()
+        folder = check_folder(path)
+        file = await asyncio.to_thread(snapshot_file, folder)
+        await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a dict with the content of a snapshot file, for frameworks that want one. Blocks; `save` doesn't."""
+        self._check_open()
+        return {"snapshot": self.storage.snapshot({"policy": self.policy.name})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a dict from `state_dict` into this buffer, which must be empty. Blocks. Errors are those of `resume`."""
+        self._check_open()
+        snapshot = state.get("snapshot") if isinstance(state, Mapping) else None
+        if not isinstance(snapshot, bytes):
+            raise SnapshotError("expected a dict from ReplayBuffer.state_dict()", reason="mismatch")
+        self.storage.load_snapshot(snapshot, {"policy": self.policy.name})

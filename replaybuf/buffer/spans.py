@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.tracing import Attributes
 
 if TYPE_CHECKING:
-    from replaybuf.buffer.drawing import DrawRequest
-    from replaybuf.buffer.lease import Lease
-    from replaybuf.buffer.reader import BufferReader
-    from replaybuf.storage.sql.backend import SQLStorage
     from replaybuf.storage.values import Checkpoint, Leased
 
+#: The attribute of each argument, and how its value is made.
+_ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "task_name": ("task", str),
+    "items": ("rollouts", len),
+    "model_step": ("model_step", int),
+    "current_train_step": ("train_step", int),
+    "train_step": ("train_step", int),
+    "step": ("train_step", int),
+    "keep_new": ("keep_new", bool),
+    "task_stale_thresholds": ("tasks", list),
+    "failed": ("failed", bool),
+}
 
-def of_put(
-    self: BufferReader[Any],
-    items: Sequence[Any],
-    task_name: str,
-    *,
-    model_step: int | None = None,
-    current_train_step: int | None = None,
-    **_: Any,
-) -> Attributes:
-    return {
-        **_of(self.storage),
-        "task": task_name,
-        "rollouts": len(items),
-        "model_step": model_step,
-        "train_step": current_train_step,
-    }
+
+def of_call(given: Mapping[str, Any]) -> Attributes:
+    """Return the attributes of a call of a buffer, a lease or a draw, by its arguments."""
+    me, arguments = given["self"], {**given, **given.get("options", {})}
+    storage = arguments.get("storage")  # an empty one is false
+    made: dict[str, Any] = {"buffer": (me.storage if storage is None else storage).name}
+    for name, (called, convert) in _ARGUMENTS.items():
+        if arguments.get(name) is not None:
+            made[called] = convert(arguments[name])
+    if (token := getattr(me, "token", None)) is not None:
+        made["lease"] = token
+    if "uids" in arguments:
+        chosen = me.open if arguments["uids"] is None else arguments["uids"]
+        made["groups"] = len(chosen) if hasattr(chosen, "__len__") else None
+    if (draw := getattr(me, "draw", None)) is not None:
+        made |= {"tasks": list(draw.sizes), "sizes": list(draw.sizes.values()), "status": str(draw.status)}
+        made |= {"queried": draw.where is not None, "train_step": draw.train_step, "worker": draw.worker}
+    return made
 
 
 def of_uid(uid: int | None) -> Attributes:
     return {"uid": uid, "stored": uid is not None}
-
-
-def of_draw(self: DrawRequest, storage: SQLStorage, waits: object, seconds: float | None = None) -> Attributes:
-    draw = self.draw
-    return {
-        **_of(storage),
-        "tasks": list(draw.sizes),
-        "sizes": list(draw.sizes.values()),
-        "status": str(draw.status),
-        "queried": draw.where is not None,
-        "train_step": draw.train_step,
-        "worker": draw.worker,
-    }
 
 
 def of_drawn(drawn: Mapping[str, Sequence[Any]]) -> Attributes:
@@ -63,47 +60,9 @@ def of_leased(leased: Leased) -> Attributes:
     return {**of_drawn(leased.items), "lease": leased.token}
 
 
-def of_settling(
-    self: Lease[Any], uids: Iterable[int] | None = None, *, failed: str | None = None, train_step: int | None = None
-) -> Attributes:
-    chosen = self.open if uids is None else uids
-    groups = len(chosen) if isinstance(chosen, Sized) else None
-    return {
-        **_of(self._storage),
-        "lease": self.token,
-        "groups": groups,
-        "failed": failed is not None,
-        "train_step": train_step,
-    }
-
-
-def of_result(
-    self: Lease[Any], items: Sequence[Any], task_name: str, *, replaces: Iterable[int], **_: Any
-) -> Attributes:
-    return {**_of(self._storage), "lease": self.token, "task": task_name, "rollouts": len(items)}
-
-
-def of_refresh(
-    self: BufferReader[Any], *, task_stale_thresholds: Mapping[str, Any], current_train_step: int, **_: Any
-) -> Attributes:
-    return {**_of(self.storage), "tasks": list(task_stale_thresholds), "train_step": current_train_step}
-
-
 def of_expired(expired: Mapping[str, int]) -> Attributes:
     return {"expired": sum(expired.values())}
 
 
-def of_step(self: BufferReader[Any], step: int) -> Attributes:
-    return {**_of(self.storage), "train_step": step}
-
-
-def of_restore(self: BufferReader[Any], step: int, *, keep_new: bool = False) -> Attributes:
-    return {**of_step(self, step), "keep_new": keep_new}
-
-
 def of_checkpoint(made: Checkpoint) -> Attributes:
     return {"groups": made.groups}
-
-
-def _of(storage: Any) -> Attributes:
-    return {"buffer": storage.name}

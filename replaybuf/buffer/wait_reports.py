@@ -23,31 +23,6 @@ _FLUSH_SECONDS = 2.0
 _logger = logging.getLogger("replaybuf.waits")
 
 
-class WaitLog:
-    """The warnings of one wait in the log, one every REPORT_SECONDS, each beginning with `what`."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._began = time.monotonic()
-        self._next = self._began + REPORT_SECONDS
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a warning."""
-        return time.monotonic() >= self._next
-
-    @property
-    def pause(self) -> float:
-        """The seconds until the next warning."""
-        return max(0.0, self._next - time.monotonic())
-
-    def add(self, missing: str) -> None:
-        """Log a warning with the reason of the wait."""
-        now = time.monotonic()
-        self._next = now + REPORT_SECONDS
-        _logger.warning("%s for %.0f s: %s", self._what, now - self._began, missing)
-
-
 class WaitReport:
     """One wait of a worker, in the log and in the view `waiters`. A wait of less than `SHOW_SECONDS` isn't reported.
 
@@ -56,11 +31,12 @@ class WaitReport:
 
     def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Callable[[], Wait]) -> None:
         self._storage = storage
-        self._log = WaitLog(what)
+        self._what = what
+        self._began = time.monotonic()
+        self._log_at, self._show_at = self._began + REPORT_SECONDS, self._began + SHOW_SECONDS
         self._worker = worker
         self._wait = wait
         self._shown: Waiting | None = None
-        self._next = time.monotonic() + SHOW_SECONDS
 
     @property
     def wait(self) -> Wait:
@@ -68,22 +44,24 @@ class WaitReport:
         return self._wait()
 
     @property
-    def due(self) -> bool:
-        """Whether it is time for an `update`."""
-        return self._log.due or time.monotonic() >= self._next
+    def pause(self) -> float:
+        """The seconds until the next `update` is due; 0 if it is."""
+        return max(0.0, min(self._log_at, self._show_at) - time.monotonic())
 
     @property
-    def pause(self) -> float:
-        """The seconds until the next update is due."""
-        return min(self._log.pause, max(0.0, self._next - time.monotonic()))
+    def due(self) -> bool:
+        """Whether it is time for an `update`."""
+        return not self.pause
 
     def update(self, reason: str, numbers: str = "") -> None:
         """Report the reason why the wait isn't over; the log gets the sentence with `numbers`."""
-        if self._log.due:
-            self._log.add(numbers or reason)
-        if time.monotonic() < self._next:
+        now = time.monotonic()
+        if now >= self._log_at:
+            self._log_at = now + REPORT_SECONDS
+            _logger.warning("%s for %.0f s: %s", self._what, now - self._began, numbers or reason)
+        if now < self._show_at:
             return
-        self._next = time.monotonic() + REASON_SECONDS
+        self._show_at = now + REASON_SECONDS
         if self._shown is not None:
             self._shown.wait, self._shown.reason = self.wait, reason
         else:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -28,15 +28,13 @@ from replaybuf.cli.app import (
     on_storage,
     option,
     read_limit,
-    read_size,
     status_of,
-    url_and,
     with_bar,
 )
 from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.errors import InputError
-from replaybuf.files.exporting import AS_STORED, Exported, ExportQuery, export_files, export_lines
+from replaybuf.files.exporting import AS_STORED, Exported, ExportQuery, export_file, export_lines
 from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile, is_sqlite
@@ -48,28 +46,20 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns
 
-_ToFile = Annotated[
-    str | None, argument("FILE", "NAME.jsonl (.gz, .zst), NAME.parquet, NAME.arrow; - for JSONL on stdout.")
-]
+_ToFile = Annotated[str, argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
 _UNREADABLE_SHOWN = 5
 
 
 def export(
     url: Url,
     output: Out = TEXT,
-    file: _ToFile = None,
+    file: _ToFile = "",
     where: Where = None,
     buffer: OneBuffer = None,
     task: OfTask = None,
     status: OfStatus = None,
     order_by: OrderBy = None,
     limit: Limit = "all",
-    rows: Annotated[
-        Literal["rollouts", "groups"], option("--rows", "A row is one of the rollouts or groups.", metavar="KIND")
-    ] = "rollouts",
-    max_bytes: Annotated[
-        str | None, option("--max-bytes", "Begin another file from this size on: 500M, 1G.", metavar="SIZE")
-    ] = None,
     exact: Annotated[bool, option("--exact", "With the payloads, by which an import gives the same values.")] = False,
     force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
 ) -> None:
@@ -82,13 +72,11 @@ def export(
     \b
     Examples:
       replaybuf export run.db rollouts.jsonl
-      replaybuf export run.db good.parquet --where '{"reward": {"$gte": 0.9}}' --rows groups
-      replaybuf export postgresql://rl@db/run7 rollouts.jsonl.zst --task math --max-bytes 1G
+      replaybuf export run.db good.parquet --where '{"reward": {"$gte": 0.9}}'
+      replaybuf export postgresql://rl@db/run7 rollouts.jsonl.gz --task math
       replaybuf export run.db - --limit 1 | jq .response
     """
-    url, file = url_and(url, file, "FILE")
-    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit), rows, exact)
-    size = None if max_bytes is None else read_size(max_bytes, "--max-bytes")
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit), exact)
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
     if task is not None and task not in reader.read(lambda tx: tasks_of(tx, name)):
@@ -97,7 +85,7 @@ def export(
     async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
         if file == "-":
             return await export_lines(storage, chosen, sys.stdout.buffer, tell)
-        return await export_files(storage, chosen, Path(file), max_bytes=size, force=force, progress=tell)
+        return await export_file(storage, chosen, Path(file), force=force, progress=tell)
 
     def run(tell: OnProgress) -> Exported:
         read_only = opens_read_only(reader)
@@ -119,14 +107,11 @@ def export(
     else:
         counts = {"groups": done.groups, "rollouts": done.rollouts, "left": done.left}
         counts["unreadable"] = len(done.unreadable)
-        files = [
-            {"url": reader.where, "buffer": name, "file": str(path), **counts, "bytes": path.stat().st_size}
-            for path in done.files
-        ]
-        output.rows(files, columns("buffer", "file", "groups", "rollouts", "bytes"))
+        row = {"url": reader.where, "buffer": name, "file": file, **counts, "bytes": done.bytes}
+        output.rows([row], columns("buffer", "file", "groups", "rollouts", "bytes"))
 
 
-_FromFile = Annotated[str | None, argument("FILE", "JSONL, Parquet or Arrow; - for JSONL on stdin.")]
+_FromFile = Annotated[str, argument("FILE", "JSONL or Parquet; - for JSONL on stdin.")]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
 ]
@@ -135,7 +120,7 @@ _Imported = Annotated[
 def import_(
     url: Url,
     output: Out = TEXT,
-    file: _FromFile = None,
+    file: _FromFile = "",
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,
     task: OfTask = None,
@@ -171,7 +156,6 @@ def import_(
       replaybuf import run.db completions.parquet --as-task math --field response=completion
       zcat old.jsonl.gz | replaybuf import run.db -
     """
-    url, file = url_and(url, file, "FILE")
     wanted = ImportOptions(task, status_of(status), partial, again, dry_run)
     mapped = ColumnMapping(_fields(field), as_task, status_of(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT

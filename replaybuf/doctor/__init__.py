@@ -1,6 +1,6 @@
 """`replaybuf doctor`: finds what is wrong with a database, and repairs what can be repaired.
 
-A module `check_...` for each area has its SQL queries and findings, `repairs` the repairs.
+A module `check_...` for each area has its checks, each with its queries, findings and repairs; `examine` runs them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from replaybuf import units
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
 
 
 class Severity(StrEnum):
@@ -47,23 +48,28 @@ class CheckContext:
     path: Path | None = None  # of a SQLite file
     quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
-    damaged: dict[int, str] = field(default_factory=dict)  # why a payload can't be read, by uid
+    damaged: set[int] = field(default_factory=set)  # uids of groups with an unreadable payload or text
     out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
     unnamed: dict[int, list[int]] = field(default_factory=dict)  # files without a row, by number of the place
     nobodys: dict[int, list[int]] = field(default_factory=dict)  # those that can be deleted
 
 
+#: Repairs what is safe to repair in an exclusive write transaction, and returns what it did. It determines the damage
+#: again, because that may have changed since the check.
+Repair = Callable[[Transaction, CheckContext], Sequence[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: `find` runs in one read transaction, `alone` opens as many as it needs."""
+    """One check, and its repairs, each of which has a transaction of its own.
+
+    `find` runs in one read transaction, `alone` opens as many as it needs.
+    """
 
     name: str
-    find: Callable[[ReadTransaction, CheckContext], Sequence[Finding]] = lambda tx, context: ()
+    find: Callable[[Transaction, CheckContext], Sequence[Finding]] = lambda tx, context: ()
+    repairs: Sequence[Repair] = ()
     alone: Callable[[Reader, CheckContext], Sequence[Finding]] | None = None
-
-    def run(self, reader: Reader, context: CheckContext) -> Sequence[Finding]:
-        """Return the findings."""
-        return self.alone(reader, context) if self.alone else reader.read_any(lambda tx: self.find(tx, context))
 
 
 def fine(text: str) -> Finding:

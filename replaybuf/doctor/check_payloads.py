@@ -1,120 +1,41 @@
-"""Checks of payloads, which are compared with their checksums, and of the texts of a SQLite file.
+"""Checks of payloads, which are compared with their checksums, and of the texts beside them.
 
-A damaged page may leave a text that is no longer UTF-8 or JSON: every query that reads it then fails. (PostgreSQL
-doesn't store such texts.)
+In SQLite a damaged page may leave a text that is no longer UTF-8 or JSON: every query that reads it then fails.
+(PostgreSQL doesn't store such texts.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
 from replaybuf.codec.payload_header import is_apart, verify
+from replaybuf.codec.stored import joined, read_tails
+from replaybuf.codec.texts import Texts
 from replaybuf.doctor import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
-from replaybuf.doctor.check_groups import FORGET, MISSING
+from replaybuf.doctor.check_groups import FORGET, set_groups_aside
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.places.store import Extent
 from replaybuf.progress import in_pieces
-from replaybuf.storage.sql.inspection.groups import rows_of
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.rollouts.marks import Marks
+from replaybuf.rollouts.outline import outline, prompt_preview
+from replaybuf.rollouts.statuses import Status
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
+from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
+from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.statements.files import count_gone
+from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.units import some
 
-if TYPE_CHECKING:
-    from replaybuf.codec.stored import Places
-
-#: The text columns by table, and whether they are JSON.
-_COLUMNS = {
-    "rb_group": {"marks": True, "tags": True, "scoped_key": True, "error": False},
-    "rb_payload": {"outline": True, "prompt": False},
-}
-
-
-class BadText(NamedTuple):
-    """A text of a group that can't be read."""
-
-    uid: int
-    table: str
-    column: str
-
-
-def unreadable(tx: ReadTransaction) -> Iterator[BadText]:
-    """Yield the texts that aren't UTF-8, or aren't JSON though they should be."""
-    for table, columns in _COLUMNS.items():
-        casts = ", ".join(f"CAST({name} AS BLOB)" for name in columns)  # the raw bytes
-        one_by_one = f"SELECT uid, {casts} FROM {table} WHERE uid BETWEEN :first AND :last ORDER BY uid"  # noqa: S608
-        for first, last in _suspicious(tx, table):
-            for uid, *values in tx.tuples(one_by_one, first=first, last=last):
-                for (name, is_json), value in zip(columns.items(), values, strict=True):
-                    if value is not None and not _is_readable(value, is_json=is_json):
-                        yield BadText(uid, table, name)
-
-
-#: The number of groups whose texts are checked by one statement.
-_AT_ONCE = 1000
-
-
-def _suspicious(tx: ReadTransaction, table: str) -> Iterator[tuple[int, int]]:
-    """Yield ranges of uids (first, last) of groups with a text that may be unreadable.
-
-    SQLite checks whether texts are JSON, and texts of many groups are decoded together. (JSON has no NUL, which SQLite
-    may treat as its end.)
-    """
-    columns = _COLUMNS[table]
-    texts = ", ".join(f"CAST(group_concat(CAST({name} AS TEXT), char(10)) AS BLOB)" for name in columns)
-    wrong = " + ".join(
-        f"coalesce(sum(NOT json_valid(CAST({name} AS TEXT))), 0)" for name, is_json in columns.items() if is_json
-    )
-    several = f"SELECT uid, {', '.join(columns)} FROM {table} WHERE uid > :after ORDER BY uid LIMIT {_AT_ONCE}"  # noqa: S608
-    statement = f"SELECT min(uid), max(uid), {wrong}, {texts} FROM ({several})"  # noqa: S608
-    [(first, last, not_json, *joined)] = tx.tuples(statement, after=-(2**63))
-    while last is not None:
-        if not_json or not all(
-            text is None or (_is_readable(text, is_json=False) and not (is_json and b"\0" in text))
-            for text, is_json in zip(joined, columns.values(), strict=True)
-        ):
-            yield first, last
-        [(first, last, not_json, *joined)] = tx.tuples(statement, after=last)
-
-
-def _is_readable(value: bytes, *, is_json: bool) -> bool:
-    try:
-        if is_json:
-            from_json(value)
-        else:
-            value.decode()
-    except ValueError:
-        return False
-    return True
-
-
-def find_texts(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check whether tags, marks, keys, previews and reasons are valid texts, and JSON where required."""
-    bad = list(unreadable(tx))
-    if not bad:
-        return [fine("all can be read")]
-    return [repairable(f"texts of {count_of(bad)} are damaged, and queries that meet them fail: {some_of(bad)}")]
-
-
-def count_of(bad: Sequence[BadText]) -> str:
-    """Return the number of groups with unreadable texts, in words."""
-    return groups(len({one.uid for one in bad}))
-
-
-def some_of(bad: Sequence[BadText]) -> str:
-    """Return some of these texts, by column and group, in words."""
-    return some([f"{one.column} of {one.uid}" for one in bad])
-
-
-TEXTS = (Check("texts", find_texts),)
-
-#: The number of payloads read with `--quick`.
+MISSING = "its payload is missing"
+#: The number of groups read with `--quick`.
 SAMPLE = 200
-
-_BATCH_BYTES = 16 * 1024 * 1024
-_BATCH_GROUPS = 2000
+_PIECE_BYTES = 16 * 1024 * 1024
+_PIECE_GROUPS = 2000
+_MENDED_AT_ONCE = 50
 
 # The groups, including those of checkpoints.
 _GROUPS = """
@@ -123,85 +44,103 @@ UNION ALL SELECT DISTINCT uid, bytes FROM rb_past p
     WHERE until IN (SELECT id FROM rb_checkpoint) AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
 ORDER BY uid"""
 
-
-def check_checksums(reader: Reader, context: CheckContext) -> list[Finding]:
-    """Read and verify payloads, in several transactions: a long one would block vacuuming and checkpoints of the WAL.
-
-    Damaged groups are recorded in `context.damaged`.
-    """
-    sizes = reader.read_any(lambda tx: tx.tuples(_GROUPS))
-    chosen = sizes[:: len(sizes) // SAMPLE + 1] if context.quick else sizes
-    damaged: dict[int, str] = {}
-    lost: list[PayloadStoreError] = []
-    done = read = 0
-    for piece in in_pieces(chosen, itemgetter(1), _BATCH_GROUPS, _BATCH_BYTES):
-        batch = [uid for uid, _ in piece]
-        there, why = _damaged(reader, batch, context.out_of_reach, lost)
-        damaged |= why
-        read += there
-        done += len(batch)
-        context.tell(done, len(chosen))
-    context.damaged |= damaged
-    what = f"{read:,} of {groups(len(sizes))}" if len(chosen) < len(sizes) else groups(read)
-    note = f" (--quick: {len(chosen):,} of {len(sizes):,} read)" if len(chosen) < len(sizes) else ""
-    findings = []
-    if lost:
-        findings.append(warning(f"arrays that are kept apart were not all checked: {lost[0]}"))
-    if damaged:
-        findings += reader.read_any(lambda tx: _findings(tx, damaged, note))
-    without = ", without what is out of reach (see places)" if context.out_of_reach else ""
-    return findings or [fine(f"{what} read, all payloads as they were written{without}")]
+#: The texts of a group: the table of each, and whether it is JSON.
+_TEXTS = {
+    "outline": ("rb_payload", True),
+    "prompt": ("rb_payload", False),
+    "marks": ("rb_group", True),
+    "tags": ("rb_group", True),
+    "scoped_key": ("rb_group", True),
+    "error": ("rb_group", False),
+}
+#: Those that are made anew from the payload, and what they are if it can't be read either.
+_MADE_ANEW = {"outline": "[]", "prompt": None, "marks": '{"oldest": [], "newest": [], "reward": []}'}
 
 
-def _damaged(
-    reader: Reader, uids: list[int], out_of_reach: Collection[int], lost: list[PayloadStoreError]
-) -> tuple[int, dict[int, str]]:
-    """Return the number of these payloads that exist, and why some are damaged, by uid.
+class _Stored(NamedTuple):
+    """A group as it is stored: its payload, and the names of the texts that can't be read."""
 
-    Only the heads are checked of payloads in places that are `out_of_reach`, and of all payloads kept apart once
-    reading a place has failed; the failure is appended to `lost`.
-    """
-    query = f"SELECT uid, data FROM rb_payload WHERE uid IN ({', '.join(map(str, uids))})"  # noqa: S608  # numbers
+    uid: int
+    data: bytes | None
+    bad: Sequence[str] = ()
+
+
+def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
+    """Read those of these groups that are there, or whose payloads are."""
+    texts = "".join(f", CAST({name} AS BLOB)" for name in _TEXTS) if tx.dialect_name == "sqlite" else ""
+    rows = tx.tuples(
+        f"SELECT p.uid, data{texts} FROM rb_payload p LEFT JOIN rb_group g ON g.uid = p.uid WHERE p.uid {{in:uids}}",  # noqa: S608
+        uids=list(uids),
+    )
+    found = []
+    for uid, data, *raw in rows:  # without texts on PostgreSQL
+        bad = [name for name, one in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, one)] if raw else ()
+        found.append(_Stored(uid, data, bad))
+    bare = set(uids) - {one.uid for one in found}
+    return found + [_Stored(uid, None) for uid in tx.values(_THERE, uids=list(bare))] if bare else found
+
+
+_THERE = "SELECT uid FROM rb_group WHERE uid {in:uids}"
+
+
+def _can_be_read(name: str, raw: bytes | None) -> bool:
     try:
-        rows, places = reader.read_any(lambda tx: (tx.tuples(query), tx.places()))
-    except StorageError as error:
-        if len(uids) == 1:
-            return 1, {uids[0]: f"it can't be read: {error}"}
-        half = len(uids) // 2
-        first, second = (_damaged(reader, part, out_of_reach, lost) for part in (uids[:half], uids[half:]))
-        return first[0] + second[0], first[1] | second[1]
-    if lost:
-        return len(rows), reasons_of(rows, None)
-    try:
-        found = reasons_of(rows, places, out_of_reach, again=lambda: reader.read_any(lambda tx: tx.tuples(query)))
-    except PayloadStoreError as error:
-        lost.append(error)
-        found = reasons_of(rows, None)
-    return len(rows), found
+        if raw is not None:
+            from_json(raw) if _TEXTS[name][1] else raw.decode()
+    except ValueError:
+        return False
+    return True
 
 
-def reasons_of(
-    rows: Sequence[Sequence[Any]],
-    places: Places | None,
-    out_of_reach: Collection[int] = (),
-    again: Callable[[], Sequence[Sequence[Any]]] | None = None,
-) -> dict[int, str]:
-    """Return why some of these payloads are damaged, by uid; parts kept apart are checked if `places` are given.
+class _Pass:
+    """Reads all groups, or a sample, in several transactions: a long one would block vacuuming and checkpoints.
 
-    Nothing is read from places that are `out_of_reach`. A payload without a row when the rows are read `again` was
-    swept meanwhile.
+    `reasons` has why payloads are damaged, `texts` which texts are, `lost` the first error of a place that failed.
     """
-    wanted = [None if _is_in(data, out_of_reach) else data for _, data in rows]
-    tails: Sequence[Any] = [None] * len(rows)
-    if places is not None and any(type(data) is bytes and is_apart(data) for data in wanted):  # avoids the import
-        from replaybuf.codec.stored import read_tails
 
-        tails = read_tails(wanted, places)
-    found = {uid: why for (uid, data), tail in zip(rows, tails, strict=True) if (why := _why(data, tail)) is not None}
-    if again is None or not any(uid in found and tail is not None for (uid, _), tail in zip(rows, tails, strict=True)):
-        return found
-    there = {uid for uid, _ in again()}
-    return {uid: why for uid, why in found.items() if uid in there}
+    def __init__(self, reader: Reader, context: CheckContext) -> None:
+        self._reader, self._context = reader, context
+        self.read = 0
+        self.reasons: dict[int, str] = {}
+        self.texts: dict[int, Sequence[str]] = {}
+        self.lost: PayloadStoreError | None = None
+
+    def piece(self, uids: Sequence[int]) -> None:
+        """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
+        try:
+            stored, places = self._reader.read_any(lambda tx: (_read(tx.of(DEFAULT), uids), tx.places()))
+        except StorageError as error:
+            if len(uids) == 1:
+                self.reasons[uids[0]] = f"it can't be read: {error}"
+            else:
+                half = len(uids) // 2
+                self.piece(uids[:half])
+                self.piece(uids[half:])
+            return
+        self.read += len(stored)
+        self.texts |= {one.uid: one.bad for one in stored if one.bad}
+        found = None
+        if self.lost is None:
+            try:
+                found = reasons_of(stored, places, self._context.out_of_reach)
+            except PayloadStoreError as error:
+                self.lost = error
+        if found is None:
+            found = reasons_of(stored, None)
+        if found:  # those whose payloads aren't there any more were swept meanwhile
+            again = self._reader.read_any(lambda tx: _read(tx.of(DEFAULT), found))
+            self.reasons |= {one.uid: found[one.uid] for one in again}
+
+
+def reasons_of(stored: Sequence[_Stored], places: Any, out_of_reach: Collection[int] = ()) -> dict[int, str]:
+    """Return why some of these payloads are damaged, by uid. Raises PayloadStoreError if a place can't be read.
+
+    Arrays that are kept apart are read if `places` are given, but not from places that are `out_of_reach`.
+    """
+    wanted = [None if places is None or _is_in(one.data, out_of_reach) else one.data for one in stored]
+    tails = read_tails(wanted, places) if places is not None else wanted
+    reasons = ((one.uid, _why(one.data, tail)) for one, tail in zip(stored, tails, strict=True))
+    return {uid: why for uid, why in reasons if why is not None}
 
 
 def _is_in(data: bytes | None, places: Collection[int]) -> bool:
@@ -212,7 +151,7 @@ def _is_in(data: bytes | None, places: Collection[int]) -> bool:
         return False
 
 
-def _why(data: bytes | None, tail: Any = None) -> str | None:
+def _why(data: bytes | None, tail: Any) -> str | None:
     if data is None:
         return MISSING
     try:
@@ -224,27 +163,107 @@ def _why(data: bytes | None, tail: Any = None) -> str | None:
     return None
 
 
-def _findings(tx: ReadTransaction, damaged: dict[int, str], note: str) -> list[Finding]:
-    there = {row["uid"] for row in rows_of(tx, "SELECT uid FROM rb_group WHERE uid IN ({uids})", sorted(damaged))}
-    aside = set_aside_already(tx, damaged)
+def _find_payloads(reader: Reader, context: CheckContext) -> Sequence[Finding]:
+    """Check whether every group has its payload, as it was written, and whether its texts can be read."""
+    sizes = reader.read_any(lambda tx: tx.tuples(_GROUPS))
+    chosen = sizes[:: len(sizes) // SAMPLE + 1] if context.quick else sizes
+    found, done = _Pass(reader, context), 0
+    for piece in in_pieces(chosen, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
+        found.piece([uid for uid, _ in piece])
+        done += len(piece)
+        context.tell(done, len(chosen))
+    context.damaged = found.reasons.keys() | found.texts.keys()
+    note = f" (--quick: {len(chosen):,} of {groups(len(sizes))} read)" if len(chosen) < len(sizes) else ""
     findings = []
-    if new := sorted(there - aside):
-        named = some([f"{uid} ({damaged[uid]})" for uid in new], 3)
+    if found.lost:
+        findings.append(warning(f"arrays that are kept apart were not all checked: {found.lost}"))
+    if found.texts:
+        named = some([f"{name} of {uid}" for uid, bad in found.texts.items() for name in bad])
+        what = f"texts of {groups(len(found.texts))} are damaged, and queries that meet them fail: {named}{note}"
+        findings.append(repairable(what))
+    if found.reasons:
+        findings += reader.read_any(lambda tx: _of_damaged(tx.of(DEFAULT), found.reasons, note))
+    without = ", without what is out of reach (see places)" if context.out_of_reach else ""
+    return findings or [fine(f"{groups(found.read)} read, all payloads and texts as they were written{without}{note}")]
+
+
+_IN_BUFFERS = "SELECT uid, error IS NOT NULL FROM rb_group WHERE uid {in:uids} ORDER BY uid"
+
+
+def _of_damaged(tx: Transaction, reasons: dict[int, str], note: str) -> list[Finding]:
+    there = dict(map(tuple, tx.tuples(_IN_BUFFERS, uids=list(reasons))))
+    findings = []
+    if new := [uid for uid, is_aside in there.items() if not is_aside]:
+        named = some([f"{uid} ({reasons[uid]})" for uid in new], 3)
         findings.append(repairable(f"the payloads of {groups(len(new))} are damaged: {named}{note}"))
-    if aside:
-        found = f"the payloads of {groups(len(aside))} are damaged, set aside already: {some(sorted(aside))}{note}"
+    if aside := [uid for uid, is_aside in there.items() if is_aside]:
+        found = f"the payloads of {groups(len(aside))} are damaged, set aside already: {some(aside)}{note}"
         findings.append(warning(found, FORGET))
-    if kept := sorted(damaged.keys() - there):
+    if kept := sorted(reasons.keys() - there):
         found = f"the payloads of {groups(len(kept))} that only checkpoints have are damaged: {some(kept)}{note}"
         findings.append(problem(found, "buffer.drop_checkpoint(step), or restore without them"))
     return findings
 
 
-CHECKSUMS = Check("checksums", alone=check_checksums)
+def _repair_payloads(tx: Transaction, context: CheckContext) -> Sequence[str]:
+    """Set aside groups that were found damaged, and still are; make texts anew from payloads, or remove them."""
+    done, places = [], tx.places()
+    reasons: dict[int, str] = {}
+    uids = sorted(context.damaged)
+    for start in range(0, len(uids), _MENDED_AT_ONCE):
+        stored = _read(tx, uids[start : start + _MENDED_AT_ONCE])
+        found = reasons_of(stored, places, context.out_of_reach)
+        aside = {uid for uid, is_aside in tx.tuples(_IN_BUFFERS, uids=list(found)) if is_aside}
+        reasons |= {uid: why for uid, why in found.items() if uid not in aside}
+        for one in stored:
+            if one.bad:
+                _mend_texts(tx, one, places)
+                done.append(f"mended {', '.join(one.bad)} of group {one.uid}")
+    return [*done, *set_groups_aside(tx, reasons)]
 
-_ASIDE = "SELECT uid FROM rb_group WHERE uid IN ({uids}) AND error IS NOT NULL"
+
+def _mend_texts(tx: Transaction, stored: _Stored, places: Any) -> None:
+    data, kind, anew = stored.data or b"", AS_DICTS.rollout_type, dict(_MADE_ANEW)
+    if not anew.keys().isdisjoint(stored.bad):
+        try:
+            rollouts = AS_DICTS.decode(joined(data, read_tails([data], places)[0]))
+        except DecodeError:
+            pass
+        else:
+            anew["outline"] = dump_json(outline(rollouts, kind, Texts(data).find))
+            anew["prompt"] = prompt_preview(rollouts, kind)
+            marks = Marks.of(rollouts, kind)
+            if tx.value(_STATUS, uid=stored.uid) == Status.EXPIRED:  # then all rollouts count as expired
+                nothing: list[Any] = [None] * len(rollouts)
+                staleness = [int(one.get("seq_staleness", 0) or 0) for one in rollouts]
+                marks = Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
+            anew["marks"] = dump_json(marks.to_json())
+    for name in stored.bad:
+        mend = f"UPDATE {_TEXTS[name][0]} SET {name} = :value WHERE uid = :uid"  # noqa: S608
+        tx.change(mend, value=anew.get(name), uid=stored.uid)
 
 
-def set_aside_already(tx: ReadTransaction, uids: Collection[int]) -> set[int]:
-    """Return the groups among these that were set aside."""
-    return {row["uid"] for row in rows_of(tx, _ASIDE, list(uids))}
+_STATUS = "SELECT l.status FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"
+
+PAYLOADS = Check("payloads", repairs=[_repair_payloads], alone=_find_payloads)
+
+# Payloads that nothing refers to, and no sweep would delete.
+_LEAKED = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
+    AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)"""
+
+
+def _find_leaked(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
+    """Check whether every payload belongs to a group, or waits for the sweep."""
+    if count := tx.value(f"SELECT count(*) FROM {_LEAKED}"):  # noqa: S608
+        return [repairable(f"{count:,} payloads of groups that are gone, which nobody would delete")]
+    return [fine("none")]
+
+
+def _repair_leaked(tx: Transaction, context: CheckContext) -> Sequence[str]:
+    """Delete payloads that nothing refers to."""
+    gone = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
+    count_gone(tx, gone)
+    return [f"deleted {len(gone):,} leaked payloads"] if gone else []
+
+
+LEAKED = Check("leaked payloads", _find_leaked, [_repair_leaked])

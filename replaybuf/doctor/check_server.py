@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from replaybuf import units
 from replaybuf.doctor import Check, CheckContext, Finding, fine, problem, warning
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.sql.engine.errors import says_unknown, translated
-from replaybuf.storage.sql.engine.postgres_pool import Pool
-from replaybuf.storage.sql.engine.postgres_recovery import ASK as ASK_STANDBYS
-from replaybuf.storage.sql.engine.postgres_recovery import Synchronous
+from replaybuf.storage.sql.engine.errors import says_unknown
+from replaybuf.storage.sql.engine.standbys import ASK as ASK_STANDBYS
+from replaybuf.storage.sql.engine.standbys import Synchronous
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
-from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.tables import uid_sequence
 from replaybuf.units import some
-
-_TABLES = sorted(metadata.tables)
 
 _STANDBY = problem("the server is a standby, which can't be written", "give the URL of the primary")
 
@@ -29,12 +27,12 @@ WHERE NOT has_table_privilege(t, r)
 UNION ALL SELECT 'USAGE on ' || s FROM CAST(:sequence AS text) s WHERE NOT has_sequence_privilege(s, 'USAGE')"""
 
 
-def find_access(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+def _find_access(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether this user has the privileges that a run needs."""
-    [(user, standby)] = tx.table("SELECT current_user, pg_is_in_recovery()")[1]
+    [(user, standby)] = tx.tuples("SELECT current_user, pg_is_in_recovery()")
     if standby:
         return [_STANDBY]
-    if lacking := tx.values(_LACKING, tables=_TABLES, sequence=uid_sequence.name):
+    if lacking := tx.values(_LACKING, tables=sorted(metadata.tables), sequence=uid_sequence.name):
         mend = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user}, and USAGE on sequences"
         return [problem(f"the user {user} lacks {some(lacking, 3)}", mend)]
     return [fine(f"the user {user} may read and write all tables")]
@@ -45,9 +43,9 @@ SELECT current_user, coalesce(current_schema(), ''), pg_is_in_recovery(),
     coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)"""
 
 
-def find_may_make_tables(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+def _find_may_make_tables(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether this user may create the tables, if they don't exist."""
-    [(user, schema, standby, may)] = tx.table(_MAKES_TABLES)[1]
+    [(user, schema, standby, may)] = tx.tuples(_MAKES_TABLES)
     if standby:
         return [_STANDBY]
     if not schema:
@@ -55,7 +53,7 @@ def find_may_make_tables(tx: ReadTransaction, context: CheckContext) -> Sequence
         return [problem(f"no schema of the search path of the user {user} is there", mend)]
     if not may:
         mend = (
-            "as the owner of the database: replaybuf db upgrade URL, and the GRANTs of docs/postgresql-access.md; or, "
+            "as the owner: replaybuf doctor URL --upgrade, and the GRANTs of docs/postgresql-access.md; or, "
             f"for this user to make them: GRANT CREATE ON SCHEMA {schema} TO {user}"
         )
         return [problem(f"the user {user} may not make the tables: it lacks CREATE on the schema {schema}", mend)]
@@ -66,7 +64,7 @@ def find_may_make_tables(tx: ReadTransaction, context: CheckContext) -> Sequence
 WAITING_SECONDS = 1.0
 
 
-def find_replication(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
+def _find_replication(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether the synchronous standbys that commits wait for are connected."""
     if tx.value("SELECT pg_is_in_recovery()"):
         return [fine("the server is a standby: commits are made elsewhere")]
@@ -94,163 +92,88 @@ SELECT coalesce(checksum_failures, 0), current_setting('data_checksums') <> 'off
 FROM pg_stat_database WHERE datname = current_database()"""
 
 
-def find_integrity(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    """Check damaged pages reported by the server, and, with the extension amcheck, its indexes."""
-    [(failures, has_checksums)] = tx.table(_PAGES)[1]
+def _find_integrity(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
+    """Check for damaged pages that the server reports."""
+    [(failures, has_checksums)] = tx.tuples(_PAGES)
     if failures:
         return [problem(f"the server found {failures:,} damaged pages", "restore it from a backup")]
     if has_checksums:
-        found = [fine("the server checks its pages, and found no damage")]
-    else:
-        mend = "stop the server, then pg_checksums --enable"
-        found = [warning("the server has no checksums of its pages: it doesn't see damage", mend)]
-    if not tx.value("SELECT 1 FROM pg_extension WHERE extname = 'amcheck'"):
-        return found
-    if not tx.value(_MAY_CHECK):
-        mend = "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO this role, or run this as the owner of the extension"
-        return [*found, warning("the extension amcheck is installed, and this role may not use it", mend)]
-    if damaged := _damaged_indexes(tx):
-        mend = f"REINDEX INDEX CONCURRENTLY {next(iter(damaged))}"
-        wrong = some([f"{name}: {why}" for name, why in damaged.items()], 3)
-        return [*found, problem(f"damaged indexes: {wrong}", mend)]
-    return [*found, fine("amcheck found nothing in the indexes")]
+        return [fine("the server checks its pages, and found no damage")]
+    mend = "stop the server, then pg_checksums --enable"
+    return [warning("the server has no checksums of its pages: it doesn't see damage", mend)]
 
 
-_MAY_CHECK = "SELECT bool_and(has_function_privilege(oid, 'EXECUTE')) FROM pg_proc WHERE proname = 'bt_index_check'"
-_INDEXES = """
-SELECT c.oid, c.relname FROM pg_index i
-JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid JOIN pg_am a ON a.oid = c.relam
-WHERE a.amname = 'btree' AND i.indisvalid AND t.relname = ANY(:names) ORDER BY c.relname"""
+_REPLICATION = Check("replication", _find_replication)
+#: The checks before the first run has made the tables.
+BEFORE = (Check("access", _find_may_make_tables), _REPLICATION)
+CHECKS = (Check("access", _find_access), _REPLICATION, Check("integrity", _find_integrity))
 
-
-def _damaged_indexes(tx: ReadTransaction) -> dict[str, str]:
-    """Return what is wrong with damaged indexes, by name."""
-    wrong: dict[str, str] = {}
-    rows: list[tuple[Any, ...]] = tx.table(_INDEXES, names=_TABLES)[1]
-    for oid, name in rows:
-        tx.table("SAVEPOINT rb_index")
-        try:
-            tx.table("SELECT bt_index_check(:index)", index=oid)
-        except Exception as error:
-            wrong[name] = str(error.__cause__ or error)
-            tx.table("ROLLBACK TO SAVEPOINT rb_index")
-    return wrong
-
-
-_REPLICATION = Check("replication", find_replication)
-BEFORE = (Check("access", find_may_make_tables), _REPLICATION)  # the tables
-FIRST = (Check("access", find_access), _REPLICATION)
-CHECKS = (Check("integrity", find_integrity),)
-LAST: tuple[Check, ...] = ()
-
-
-#: The timeout of a server's answer, in seconds.
-ANSWER_SECONDS = 5.0
+# Each server of a URL
 
 _ASK = """
 SELECT current_setting('server_version'), pg_is_in_recovery(),
-    CAST(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END AS text),
-    CAST(extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()) AS float8),
+    CAST(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END - '0/0' AS bigint),
     (SELECT count(*) FROM pg_stat_wal_receiver)
 """
-# Reading it needs a privilege.
-_SYSTEM = "SELECT CAST(system_identifier AS text) FROM pg_control_system()"
 
 
 class _Server(NamedTuple):
-    """A server's version, role and WAL position (LSN), and the age in seconds of a standby's last transaction."""
+    """A server's version and role, its position in the WAL in bytes, and the number of servers it receives WAL from."""
 
     version: str
     is_standby: bool
-    position: str | None
-    age: float | None
+    position: int | None
     receives: int
-    system: str | None = None
 
 
-def check_hosts(reader: Reader, context: CheckContext) -> Sequence[Finding]:
+def _check_hosts(reader: Reader, context: CheckContext) -> Sequence[Finding]:
     """Report the role of each server in the URL, or why it can't be used; nothing for a URL that names one server."""
     hosts = list(dict.fromkeys(hosts_of(reader.url)))
-
-    async def ask() -> list[_Server | str]:
-        return await asyncio.gather(*(_ask(reader, host) for host in hosts))
-
-    return findings(dict(zip(map(str, hosts), asyncio.run(ask()), strict=True))) if hosts else []
-
-
-HOSTS = Check("hosts", alone=check_hosts)
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        answers = threads.map(lambda host: _ask(reader, host), hosts)
+    return findings(dict(zip(map(str, hosts), answers, strict=True)))
 
 
-class _Answers(str):
-    """The error of a server that speaks PostgreSQL's protocol, but has no notion of standbys."""
-
-    __slots__ = ()
+HOSTS = Check("hosts", alone=_check_hosts)
 
 
-async def _ask(reader: Reader, host: Host) -> _Server | str:
-    url = url_at(reader.url, host)
-    pool = Pool(url, lock_timeout=LOCK_TIMEOUT, read_only=True)
+def _ask(reader: Reader, host: Host) -> _Server | ReplayBufError:
     try:
-        with translated(url, LOCK_TIMEOUT):
-            async with asyncio.timeout(ANSWER_SECONDS), pool.lend() as connection:
-                asked: Any = connection
-                return _Server(*await asked.fetchrow(_ASK))._replace(system=await _system(connection))
+        one = open_reader(url_at(reader.url, host).render_as_string(hide_password=False))
+        return one.read_any(lambda tx: _Server(*tx.tuples(_ASK)[0]))
     except ReplayBufError as error:
-        unknown = error.__cause__ is not None and says_unknown(error.__cause__)
-        return _Answers(error) if unknown else str(error)
-    finally:
-        await pool.close()
+        return error
 
 
-async def _system(connection: Any) -> str | None:
-    try:
-        return str(await connection.fetchval(_SYSTEM))
-    except Exception:
-        return None
-
-
-def findings(servers: dict[str, _Server | str]) -> Sequence[Finding]:
+def findings(servers: dict[str, _Server | ReplayBufError]) -> Sequence[Finding]:
     """Return the findings about the servers of a cluster, given by address: their roles, lag, and any split brain."""
     there = {name: one for name, one in servers.items() if isinstance(one, _Server)}
     primaries = [name for name, one in there.items() if not one.is_standby]
-    newest = max((_bytes(there[name].position) for name in primaries), default=None)
-    found = [_missing(name, one) if isinstance(one, str) else _said(name, one, newest) for name, one in servers.items()]
-    systems = {one.system for one in there.values()} - {None}
-    if len(systems) > 1:
-        mend = "name the servers of one cluster in the url: a standby is a copy of its primary (pg_basebackup)"
-        found.append(problem(f"the servers are of {len(systems)} different clusters", mend))
-    elif len(primaries) > 1:
+    newest = max((there[name].position or 0 for name in primaries), default=0)
+    found = [_said(name, one, newest) for name, one in servers.items()]
+    if len(primaries) > 1:
         mend = "end the one that was replaced, or make it a standby (pg_rewind): docs/failover.md, Two primaries"
         found.append(problem(f"{' and '.join(primaries)} both say that they are the primary", mend))
-    if there and not primaries:
+    elif there and not primaries:
         mend = "promote a standby (pg_ctl promote), start the primary, or name it in the url"
         found.append(problem("none of the servers is a primary: no run can write", mend))
     return found
 
 
-def _missing(name: str, why: str) -> Finding:
-    if isinstance(why, _Answers):
-        return fine(f"{name} answers, and doesn't say whether it is a standby")
-    mend = "start it, or correct its host and port in the url: no failover goes there as it is"
-    return warning(f"{name} can't be used: {why}", mend)
-
-
-def _said(name: str, one: _Server, newest: int | None) -> Finding:
+def _said(name: str, one: _Server | ReplayBufError, newest: int) -> Finding:
+    if isinstance(one, ReplayBufError):
+        if one.__cause__ is not None and says_unknown(one.__cause__):
+            return fine(f"{name} answers, and doesn't say whether it is a standby")
+        mend = "start it, or correct its host and port in the url: no failover goes there as it is"
+        return warning(f"{name} can't be used: {one}", mend)
     if not one.is_standby:
         return fine(f"{name} is a primary, PostgreSQL {one.version}")
     what = f"{name} is a standby, PostgreSQL {one.version}"
-    behind = None if newest is None or one.position is None else max(0, newest - _bytes(one.position))
-    if behind is not None:
-        what += f", {units.size(behind)} of WAL behind"
-    if behind and one.age is not None:
-        what += f" (its last transaction is {one.age:.0f} s old)"
+    if newest:
+        what += f", {units.size(max(0, newest - (one.position or 0)))} of WAL behind"
     if not one.receives:
         mend = "see primary_conninfo and the log of the standby: is its primary the one that others write to?"
         return warning(f"{what}, which follows no server at the moment", mend)
     return fine(what)
-
-
-def _bytes(position: str | None) -> int:
-    """Return a WAL position as a number of bytes."""
-    high, _, low = (position or "0/0").partition("/")
-    return (int(high, 16) << 32) + int(low, 16)

@@ -1,89 +1,93 @@
-"""Runs all checks of a database in turn.
-
-Modules that only some databases need are imported on demand: a check of a small SQLite file takes less time than
-importing SQLAlchemy.
-"""
+"""Runs all checks of a database in turn, and all repairs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from replaybuf.doctor import (
     Check,
     CheckContext,
     Finding,
     Severity,
-    check_file,
+    check_database,
     check_groups,
     check_payloads,
-    check_schema,
-    fine,
+    check_places,
+    check_server,
     problem,
 )
-from replaybuf.errors import ReplayBufError, reason_of
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.errors import ReplayBufError, StorageError, reason_of
+from replaybuf.storage.sql.engine.transaction import DEFAULT
+from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.writer import open_writer
 
 #: The errors of a failing check, including those for values of a wrong type. (SQLite allows any value in any column.)
-FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+_FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+
+# Places are checked before payloads, some of which are in them. Counts come last: other repairs move groups.
+_CHECKS = (
+    *check_database.SCHEMA,
+    check_groups.LANES,
+    *check_places.CHECKS,
+    check_payloads.PAYLOADS,
+    check_payloads.LEAKED,
+    check_groups.UIDS,
+    check_groups.CHECKPOINTS,
+    check_groups.COUNTS,
+)
 
 
 def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
     """Yield the findings of all checks, each as soon as it is known.
 
-    Writes nothing. A check that fails, because of damage or otherwise, yields a problem.
+    Writes nothing. A check that fails, because of damage or otherwise, yields a problem. The others are meaningless
+    without the tables of this version.
     """
-    own: Any = check_file
     if reader.path is None:
-        from replaybuf.doctor import check_server
-
-        own = check_server
         yield from _findings_of(check_server.HOSTS, reader, context)
-    revision = _findings_of(check_schema.REVISION, reader, context)
+    revision = _findings_of(check_database.REVISION, reader, context)
     yield from revision
     levels = {finding.level for finding in revision}
     if Severity.PROBLEM in levels:
         return
-    texts = check_payloads.TEXTS if reader.path else ()
-    checks = (*own.FIRST, *own.CHECKS, *check_schema.CHECKS, *texts, *check_groups.CHECKS, *_APART)
-    checks = (*checks, check_payloads.CHECKSUMS, *check_groups.COUNT_CHECKS, *own.LAST)
-    for check in own.BEFORE if Severity.WARNING in levels else checks:  # before the first run on a server
+    for check in check_server.BEFORE if Severity.WARNING in levels else _checks_of(reader):
         yield from _findings_of(check, reader, context)
 
 
-# Whether there is any place, file, or payload in a file.
-_IS_APART = """
-SELECT EXISTS (SELECT 1 FROM rb_place) OR EXISTS (SELECT 1 FROM rb_file)
-    OR EXISTS (SELECT 1 FROM rb_payload WHERE file IS NOT NULL)"""
-_NOTHING_APART = "none: all payloads are in the database"
+def _checks_of(reader: Reader) -> Sequence[Check]:
+    return (*(check_server.CHECKS if reader.path is None else check_database.FILE), *_CHECKS)
 
 
-def _find_files(tx: ReadTransaction, context: CheckContext) -> Sequence[Finding]:
-    if not tx.value(_IS_APART):
-        return [fine(_NOTHING_APART)]
-    from replaybuf.doctor.check_places import find_files
+def repair(reader: Reader, context: CheckContext) -> list[str]:
+    """Run the safe repairs, each in an exclusive write transaction. Return what was done.
 
-    return find_files(tx, context)
-
-
-def _check_places(reader: Reader, context: CheckContext) -> Sequence[Finding]:
-    if not reader.read_any(lambda tx: tx.value(_IS_APART)):
-        return [fine(_NOTHING_APART)]
-    from replaybuf.doctor.check_places import check_places
-
-    return check_places(reader, context)
-
-
-_APART = (Check("payload files", _find_files), Check("places", alone=_check_places))
+    `context` has what `examine` found. No group and no payload that is needed is deleted. Raises StorageError if the
+    schema isn't that of this version.
+    """
+    [revision] = _findings_of(check_database.REVISION, reader, context)
+    if revision.level != Severity.OK:
+        raise StorageError(f"{reader.where} was left as it is: {revision.text}; {revision.mend}", reason="schema")
+    done: list[str] = []
+    with open_writer(reader) as writer:
+        for check in _checks_of(reader):
+            for mend in check.repairs:
+                try:
+                    done += writer.write(lambda tx, mend=mend: mend(tx, context))  # type: ignore[misc]
+                except _FAILURES as error:
+                    done.append(f"could not mend {check.name}: {_text_of(error)}")
+    return done
 
 
 def _findings_of(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
     """Return the findings of a check, with the check's name."""
     try:
-        found = check.run(reader, context)
-    except FAILURES as error:
+        if check.alone is not None:
+            found = check.alone(reader, context)
+        else:
+            found = reader.read_any(lambda tx: check.find(tx.of(DEFAULT), context))
+    except _FAILURES as error:
         found = [_failed(error, context)]
     return [replace(one, check=check.name) for one in found]
 
@@ -92,8 +96,8 @@ def _failed(error: Exception, context: CheckContext) -> Finding:
     mend = ""
     damaged = reason_of(error) == "not a database" and context.path is not None and _was_a_database(context.path)
     if context.path is not None and (damaged or not isinstance(error, ReplayBufError)):
-        mend = check_file.SAVE_THE_REST
-    return problem(f"can't be checked: {text_of(error)}", mend)
+        mend = check_database.SAVE_THE_REST
+    return problem(f"can't be checked: {_text_of(error)}", mend)
 
 
 _BEGINNING = 2**20
@@ -107,7 +111,7 @@ def _was_a_database(path: Path) -> bool:
     return size % 512 == 0 or found.startswith(b"SQLite format") or b"CREATE TABLE rb_" in found
 
 
-def text_of(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """Return the error of a check as one sentence."""
     if isinstance(error, ReplayBufError):
         return str(error)

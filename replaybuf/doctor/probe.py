@@ -118,26 +118,30 @@ async def _restore(buffer: Any, other: Any) -> None:
 
 @_call
 async def _delete(buffer: Any, other: Any) -> None:
-    await buffer.drop_checkpoint(2)
+    for one in await buffer.checkpoints():
+        await buffer.drop_checkpoint(one.step)
     await buffer.delete({})
 
 
 def probe(reader: Reader) -> Sequence[Finding]:
     """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
     name = f"replaybuf-probe-{secrets.token_hex(6)}"
-    url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
     with _logged() as logged:
-        wrong = asyncio.run(_try_all(url, name)) or _try_locks(reader)
-    warnings = [warning(one, _PAGE) for one in dict.fromkeys(logged)]
-    found = [problem(wrong, _PAGE)] if wrong else [*warnings, fine(f"each call was made once: {', '.join(CALLS)}")]
+        wrong = asyncio.run(_try_all(reader, name)) or _try_locks(reader)
+    left = "" if wrong.startswith("open ") else _forget(reader, name)
+    warnings = [warning(one, _PAGE) for one in dict.fromkeys(logged)] + ([warning(left)] if left else [])
+    made = f"each call was made once: {', '.join(CALLS)}"
+    found = [problem(f"{wrong}; {left}" if left else wrong, _PAGE)] if wrong else [*warnings, fine(made)]
+    return [replace(one, check="probe") for one in found]
+
+
+def _forget(reader: Reader, name: str) -> str:
+    """Remove what is left of the trial, and return "", or what couldn't be removed."""
     try:
         forget_buffer(reader, name)
     except ReplayBufError as error:
-        if not wrong:
-            found.append(
-                warning(f"the buffer {name} of this trial is left: {error}", "replaybuf rm deletes its groups")
-            )
-    return [replace(one, check="probe") for one in found]
+        return f"the buffer {name} of this trial is left: {error}"
+    return ""
 
 
 def _try_locks(reader: Reader) -> str:
@@ -148,8 +152,9 @@ def _try_locks(reader: Reader) -> str:
     return "locks failed: an exclusive one is accepted, and excludes nobody: restores would be overtaken by writers"
 
 
-async def _try_all(url: str, name: str) -> str:
-    """Return which call failed, and why; "" if none did."""
+async def _try_all(reader: Reader, name: str) -> str:
+    """Return which call failed, and why; "" if none did. The buffer is emptied after a failure, where it can be."""
+    url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
     config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
     buffer, other = config.build(), config.build()
     try:
@@ -158,22 +163,12 @@ async def _try_all(url: str, name: str) -> str:
                 async with asyncio.timeout(CALL_SECONDS):
                     await make(buffer, other)
             except (ReplayBufError, TimeoutError) as error:
-                why = str(error) or f"no answer within {CALL_SECONDS:g} s"
-                return f"{call} failed: {why}{await _cleared(buffer, name) if call != 'open' else ''}"
+                with suppress(ReplayBufError, TimeoutError):
+                    async with asyncio.timeout(CALL_SECONDS):
+                        await _delete(buffer, other)
+                return f"{call} failed: {str(error) or f'no answer within {CALL_SECONDS:g} s'}"
     finally:
         await asyncio.gather(buffer.close(), other.close())
-    return ""
-
-
-async def _cleared(buffer: Any, name: str) -> str:
-    """Delete the groups after a failure; return what is left if that fails, too."""
-    try:
-        async with asyncio.timeout(CALL_SECONDS):
-            for one in await buffer.checkpoints():
-                await buffer.drop_checkpoint(one.step)
-            await buffer.delete({})
-    except (ReplayBufError, TimeoutError):
-        return f"; the buffer {name} of this trial is left"
     return ""
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
 from replaybuf.checks import check_task_name
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.row_format import ROLLOUTS, FileGroup, Placed, Row, is_number
+from replaybuf.files.row_format import FileGroup, Placed, Row, is_number
 from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.rollouts.statuses import OUR_STATUSES
@@ -96,7 +96,7 @@ class _Member(NamedTuple):
 
 def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]:
     for number, (place, row) in enumerate(rows):
-        members = row.pop(ROLLOUTS, None)
+        members = row.pop("rollouts", None)
         if type(members) is not list:
             rollout, metadata, odd = _rollout(place, row, mapped)
             task, same = rollout["task_name"], rollout.get("group_id")
@@ -224,35 +224,42 @@ def _says_something(prompt: Any) -> bool:
     return any(one.get("content") for one in prompt or ()) if type(prompt) is list else bool(prompt)
 
 
+def _is_list_of(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is list and set(map(type, value)) <= set(types)
+
+
+#: The fields whose values are checked, and what is expected of each.
+_EXPECTED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "message": (_is_list_of(dict), "a text, or a list of messages with role and content"),
+    **dict.fromkeys(
+        ("response_ids", "prompt_ids", "response_mask", "response_model_steps"),
+        (_is_list_of(int, bool), "a list of numbers"),
+    ),
+    "logprobs": (_is_list_of(int, float), "a list of numbers"),
+    "response": (lambda value: type(value) is str, "a text, or messages"),
+    "reward": (
+        lambda value: type(value) in (dict, bool) or is_number(value),
+        "a finite number, or an object with the score",
+    ),
+    "seq_staleness": (lambda value: type(value) is int, "a whole number"),
+}
+
+
 def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str, str], odd: list[str]) -> None:
     """Convert a rollout's fields to the types that other features expect. Raises FileError."""
 
-    def wrong(name: str, expected: str) -> FileError:
-        column = columns.get(name, name)
-        shown = name if column == name else f"{redact_path(column):.60} (read as {name})"
-        return FileError(f"{place}: {shown} is {rollout[name]!r:.60}; expected {expected}")
-
     if type(message := rollout.get("message")) is str:
         rollout["message"] = [{"role": "user", "content": message}]
-    elif message is not None and not (type(message) is list and all(type(one) is dict for one in message)):
-        raise wrong("message", "a text, or a list of messages with role and content")
     elif message is None:
         rollout["message"] = []
         odd.append("rollouts without a prompt: message is []")
-    for name in ("response_ids", "prompt_ids", "response_mask", "response_model_steps", "logprobs"):
-        values = rollout.get(name)
-        numbers = {int, float} if name == "logprobs" else {int, bool}
-        if values is not None and not (type(values) is list and set(map(type, values)) <= numbers):
-            raise wrong(name, "a list of numbers")
-    if type(rollout.get("response")) not in (str, type(None)):
-        raise wrong("response", "a text, or messages")
-    reward = rollout.get("reward")
-    if reward is not None and type(reward) is not dict:
-        if type(reward) is not bool and not is_number(reward):
-            raise wrong("reward", "a finite number, or an object with the score")
+    for name, (is_right, expected) in _EXPECTED.items():
+        if rollout.get(name) is not None and not is_right(rollout[name]):
+            column = columns.get(name, name)
+            shown = name if column == name else f"{redact_path(column):.60} (read as {name})"
+            raise FileError(f"{place}: {shown} is {rollout[name]!r:.60}; expected {expected}")
+    if isinstance(reward := rollout.get("reward"), int | float):
         rollout["reward"] = {"score": float(reward)}
-    if type(rollout.get("seq_staleness", 0)) is not int:
-        raise wrong("seq_staleness", "a whole number")
     task = rollout.get("task_name") or mapped.task
     if type(task) is not str:
         raise FileError(f"{place} has no task_name: say of which task the rollouts are (as_task=, --as-task NAME)")

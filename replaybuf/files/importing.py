@@ -24,7 +24,7 @@ from replaybuf.checks import check_staleness, check_task_name
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import in_thread
-from replaybuf.files.foreign_rows import FIELDS, is_answered
+from replaybuf.files.foreign_rows import is_answered
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from replaybuf.progress import OnProgress, ProgressReporter
@@ -82,10 +82,6 @@ def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
         raise RolloutError(f"the rollouts have a field that no store can take ({error!s:.150})") from error
 
 
-#: Parts of names of response columns, the likeliest first.
-_LIKELY: Final = ("answer", "response", "completion", "output", "generat", "solution", "reply", "text")
-#: The number of column names kept: a file may have any number.
-_COLUMNS: Final = 20
 #: The number of prompts kept, as hashes of some 100 bytes each. Beyond these every group counts as having a new prompt.
 _PROMPTS: Final = 1 << 18
 
@@ -96,8 +92,6 @@ class ImportWarnings:
     def __init__(self) -> None:
         self._groups = 0
         self._unanswered = 0
-        #: Unused columns, and whether they have texts.
-        self._unused: dict[str, bool] = {}
         self._seen: set[int] = set()
         #: Groups by the column that groups their rows, and groups whose prompt or group_id occurred before.
         self._by: Counter[str] = Counter()
@@ -106,9 +100,7 @@ class ImportWarnings:
     def add(self, group: FileGroup) -> None:
         self._groups += 1
         waits = (one.get("status") is Status.INIT and not is_answered(one) for one in group.rollouts)
-        if group.guessed and all(waits):
-            self._unanswered += 1
-            self._add_unused(group)
+        self._unanswered += group.guessed and all(waits)
         if group.by is not None:
             self._by[group.by] += 1
             names = ("message", "prompt_ids") if group.by == "prompt" else ("group_id",)
@@ -123,7 +115,8 @@ class ImportWarnings:
         """Return the warnings, one per line."""
         found = []
         if self._groups and self._unanswered == self._groups:
-            found.append(f"no response was found: nothing of this can be trained on{self._hint()}")
+            mend = "--field response=COLUMN (fields= in Python) names the column that has it"
+            found.append(f"no response was found: nothing of this can be trained on; {mend}")
         at_most = "" if len(self._seen) < _PROMPTS else "at most "
         for by, repeated in sorted(self._repeated.items()):
             groups = self._by[by]
@@ -131,23 +124,6 @@ class ImportWarnings:
             mend = "sort the file by prompt, or give group_id" if by == "prompt" else "sort the file by group_id"
             found.append(f"{what}, because rows of one aren't next to each other: {mend}")
         return found
-
-    def _add_unused(self, group: FileGroup) -> None:
-        for rollout in group.rollouts:
-            extra = rollout.get("extra_fields")
-            unused = dict(extra) if isinstance(extra, dict) else {}
-            unused |= {name: value for name, value in rollout.items() if name not in FIELDS}
-            for name, value in unused.items():
-                if name in self._unused or len(self._unused) < _COLUMNS:
-                    self._unused[name] = self._unused.get(name, False) or type(value) is str
-
-    def _hint(self) -> str:
-        if not self._unused:
-            return ""
-        texts = [name for name, is_text in self._unused.items() if is_text]
-        likely = [name for word in _LIKELY for name in texts if word in str(name).lower()]
-        column = next(iter(likely), "COLUMN")
-        return f"; --field response={column:.60}? Not used: {', '.join(map(str, self._unused)):.200}"
 
 
 Lane = tuple[str, Status]

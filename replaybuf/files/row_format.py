@@ -1,12 +1,11 @@
-"""Groups as rows of files, and back: a row is a rollout or a group, with the group's metadata.
+"""Groups as rows of files, and back: a row is a rollout, with its group's metadata.
 
-A row of a rollout has the rollout's fields by their names, and the metadata of its group as `group.uid`,
-`group.task_name`, ...; `group.index` and `group.size` are its place in the group and the number of its rollouts. A row
-of a group has the metadata by their names, and `rollouts`, a list of objects with fields.
+A row has the rollout's fields by their names, and the metadata of its group as `group.uid`, `group.task_name`, ...;
+`group.index` and `group.size` are its place in the group and the number of its rollouts.
 
-Values are those of JSON, or of Arrow (`files.arrow_tables`), for people and other programs; whatever these lack is
-text. An *exact* export also has the group's payload, `group.payload` in the group's first row or `payload`, and an
-import reads that instead of the fields.
+Values are those of JSON, or of Arrow (`files.parquet_files`), for people and other programs; whatever these lack is
+text. An *exact* export also has the group's payload, `group.payload` in the group's first row, and an import reads that
+instead of the fields.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from replaybuf.errors import FileError
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
 
-RowsOf = Literal["rollouts", "groups"]
 Row = dict[str, Any]
 #: A row with its place in the file, for messages: "line 12".
 Placed = tuple[str, Row]
@@ -39,8 +37,7 @@ Placed = tuple[str, Row]
 PREFIX: Final = "group."
 #: The fields of a rollout whose names or values don't fit the columns of the file.
 MORE: Final = f"{PREFIX}more"
-PAYLOAD: Final = "payload"
-ROLLOUTS: Final = "rollouts"
+PAYLOAD: Final = f"{PREFIX}payload"
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 _LISTS: Final = (list, tuple, Set, deque)
@@ -148,20 +145,14 @@ METADATA: Final = tuple(_Metadata.__annotations__)
 _METADATA: Final = TypeAdapter(_Metadata)
 
 
-def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], rows: RowsOf, payload: bytes | None) -> list[Row]:
+def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: bytes | None) -> list[Row]:
     """Return the rows of a group, whose rollouts are given as dicts; of an exact export with its payload."""
-    metadata: Row = {name: getattr(item, name) for name in METADATA}
-    metadata["status"] = str(item.status)
-    if payload is not None:
-        metadata[PAYLOAD] = payload
-    fields = list(map(_fields, rollouts))
-    if rows == "groups":
-        return [{**metadata, ROLLOUTS: fields}]
-    prefixed = {PREFIX + name: value for name, value in metadata.items()}
-    size, made = len(fields), []
-    for index, one in enumerate(fields):
-        made.append({**prefixed, "group.index": index, "group.size": size, **one})
-        prefixed.pop(PREFIX + PAYLOAD, None)  # of the whole group: once
+    metadata: Row = {PREFIX + name: getattr(item, name) for name in METADATA} | {f"{PREFIX}status": str(item.status)}
+    exact: Row = {} if payload is None else {PAYLOAD: payload}
+    made = []
+    for index, one in enumerate(rollouts):
+        made.append({**metadata, **exact, f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts), **_fields(one)})
+        exact = {}  # of the whole group: once
     return made
 
 
@@ -174,25 +165,15 @@ def _fields(rollout: Mapping[Any, Any]) -> Row:
 
 
 def as_json(row: Row, plain: PlainValues) -> Row:
-    """Return a row with its rollouts' values as those of JSON, and its payload as text."""
-    made = dict(row)
-    payload = PREFIX + PAYLOAD if is_of_rollout(row) else PAYLOAD
-    if type(row.get(payload)) is bytes:
-        made[payload] = base64.b64encode(row[payload]).decode("ascii")
-    if is_of_rollout(row):
-        return {name: plain.json(name, value) for name, value in made.items()}
-    made[ROLLOUTS] = [{name: plain.json(name, value) for name, value in one.items()} for one in row[ROLLOUTS]]
-    return made
-
-
-def is_of_rollout(row: Row) -> bool:
-    """Return whether a row of an export is a rollout; otherwise it is a group."""
-    return f"{PREFIX}uid" in row
+    """Return a row with the values of JSON, its payload as text."""
+    if type(row.get(PAYLOAD)) is bytes:
+        row = {**row, PAYLOAD: base64.b64encode(row[PAYLOAD]).decode("ascii")}
+    return {name: plain.json(name, value) for name, value in row.items()}
 
 
 def is_ours(row: Row) -> bool:
     """Return whether a row is from an export of replaybuf."""
-    return is_of_rollout(row) or (ROLLOUTS in row and {"uid", "task_name", "status", "staleness"} <= row.keys())
+    return f"{PREFIX}uid" in row
 
 
 def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
@@ -210,8 +191,7 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
                 f"{place}: group.index is {row.get('group.index')!r:.60} of {row.get('group.size')!r:.60}, expected "
                 f"{len(group.rollouts)} of {size}: rows are missing, or not in their order"
             )
-        members = [row] if is_of_rollout(row) else _rollouts(place, row)
-        group.rollouts += [_rollout(place, one) if group.payload is None else {} for one in members]
+        group.rollouts.append(_rollout(place, row) if group.payload is None else {})
         if len(group.rollouts) == size:
             yield group
             group = None
@@ -225,23 +205,20 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
 
 def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
     """Return the group that begins with a row, without its rollouts, and how many it has."""
-    if is_of_rollout(row):
-        prefix, size, index = PREFIX, row.get("group.size"), row.get("group.index")
-        if index != 0 or type(size) is not int or size < 1:
-            raise FileError(
-                f"{place}: group.index is {index!r:.60} and group.size {size!r:.60} where a group begins: rows are "
-                "missing, or not in their order"
-            )
-    else:
-        prefix, size = "", len(_rollouts(place, row))
+    size, index = row.get("group.size"), row.get("group.index")
+    if index != 0 or type(size) is not int or size < 1:
+        raise FileError(
+            f"{place}: group.index is {index!r:.60} and group.size {size!r:.60} where a group begins: rows are "
+            "missing, or not in their order"
+        )
     try:
-        values: Any = _METADATA.validate_python({name: row.get(prefix + name) for name in METADATA})
+        values: Any = _METADATA.validate_python({name: row.get(PREFIX + name) for name in METADATA})
     except ValidationError as error:
         wrong = error.errors()[0]
         name = ".".join(map(str, wrong["loc"]))
-        raise FileError(f"{place}: {prefix}{name} is {wrong['input']!r:.60}: {wrong['msg']}") from error
+        raise FileError(f"{place}: {PREFIX}{name} is {wrong['input']!r:.60}: {wrong['msg']}") from error
     del values["uid"], values["reward"]
-    return FileGroup(place, rollouts=[], payload=_payload(place, row.get(prefix + PAYLOAD)), **values), size
+    return FileGroup(place, rollouts=[], payload=_payload(place, row.get(PAYLOAD)), **values), size
 
 
 def _payload(place: str, value: Any) -> bytes | None:
@@ -249,13 +226,6 @@ def _payload(place: str, value: Any) -> bytes | None:
         return base64.b64decode(value, validate=True) if type(value) is str else None if value is None else bytes(value)
     except (binascii.Error, TypeError, ValueError) as error:
         raise FileError(f"{place}: the payload can't be {value!r:.60} ({error!s:.100})") from error
-
-
-def _rollouts(place: str, row: Row) -> list[Any]:
-    rollouts = row.get(ROLLOUTS)
-    if type(rollouts) is not list or not rollouts or not all(type(one) is dict for one in rollouts):
-        raise FileError(f"{place}: rollouts is {rollouts!r:.60}; expected a list of objects")
-    return rollouts
 
 
 def _rollout(place: str, row: Row) -> dict[Any, Any]:

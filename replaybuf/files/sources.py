@@ -6,26 +6,22 @@ A file's format is recognised by its first bytes, not by its name; rows have the
 from __future__ import annotations
 
 import contextlib
-import glob
 import gzip
-import io
 import itertools
 import json
 import math
-import re
 import stat
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import pydantic_core
 
-from replaybuf.codec.payload_format import zstandard_module
 from replaybuf.errors import AccessError, FileError, InputError, ReplayBufError
-from replaybuf.files.arrow_tables import read_tables
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
+from replaybuf.files.parquet_files import read_parquet
 from replaybuf.files.row_format import FileGroup, Placed, Row, groups_of, is_ours
 from replaybuf.redact import redact_path
 
@@ -34,9 +30,10 @@ _LONGEST: Final = 1 << 30
 #: How many bytes of a file are read at once for its digest.
 _PIECE: Final = 16 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ARROW: Final = (b"ARROW1", b"\xff\xff\xff\xff")
 _BOM: Final = b"\xef\xbb\xbf"
 #: The formats, for the error about a file that has none of them.
-READABLE: Final = "what can be read is JSONL (also .gz, .zst), Parquet and Arrow"
+READABLE: Final = "what can be read is JSONL (also .gz) and Parquet"
 _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -48,22 +45,12 @@ def dump(row: Row) -> bytes:
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def open_to_write(raw: IO[bytes], name: str) -> IO[bytes]:
-    """Return a stream that writes to `raw`, compressed according to the name (.gz, .zst)."""
-    if name.endswith(".gz"):
-        return gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0)  # type: ignore[return-value]
-    if name.endswith(".zst"):
-        stream: IO[bytes] = (
-            zstandard_module("a .zst file").ZstdCompressor(write_checksum=True).stream_writer(raw, closefd=False)
-        )
-        return stream
-    return raw
-
-
 def read_rows(path: Path) -> Generator[Placed, None, None]:
     """Yield the objects in a file of lines. FileError for an invalid line, FileError if the last is cut short."""
     with path.open("rb") as raw:
-        stream = _decompressed(raw)
+        is_gzip = raw.read(2) == _GZIP
+        raw.seek(0)
+        stream: Any = gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw
         number, begun = 0, False
         while True:
             number += 1
@@ -145,134 +132,36 @@ def _float(text: str) -> float:
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused, parse_float=_float)
 
 
-def _decompressed(raw: IO[bytes]) -> IO[bytes]:
-    """Return the stream of a file, decompressed if it is compressed, whatever its name."""
-    magic = raw.read(4)
-    raw.seek(0)
-    if magic.startswith(_GZIP):
-        return gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[return-value]
-    if magic == _ZSTD:
-        return io.BufferedReader(_Zstd(raw), 1 << 16)
-    return raw
-
-
-class _Zstd(io.RawIOBase):
-    """A stream of zstd, decompressed in small steps; EOFError where it is cut short."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self._module = zstandard_module("a .zst file")
-        self._frame = self._module.ZstdDecompressor().decompressobj()
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        while not self._ready:
-            piece = self._raw.read(1024)  # a hostile file can expand it to some 32 MB at most
-            if not piece:
-                if not self._frame.eof:
-                    raise EOFError("the end of the last frame is missing")
-                return 0
-            try:
-                if self._frame.eof:
-                    self._frame = self._module.ZstdDecompressor().decompressobj()
-                self._ready = self._frame.decompress(piece)
-            except self._module.ZstdError as error:
-                raise ValueError(str(error)) from error
-            if self._frame.eof and self._frame.unused_data:
-                self._raw.seek(-len(self._frame.unused_data), io.SEEK_CUR)
-        taken = self._ready[: len(into)]
-        into[: len(taken)] = taken
-        self._ready = self._ready[len(taken) :]
-        return len(taken)
-
-
 #: The formats of files, by file name extension.
 FORMATS: Final = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst"), "jsonl"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    **dict.fromkeys((".jsonl.gz", ".ndjson.gz"), "gzip"),
     ".parquet": "parquet",
-    **dict.fromkeys((".arrow", ".feather"), "arrow"),
-    ".arrows": "stream",
 }
-_PART: Final = re.compile(r"-([0-9]{5})-of-([0-9]{5})$")
 
 
-def ending_of(path: Path) -> str:
-    """Return the file name extension that determines the format. Raises InputError."""
-    name = path.name.lower()
-    for ending in sorted(FORMATS, key=len, reverse=True):
-        if name.endswith(ending):
-            return path.name[-len(ending) :]
+def format_of(path: Path) -> str:
+    """Return the format that a file name determines. Raises InputError."""
+    for ending, form in FORMATS.items():
+        if path.name.lower().endswith(ending):
+            return form
     raise InputError(f"{redact_path(str(path))!r:.200} doesn't say its format: a file is named {', '.join(FORMATS)}")
 
 
-def parts_of(path: Path) -> list[Path]:
-    """Return the parts of an export that was split into several files, by the name given to the export.
-
-    Raises FileError if parts are missing.
-    """
-    try:
-        ending = ending_of(path)
-    except InputError:
-        return []
-    found = sets_of_parts(path, ending)
-    for count, parts in found.items():
-        if len(found) > 1 or len(parts) != count:
-            raise FileError(
-                f"{path}: there are {len(parts)} of its {count} parts, or those of several exports; move away what is "
-                "named like a part and isn't one"
-            )
-    return [one for parts in found.values() for one in parts]
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Return the file, or the parts, of the only export in a folder, as `to_dataset` writes it.
-
-    Raises FileError when there is none, or several, or a part is missing.
-    """
-    exports: set[Path] = set()
-    for one in folder.iterdir():
-        if not one.name.startswith((".", "cache-")):  # datasets caches results in cache-*.arrow
-            with contextlib.suppress(InputError):
-                ending = ending_of(one)
-                exports.add(one.with_name(_PART.sub("", one.name.removesuffix(ending)) + ending))
-    if len(exports) != 1:
-        names = ", ".join(sorted(one.name for one in exports))
-        what = f"it holds several exports ({names:.300}); name one of them" if exports else "no file in it is an export"
-        raise FileError(f"{folder} is a folder, and {what}")
-    [path] = exports
-    return [path] if path.exists() else parts_of(path)
-
-
-def sets_of_parts(path: Path, ending: str) -> dict[int, list[Path]]:
-    """Return the files named as parts of `path`, in order, by the number of parts in their names."""
-    stem = path.name.removesuffix(ending)
-    found: dict[int, list[Path]] = {}
-    for one in sorted(path.parent.glob(f"{glob.escape(stem)}-?????-of-?????{glob.escape(ending)}")):
-        match = _PART.search(one.name.removesuffix(ending))
-        if match and int(match[1]) < int(match[2]):
-            found.setdefault(int(match[2]), []).append(one)
-    return found
-
-
 _SQLITE: Final = b"SQLite format 3\0"
-_ARROW: Final = b"ARROW1"
-_STREAM: Final = b"\xff\xff\xff\xff"
 _PARQUET: Final = b"PAR1"
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
 _DATABASE: Final = (
-    "this is a database: replaybuf save and resume, or export, copy the groups of one of replaybuf's; those of others "
-    "are imported from JSONL"
+    "this is a database: replaybuf checkpoint save and resume, or export, copy the groups of one of replaybuf's; "
+    "those of others are imported from JSONL"
 )
 _PICKLED: Final = (
     "this is a pickle, or a file of torch.save or numpy: load it where its classes are, if you trust it, and write its "
     "rollouts as JSONL (docs/files.md, Saved buffers)"
 )
 #: Extensions of files that are never empty, as opposed to plain lines.
-_FILLED: Final = (".gz", ".zst", ".parquet", ".arrow", ".feather", ".arrows", ".pth", ".pt", ".pkl")
+_FILLED: Final = (".gz", ".parquet")
 
 
 def is_sqlite(path: Path) -> bool:
@@ -296,7 +185,7 @@ _UNFORESEEN: Final = (ValueError, TypeError, AttributeError, LookupError, Arithm
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A file, the parts of an export, or the folder of a dataset, and the mapping for foreign rows in it."""
+    """A file, and the mapping for foreign rows in it."""
 
     where: str
     mapped: ColumnMapping = field(default_factory=ColumnMapping)
@@ -306,42 +195,37 @@ class RolloutFile:
         mapped = self.mapped
         read_as = [sorted(mapped.fields.items()), mapped.task, mapped.status, mapped.key, mapped.as_they_are]
         yield json.dumps(read_as).encode()
-        for path in self._files():
-            with path.open("rb") as raw:
-                while piece := raw.read(_PIECE):
-                    yield piece
+        with self._path().open("rb") as raw:
+            while piece := raw.read(_PIECE):
+                yield piece
 
-    def _files(self) -> list[Path]:
-        """Return the file, or the parts of an export. Raises FileError."""
+    def _path(self) -> Path:
         if self.where.startswith(("postgres", "sqlite:")) and "://" in self.where:
             raise FileError(f"{redact_path(self.where)}: {_DATABASE}")
-        path = Path(self.where)
-        if path.is_dir():
-            return files_in(path)
-        return [path] if path.exists() else parts_of(path) or [path]
+        return Path(self.where)
 
     def read(self) -> Iterator[FileGroup]:
         """Yield the groups. FileError for an invalid file, with the file's name first."""
-        for file in self._files():
-            shown, place = redact_path(str(file)), "the beginning"
-            try:
-                for group in self._read(file):
-                    place = group.place
-                    group.place = f"{shown}: {place}"
-                    yield group
-            except FileError as error:
-                raise FileError(f"{shown}: {error}", reason=error.reason) from error
-            except ReplayBufError:
-                raise
-            except RecursionError as error:
-                raise FileError(f"{shown}: its values are nested too deeply, or hold themselves") from error
-            except PermissionError as error:
-                raise AccessError(f"{shown} can't be read: {error.strerror}") from error
-            except OSError as error:
-                raise FileError(f"{shown} can't be read: {error.strerror or error}") from error
-            except _UNFORESEEN as error:
-                what = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
-                raise FileError(f"{shown}: after {place}: {what}") from error
+        file = self._path()
+        shown, place = redact_path(str(file)), "the beginning"
+        try:
+            for group in self._read(file):
+                place = group.place
+                group.place = f"{shown}: {place}"
+                yield group
+        except FileError as error:
+            raise FileError(f"{shown}: {error}", reason=error.reason) from error
+        except ReplayBufError:
+            raise
+        except RecursionError as error:
+            raise FileError(f"{shown}: its values are nested too deeply, or hold themselves") from error
+        except PermissionError as error:
+            raise AccessError(f"{shown} can't be read: {error.strerror}") from error
+        except OSError as error:
+            raise FileError(f"{shown} can't be read: {error.strerror or error}") from error
+        except _UNFORESEEN as error:
+            what = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
+            raise FileError(f"{shown}: after {place}: {what}") from error
 
     def _read(self, path: Path) -> Iterator[FileGroup]:
         if (kind := stat.S_IFMT(path.stat().st_mode)) in _SPECIAL:
@@ -354,13 +238,9 @@ class RolloutFile:
             raise FileError(_DATABASE)
         if magic.startswith((_ZIP, _PICKLE)):
             raise FileError(_PICKLED)
-        if magic.startswith(_PARQUET):
-            return self._grouped(read_tables(path, "parquet"))
-        if magic.startswith(_ARROW):
-            return self._grouped(read_tables(path, "arrow"))
-        if magic.startswith(_STREAM):
-            return self._grouped(read_tables(path, "stream"))
-        return self._grouped(read_rows(path))
+        if magic.startswith((*_ARROW, _ZSTD)):
+            raise FileError(f"this is an Arrow file, or compressed by zstd: {READABLE}")
+        return self._grouped(read_parquet(path) if magic.startswith(_PARQUET) else read_rows(path))
 
     def _grouped(self, rows: Generator[Placed, None, None]) -> Iterator[FileGroup]:
         """Yield the groups of rows, of an export or foreign ones. An error closes the file at once."""

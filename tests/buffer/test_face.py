@@ -8,6 +8,7 @@ import pytest
 
 import replaybuf
 from replaybuf import Lease, Prompt, ReplayBuffer
+from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.putting import PutOptions, Putting
 
 ROOT = Path(replaybuf.__file__).parent
@@ -15,7 +16,6 @@ ABOVE = [
     path
     for name in (
         "sync",
-        "prompts",
         "produce",
         "integrations/chunks",
         "integrations/reverb",
@@ -44,10 +44,9 @@ def test_all_puts_take_the_same_options() -> None:
         assert "Unpack[PutOptions]" in str(inspect.signature(put).parameters["options"].annotation)
 
 
-def test_all_draws_take_the_same_keywords() -> None:
-    """With the same defaults."""
-    shared = {}
+def test_all_draws_take_the_same_options() -> None:
+    """Those of `DrawOptions`, whose defaults are written once."""
+    own = {"sizes", "group_status", "statuses", "worker", "beta", "deferred"}
+    assert DrawOptions.__optional_keys__ == set(inspect.signature(DrawRequest.checked).parameters) - own
     for draw in (ReplayBuffer.get, ReplayBuffer.take_batch, ReplayBuffer.sample, ReplayBuffer.lease_batch):
-        parameters = inspect.signature(draw).parameters
-        shared[draw.__name__] = [parameters[name].default for name in ("group_status", "where", "timeout", "at_least")]
-    assert all(defaults == shared["get"] for defaults in shared.values())
+        assert "Unpack[DrawOptions]" in str(inspect.signature(draw).parameters["options"].annotation)

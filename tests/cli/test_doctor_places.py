@@ -88,7 +88,6 @@ BROKEN = {
     "the number of groups of one that would be deleted": "UPDATE rb_file SET groups = 0",
     "a file that is taken for nobody's": "UPDATE rb_file SET groups = -1",
     "a file's row": "DELETE FROM rb_file",
-    "a payload's file": "UPDATE rb_payload SET file = 999, size = 1 WHERE uid = 2",
 }
 
 
@@ -114,9 +113,7 @@ def test_what_nobody_names_is_deleted_when_it_is_old(url: str, folder: Path) -> 
     assert old.exists()
     assert f"deleted 1 file in {folder}" in run("doctor", url, "--repair").stderr
     assert [old.exists(), new.exists(), other.exists()] == [False, True, True]
-    found = examine(url)
-    assert wrong(found) == {}
-    assert "1 new one that may be being written" in found["places"][0]["text"]
+    assert wrong(examine(url)) == {}
     assert take_all(url) == COUNT
 
 
@@ -124,13 +121,10 @@ def test_one_repair_deletes_some_and_says_how_many_are_left(
     url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check_places, "_DELETED_AT_ONCE", 2)
-    monkeypatch.setattr(check_places, "_ROWS_AT_ONCE", 2)
     for number in range(9001, 9004):
         leave(folder, file_name(number), age=7200)
-    execute(url, "UPDATE rb_payload SET size = 1 WHERE uid = 3")
     assert "deleted 2 files" in (note := run("doctor", url, "--repair").stderr)
     assert "1 more are left: repair again" in note
-    assert "corrected the files of 1 payload" in note
     assert "deleted 1 file" in run("doctor", url, "--repair").stderr
     assert wrong(examine(url)) == {}
 
@@ -153,7 +147,7 @@ def test_nothing_is_deleted_that_a_payload_names(url: str, folder: Path) -> None
 def test_a_file_that_is_gone_is_a_problem_and_its_groups_are_set_aside(url: str, folder: Path) -> None:
     used(folder).unlink()
     found = examine(url, code=1)
-    assert wrong(found) == {"places": "problem", "checksums": "problem"}
+    assert wrong(found) == {"places": "problem", "payloads": "problem"}
     assert "put the files back" in found["places"][0]["mend"]
     run("doctor", url, "--repair", code=None)
     assert len(run_json("ls", url, "--status", "failed")) == 1
@@ -162,7 +156,7 @@ def test_a_file_that_is_gone_is_a_problem_and_its_groups_are_set_aside(url: str,
 def test_a_file_that_was_cut_short_is_a_problem(url: str, folder: Path) -> None:
     os.truncate(used(folder), 50_000)
     found = examine(url, code=1)
-    assert wrong(found) == {"places": "problem", "checksums": "problem"}
+    assert wrong(found) == {"places": "problem", "payloads": "problem"}
     assert "cut short" in found["places"][0]["text"]
 
 
@@ -182,7 +176,7 @@ def test_a_place_that_is_not_there_is_one_warning(url: str, folder: Path, how: s
     assert wrong(found) == {"places": "warning"}
     assert len(found["places"]) == 1
     assert str(folder) in found["places"][0]["text"]
-    assert "without what is out of reach" in found["checksums"][0]["text"]
+    assert "without what is out of reach" in found["payloads"][0]["text"]
     assert found["checkpoints"][0]["level"] == "ok"
     run("doctor", url, "--repair")
     assert run_json("ls", url, "--status", "failed") == []
@@ -267,7 +261,6 @@ def test_a_place_that_this_user_may_not_write_to_is_one_warning(
 
 
 def test_a_place_without_room_is_a_problem(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert " free" in examine(url)["places"][0]["text"]
     monkeypatch.setattr(check_places, "LITTLE_SPACE", 1 << 60)
     found = examine(url, code=1)
     assert wrong(found) == {"places": "problem"}

@@ -49,13 +49,14 @@ def test_a_dry_run_makes_no_tables(filled: str, empty: str, tmp_path: Path) -> N
 def test_rows_go_through_pipes(file: Path, tmp_path: Path) -> None:
     """stdout holds rows alone, and stdin is read like a file."""
     program = [sys.executable, "-m", "replaybuf"]
-    options = ["--where", '{"staleness": {"$gte": 3}}', "--rows", "groups", "--order-by", "-uid"]
+    options = ["--where", '{"staleness": {"$gte": 3}}', "--order-by", "-uid"]
     exported = subprocess.run([*program, "export", file, "-", *options], capture_output=True, check=True)
     rows = [json.loads(line) for line in exported.stdout.splitlines()]
-    assert [row["uid"] for row in rows] == sorted((row["uid"] for row in rows), reverse=True)
+    uids = [row["group.uid"] for row in rows]
+    assert uids == sorted(uids, reverse=True)
     into = [*program, "import", tmp_path / "new.db", "-", "--format=json"]
     imported = subprocess.run(into, input=exported.stdout, capture_output=True, check=True)
-    assert sum(row["new"] for row in json.loads(imported.stdout)) == len(rows) > 0
+    assert sum(row["new"] for row in json.loads(imported.stdout)) == len(set(uids)) > 0
 
 
 @pytest.mark.fast
@@ -111,7 +112,7 @@ def test_swapped_arguments_are_noticed(other: str, tmp_path: Path) -> None:
 def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     done = run("import", tmp_path / "new.db", tmp_path / "a.jsonl", "--as-task", "math", *options)
-    assert "Warning: no response was found: nothing of this can be trained on; --field response=answer?" in done.stderr
+    assert "Warning: no response was found: nothing of this can be trained on; --field response=COLUMN" in done.stderr
     assert "Warning" not in done.stdout
 
 
@@ -122,12 +123,11 @@ def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path
         (("export", "{folder}/none.db", "{folder}/a.jsonl"), 1, "there is no database"),
         (("export", "{file}", "{file}"), 1, "doesn't say its format"),
         (("export", "{file}", "{folder}/a.jsonl", "--where", "{{"), 2, "a query is JSON"),
-        (("export", "{file}", "{folder}/a.jsonl", "--max-bytes", "much"), 2, "is no size"),
         (("export", "{file}", "{folder}/none/a.jsonl"), 1, "can't be written"),
         (("export", "{file}"), 2, "FILE"),
         (("export", "{file}", "{there}"), 1, "or replace it (--force; force=True in Python)"),
         (("import", "{folder}/new.db", "{folder}/none.jsonl"), 1, "none.jsonl can't be read: No such file"),
-        (("import", "{folder}/new.db", "{file}"), 1, "this is a database: replaybuf save and resume"),
+        (("import", "{folder}/new.db", "{file}"), 1, "this is a database: replaybuf checkpoint save and resume"),
         (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
         (("import", "{folder}/new.db", "{file}", "--field", "respnse=a"), 1, "respnse is no field of rollouts; did"),
         (("import", "{folder}/new.db", "{file}", "--field", "pg://me:pw@db/rl"), 2, "'***' is no mapping"),

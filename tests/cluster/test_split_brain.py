@@ -7,12 +7,10 @@ import asyncio
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import AccessError, FencedError, UnreachableError
-from replaybuf.storage.sql.engine import postgres_servers
+from replaybuf.errors import AccessError, UnreachableError
 from tests.cluster.servers import Cluster, Node
 from tests.cluster.test_failover import fail_over
 from tests.faults.figures import Figures
-from tests.reasons import because
 from tests.stores import TASK, build, fill, group, take_all, until
 
 
@@ -85,26 +83,3 @@ async def test_a_standby_takes_no_writes(asynchronous: Cluster) -> None:
         with pytest.raises(error, match=text):
             async with build(named):
                 pass
-
-
-@pytest.mark.long
-async def test_who_works_with_a_primary_that_is_cut_off_finds_the_new_one(
-    asynchronous: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The old one is there all the time: what it got after the promotion is missed, and nothing more goes there."""
-    monkeypatch.setattr(postgres_servers, "LOOK_SECONDS", 0.2)
-    url = asynchronous.new_database()
-
-    async def put_on(buffer: ReplayBuffer) -> None:
-        for number in range(1_000_000):
-            await buffer.put(group(number), TASK)
-
-    async with build(url) as buffer:
-        await asyncio.to_thread(asynchronous.promote)
-        with pytest.raises(FencedError, check=because("commits lost")):
-            await asyncio.wait_for(put_on(buffer), 30)
-        before = await asyncio.to_thread(groups_at, asynchronous.standby, url)
-        async with build(url) as other:
-            await fill(other, 3)
-        assert await asyncio.to_thread(groups_at, asynchronous.standby, url) == before
-        assert await asyncio.to_thread(groups_at, asynchronous.primary, url) == 3

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 
-from replaybuf.storage.sql.engine import postgres_pool
+from replaybuf.storage.sql.engine import thread
 from tests.stores import TASK, build, group, numbers_of
 
 
@@ -20,7 +20,7 @@ class Saying(logging.Handler):
 
 
 async def main(url: str, silence: int) -> None:
-    postgres_pool.SILENCE_SECONDS = silence
+    thread.SILENCE_SECONDS = silence
     logger = logging.getLogger("replaybuf.database")
     logger.addHandler(Saying())
     logger.setLevel(logging.INFO)

@@ -172,4 +172,4 @@ def test_a_log_that_goes_with_its_last_user_is_not_missed(tmp_path: Path, second
     processes = [start(open_and_close, ledger, f"sqlite:///{tmp_path}/run.db", seconds) for ledger in ledgers]
     for process, ledger in zip(processes, ledgers, strict=True):
         assert end(process, ledger, seconds + 60) == 0
-        assert numbers(ledger, "opened")[0] > 2
+        assert numbers(ledger, "opened")[0] > 0

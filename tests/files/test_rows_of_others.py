@@ -116,8 +116,8 @@ ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range
         (
             {},
             [
-                "no response was found: nothing of this can be trained on; --field response=answer? "
-                "Not used: answer, grade"
+                "no response was found: nothing of this can be trained on; --field response=COLUMN "
+                "(fields= in Python) names the column that has it"
             ],
         ),
         ({"fields": {"response": "answer"}}, []),

@@ -198,16 +198,16 @@ _FAILOVER = [
     ("two-primaries", f"{_ENGINE}/servers.py", "    if len({one.standing.instance for one in best}) < 2:\n", "    if True:\n", "two primaries of one timeline are refused"),
     ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.value < excluded.value;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
-    ("stamp-anew", f"{_ENGINE}/postgres_recovery.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
+    ("stamp-anew", f"{_ENGINE}/postgres.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
     ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_counter SET value = value WHERE", "SELECT value FROM rb_counter WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
-    ("stamp-locked", f"{_ENGINE}/postgres_recovery.py", "return error if is_locked and doubtful is not None else None", "return None", "a repeat waits for the transaction whose answer was lost"),
+    ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if is_locked and doubtful is not None else None", "return None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "there.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("standby-for-ever", f"{_ENGINE}/postgres_recovery.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
-    ("standby-has-locks", f"{_ENGINE}/postgres_recovery.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
-    ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(text) < 65536", "True", "a port among several hosts is one"),
+    ("standby-for-ever", f"{_ENGINE}/standbys.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
+    ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
+    ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(port) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -239,8 +239,7 @@ _PRODUCE = [
 
 _OBSERVE = [
     ("observe-bucket", "observe/exposition.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
-    ("observe-others-lost", "observe/exposition.py", "for name in names[MOST_TASKS:]", "for name in names[MOST_TASKS + 1 :]", "tasks beyond the bound are added up"),
-    ("observe-escape", "observe/exposition.py", "name: _encodable(text)", "name: text", "a name stays within its label"),
+    ("observe-escape", "observe/exposition.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "WHEN g.leased_until <= :now THEN", "WHEN 1 = 1 THEN", "a lease that goes on isn't overdue"),
     ("observe-down", "observe/exposition.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),
@@ -255,7 +254,7 @@ _VIEWS = [
     ("text-behind-the-last", "codec/texts.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/repairs.py", "outline(rollouts, kind, Texts(data).find), None", "outline(rollouts, kind), None", "outlines written anew have whole texts"),
+    ("doctor-loses-places", "doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [

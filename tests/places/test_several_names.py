@@ -171,7 +171,7 @@ def test_places_that_were_added_before_and_after_a_backup_was_put_back_are_two(
     asyncio.run(add(3, after))
     asyncio.run(add(4, before))
     found = examine(backed_up.url)
-    assert wrong(found).get("checksums") is None
+    assert wrong(found).get("payloads") is None
     assert asyncio.run(take()) == [1, 3, 4]
 
 

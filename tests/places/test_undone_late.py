@@ -78,7 +78,7 @@ async def test_a_draw_that_could_not_be_read_is_undone_late(
         assert await payload_rows(url) == back
         assert [*(await named(url)).values()] == [back] * (back > 0)
         assert sorted(await take_all(other)) == [1, 2][:back]
-    assert set(wrong(await asyncio.to_thread(examine, url))) <= {"checksums"}
+    assert set(wrong(await asyncio.to_thread(examine, url))) <= {"payloads"}
     async with build(url) as other:
         await other.delete({})
         await until_no_files(url)

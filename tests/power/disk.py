@@ -27,7 +27,10 @@ def compiled(into: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A call that succeeded: `c`reate, `w`rite, `t`runcate, `s`ync, `r`ename, `l`ink, `u`nlink, `d`: mkdir."""
+    """A call that succeeded: `c`reate, `w`rite, `t`runcate, `s`ync, `r`ename, `l`ink, `u`nlink, `d`: mkdir.
+
+    `f` is an fsync that failed: what was written before may never reach the disk, whatever a later fsync says.
+    """
 
     op: str
     inode: int
@@ -143,7 +146,7 @@ class Disk:
 
     def apply(self, event: Event) -> None:
         """Do what the process did next."""
-        if event.op in "wts":
+        if event.op in "wtsf":
             self._of_file(event)
             return
         file = self._files.get(event.inode)
@@ -168,6 +171,9 @@ class Disk:
                 file.sync()
             for names in self._names:
                 names.sync(paths)
+        elif event.op == "f":
+            if file is not None and not file.is_folder:
+                file.since.clear()
         elif file is not None:
             file.since.append((event.at, event.data if event.op == "w" else None))
 

@@ -2,7 +2,11 @@
 
    POWER_FOLDER  the folder. POWER_LOG  the file that gets a record for each call that succeeded (tests/power/disk.py
    has their form). Calls are serialised, over all processes with this log, so that an fsync covers exactly the writes
-   before it. -shm files are left out: SQLite makes them anew after a crash. */
+   before it. -shm files are left out: SQLite makes them anew after a crash.
+
+   POWER_FAULTS  of a thousand reads, writes and fsyncs, how many fail (EIO, ENOSPC, or only a part is written), chosen
+   by POWER_SEED, while the last mark of the workload begins a call. After an fsync that failed the next one succeeds,
+   and what was written before is lost, as on Linux. POWER_LIES  such an fsync says that it succeeded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,6 +30,8 @@ static const char *folder;
 static int log_fd = -1;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t inodes[FILES]; /* of recorded open files, by descriptor; 0: not recorded */
+static uint64_t marks, chance; /* the file of marks; the state of a generator of random numbers */
+static int faults, lies, armed;
 
 struct record {
     char op;
@@ -47,8 +53,20 @@ static void end(void) {
     errno = kept;
 }
 
+static int number(const char *name) { return getenv(name) ? atoi(getenv(name)) : 0; }
+
+static uint32_t drawn(void) { return (chance = chance * 6364136223846793005ULL + 1442695040888963407ULL) >> 33; }
+
+static int fails(uint64_t inode) { return armed && inode != marks && drawn() % 1000 < (uint32_t)faults; }
+
+static int failing(int error) {
+    errno = error;
+    return -1;
+}
+
 static void open_log(void) {
     folder = getenv("POWER_FOLDER");
+    faults = number("POWER_FAULTS"), lies = number("POWER_LIES"), chance = number("POWER_SEED");
     log_fd = folder ? REAL(open)(getenv("POWER_LOG"), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
 }
 
@@ -110,6 +128,7 @@ static int opened(int (*real)(int, const char *, int, ...), int where, const cha
     int fd = real(where, path, flags, mode);
     if (fd >= 0 && fd < FILES) {
         inodes[fd] = inode_of(ours);
+        if (!strcmp(ours + strlen(ours) - 6, "/marks")) marks = inodes[fd];
         if (!before) note('c', inodes[fd], 0, ours, NULL, 0, 0);
         if (before && (flags & O_TRUNC)) note('t', inodes[fd], 0, NULL, NULL, 0, 0);
     }
@@ -133,6 +152,15 @@ static ssize_t written(int fd, const struct iovec *data, int count, int64_t at) 
     uint64_t inode = recorded(fd);
     if (!inode) return at < 0 ? REAL(writev)(fd, data, count) : REAL(pwritev)(fd, data, count, at);
     begin();
+    struct iovec half = {data[0].iov_base, (data[0].iov_len + 1) / 2};
+    if (inode == marks) armed = !strncmp(data[0].iov_base, "[\"begin\"", 8);
+    if (fails(inode)) {
+        if (drawn() % 2) {
+            end();
+            return failing(drawn() % 2 ? EIO : ENOSPC);
+        }
+        data = &half, count = 1;
+    }
     int64_t where = at;
     if (at < 0) where = fcntl(fd, F_GETFL) & O_APPEND ? lseek(fd, 0, SEEK_END) : lseek(fd, 0, SEEK_CUR);
     ssize_t done = at < 0 ? REAL(writev)(fd, data, count) : REAL(pwritev)(fd, data, count, at);
@@ -161,8 +189,31 @@ ssize_t pwritev64(int fd, const struct iovec *data, int count, off64_t at) { ret
     return done;
 int ftruncate(int fd, off_t size) { OF_FILE('t', fd, size, REAL(ftruncate)(fd, size)) }
 int ftruncate64(int fd, off64_t size) { OF_FILE('t', fd, size, REAL(ftruncate)(fd, size)) }
-int fsync(int fd) { OF_FILE('s', fd, 0, REAL(fsync)(fd)) }
-int fdatasync(int fd) { OF_FILE('s', fd, 0, REAL(fdatasync)(fd)) }
+
+static int synced(int fd, int (*real)(int)) {
+    uint64_t inode = recorded(fd);
+    if (!inode) return real(fd);
+    begin();
+    int fault = fails(inode), done = real(fd);
+    if (!done) note(fault ? 'f' : 's', inode, 0, NULL, NULL, 0, 0);
+    end();
+    return fault && !lies ? failing(EIO) : done;
+}
+int fsync(int fd) { return synced(fd, REAL(fsync)); }
+int fdatasync(int fd) { return synced(fd, REAL(fdatasync)); }
+
+static int unreadable(int fd) {
+    if (!recorded(fd) || !armed) return 0;
+    begin();
+    int fault = fails(recorded(fd));
+    end();
+    return fault;
+}
+ssize_t read(int fd, void *data, size_t size) { return unreadable(fd) ? failing(EIO) : REAL(read)(fd, data, size); }
+ssize_t pread(int fd, void *data, size_t size, off_t at) {
+    return unreadable(fd) ? failing(EIO) : REAL(pread)(fd, data, size, at);
+}
+ssize_t pread64(int fd, void *data, size_t size, off64_t at) { return pread(fd, data, size, at); }
 
 /* Calls on names; `from` is recorded as the data. */
 #define OF_NAMES(op, path, from, call) \

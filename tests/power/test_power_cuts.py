@@ -1,7 +1,9 @@
 """After a power cut at any moment the database, its payloads and its snapshots are as some moment before it had them.
 
 With `durability="full"` it is the moment of the last call that returned, or that of the one under way; with "normal"
-perhaps an earlier one.
+perhaps an earlier one. So it is on a disk whose reads, writes and fsyncs fail now and then, where calls that raise are
+repeated: an fsync that fails loses what was written before, though the next one succeeds (LWN, "PostgreSQL's fsync()
+surprise", 2018).
 
     python -m pytest tests/power -m long    # 10,000 states
 """
@@ -28,6 +30,8 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.power.disk import Disk, Event, compiled, recorded
 from tests.power.workload import DATABASE, MARKS, PLACE, SAVED, buffer_in, state_of
 
+#: Of a thousand calls of the disk, how many fail.
+_FAULTS = 10
 #: Of doctor's examinations, one in so many states.
 _EXAMINED = 10
 
@@ -78,12 +82,13 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("shim"))
 
 
-def record(folder: Path, shim: Path, seed: int, calls: int, durability: str) -> Run:
-    """Run a workload in a process whose writes are recorded."""
+def record(folder: Path, shim: Path, seed: int, calls: int, durability: str, **variables: int) -> Run:
+    """Run a workload in a process whose writes are recorded, with these variables of the recorder."""
     (folder / PLACE).mkdir(parents=True)
     folders = {path.stat().st_ino: path for path in (folder, folder / PLACE)}
     log = folder.with_suffix(".log")
     recording = {"LD_PRELOAD": str(shim), "POWER_FOLDER": str(folder), "POWER_LOG": str(log)}
+    recording |= {"POWER_SEED": str(seed)} | {name: str(value) for name, value in variables.items()}
     command = [sys.executable, "-m", "tests.power.workload", str(folder), str(seed), str(calls), durability]
     subprocess.run(command, check=True, env={**os.environ, **recording}, timeout=250)
     events = recorded(log)
@@ -96,7 +101,7 @@ def record(folder: Path, shim: Path, seed: int, calls: int, durability: str) -> 
             kind, *mark = json.loads(event.data)
             if kind == "begin":
                 begun = (*mark, len(ours))
-            else:
+            elif kind == "end":
                 calls.append(Call(*begun, len(ours), *mark))
     files = [path for path in folder.glob(f"{SAVED}*/*") if path.is_file()]
     saved = {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -167,3 +172,17 @@ def test_a_power_cut_leaves_a_moment_of_the_run(tmp_path: Path, shim: Path, dura
 def test_a_sync_that_is_left_out_is_caught(tmp_path: Path, shim: Path, forgets: str) -> None:
     run = record(tmp_path / "run", shim, 0, 25, "full")
     assert next(losses(run, random.Random(0), 100, forgets), None)
+
+
+@pytest.mark.parametrize("runs", [1, pytest.param(50, marks=pytest.mark.long)])
+def test_a_disk_that_fails_now_and_then_loses_nothing(tmp_path: Path, shim: Path, runs: int) -> None:
+    wrong = []
+    for seed in range(runs):
+        run = record(tmp_path / f"run{seed}", shim, seed, 40, "full", POWER_FAULTS=_FAULTS)
+        wrong += [f"seed {seed}, {one}" for one in losses(run, random.Random(seed), 100)]
+    assert not wrong, "\n".join(wrong[:20])
+
+
+def test_a_failed_sync_that_says_that_it_succeeded_is_caught(tmp_path: Path, shim: Path) -> None:
+    run = record(tmp_path / "run", shim, 0, 40, "full", POWER_FAULTS=_FAULTS, POWER_LIES=1)
+    assert next(losses(run, random.Random(0), 100), None)

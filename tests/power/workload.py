@@ -11,11 +11,14 @@ import os
 import random
 import sqlite3
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from replaybuf import Lease, ReplayBufError, ReplayBuffer
+from replaybuf.errors import FencedError, LeaseLostError
 from tests.places.arrays import NBYTES, apart, heavy, number_in
 from tests.stores import TASK, group, number_of
 
@@ -43,14 +46,19 @@ async def state_of(buffer: ReplayBuffer, folder: Path, *, may_lose_arrays: bool 
         return [[list(row) for row in groups], [one.step for one in await buffer.checkpoints()]]
 
 
-class Workload:
-    """Calls of a buffer, chosen by a seed."""
+#: What is done once more after each error, with the same effect.
+Call = Callable[[], Awaitable[object]]
 
-    def __init__(self, folder: Path, seed: int, durability: str) -> None:
+
+class Workload:
+    """Calls of a buffer, chosen by a seed. With `faults` the disk fails now and then, and failed calls are repeated."""
+
+    def __init__(self, folder: Path, seed: int, durability: str, *, faults: bool) -> None:
         self._folder, self._chance = folder, random.Random(seed)
-        self._durability = durability
+        self._durability, self._faults = durability, faults
         self._number = self._step = 0
         self._leases: list[Lease[Any]] = []
+        self._taken: set[int] = set()
         self._marks = os.open(folder / MARKS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def _mark(self, *mark: Any) -> None:
@@ -58,49 +66,101 @@ class Workload:
 
     async def run(self, calls: int) -> None:
         async with buffer_in(self._folder, self._durability) as buffer:
+            before = await state_of(buffer, self._folder)
             for _ in range(calls):
                 name = self._chance.choice(_CALLS)
-                self._mark("begin", name, self._step + 1)
-                await getattr(self, name)(buffer)
-                self._mark("end", await state_of(buffer, self._folder))
+                call = await getattr(self, name)(buffer)
+                self._mark("begin", name, self._step)
+                await self._done(call)
+                self._mark("done")
+                before = await self._state_after(name, buffer, before)
+                self._mark("end", before)
 
-    async def put(self, buffer: ReplayBuffer) -> None:
+    async def _done(self, call: Call) -> None:
+        self._taken.clear()
+        while True:
+            try:
+                await call()
+            except ReplayBufError:
+                if not self._faults:
+                    raise
+                await asyncio.sleep(0.01)
+            else:
+                return
+
+    async def _state_after(self, name: str, buffer: ReplayBuffer, before: Any) -> Any:
+        """Return the state after a call. What was taken or leased by calls that failed comes back before long."""
+        async with asyncio.timeout(60):
+            while True:
+                after = await state_of(buffer, self._folder)
+                left = {number for number, *_ in before[0]} - {number for number, *_ in after[0]}
+                leased = sum(bool(one[2]) for one in after[0]) - sum(bool(one[2]) for one in before[0])
+                gone = name in ("delete", "restore", "acknowledge") or left == self._taken
+                if gone and leased <= (name in ("lease", "restore")):
+                    return after
+                await asyncio.sleep(0.05)
+
+    async def put(self, buffer: ReplayBuffer) -> Call:
         self._number += 1
-        await buffer.put(group(self._number), TASK, tags={"number": self._number})
+        return partial(buffer.put, group(self._number), TASK, **self._known())
 
-    async def put_heavy(self, buffer: ReplayBuffer) -> None:
+    async def put_heavy(self, buffer: ReplayBuffer) -> Call:
         self._number += 1
         rollouts = heavy(self._number, self._chance.choice((NBYTES, 4 * NBYTES)))
-        await buffer.put(rollouts, TASK, tags={"number": self._number})
+        return partial(buffer.put, rollouts, TASK, **self._known())
 
-    async def take(self, buffer: ReplayBuffer) -> None:
-        await buffer.get(self._chance.randint(1, 2), TASK)
+    def _known(self) -> dict[str, Any]:
+        return {"tags": {"number": self._number}, "key": str(self._number)}
 
-    async def lease(self, buffer: ReplayBuffer) -> None:
-        self._leases.append(await buffer.lease_batch({TASK: 1}, seconds=3600))
+    async def take(self, buffer: ReplayBuffer) -> Call:
+        size = self._chance.randint(1, 2)
 
-    async def acknowledge(self, _: ReplayBuffer) -> None:
-        if self._leases:
-            with suppress(ReplayBufError):  # after a restore it is lost
-                await self._leases.pop().acknowledge()
+        async def take() -> None:
+            for rollouts in await buffer.get(size, TASK):
+                self._taken.add(number_in(rollouts) if rollouts[0].extra_fields else number_of(rollouts))
 
-    async def update(self, buffer: ReplayBuffer) -> None:
-        await buffer.update({"uid": {"$gt": self._number // 2}, "status": "completed"}, status="aborted")
+        return take
 
-    async def delete(self, buffer: ReplayBuffer) -> None:
-        await buffer.delete({"status": "aborted"})
+    async def lease(self, buffer: ReplayBuffer) -> Call:
+        async def lease() -> None:
+            self._leases.append(await buffer.lease_batch({TASK: 1}, seconds=3600))
 
-    async def checkpoint(self, buffer: ReplayBuffer) -> None:
+        return lease
+
+    async def acknowledge(self, buffer: ReplayBuffer) -> Call:
+        lease = self._leases.pop() if self._leases else None
+
+        async def acknowledge() -> None:
+            if lease is not None:
+                with suppress(LeaseLostError, FencedError):  # after a restore, or a failed call that was committed
+                    await lease.acknowledge()
+
+        return acknowledge
+
+    async def update(self, buffer: ReplayBuffer) -> Call:
+        some = {"uid": {"$gt": self._number // 2}, "status": "completed"}
+        return partial(buffer.update, some, status="aborted")
+
+    async def delete(self, buffer: ReplayBuffer) -> Call:
+        return partial(buffer.delete, {"status": "aborted"})
+
+    async def checkpoint(self, buffer: ReplayBuffer) -> Call:
         self._step += 1
-        await buffer.checkpoint(self._step)
+        return partial(buffer.checkpoint, self._step)
 
-    async def restore(self, buffer: ReplayBuffer) -> None:
-        if kept := await buffer.checkpoints():
-            await buffer.restore(self._chance.choice(kept).step)
+    async def restore(self, buffer: ReplayBuffer) -> Call:
+        kept = await buffer.checkpoints()
+        step = self._chance.choice(kept).step if kept else None
 
-    async def save(self, buffer: ReplayBuffer) -> None:
+        async def restore() -> None:
+            if step is not None:
+                await buffer.restore(step)
+
+        return restore
+
+    async def save(self, buffer: ReplayBuffer) -> Call:
         self._step += 1
-        await buffer.save(self._folder / f"{SAVED}{self._step}")
+        return partial(buffer.save, self._folder / f"{SAVED}{self._step}")
 
 
 _CALLS = ("put", "put", "put_heavy", "put_heavy", "take", "lease", "acknowledge", "update", "delete")
@@ -108,4 +168,6 @@ _CALLS += ("checkpoint", "restore", "save")
 
 
 if __name__ == "__main__":
-    asyncio.run(Workload(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4]).run(int(sys.argv[3])))
+    folder, seed, calls, durability = sys.argv[1:]
+    faults = "POWER_FAULTS" in os.environ
+    asyncio.run(Workload(Path(folder), int(seed), durability, faults=faults).run(int(calls)))

@@ -118,20 +118,24 @@ class Actor:
 Choice = Callable[[int, int], int]
 
 
-def run(actors: Sequence[Actor], url: str, names: Sequence[str], first: int, choose: Choice) -> list[str]:
-    """Do an operation in each process, interleaved as chosen. Return what became of each."""
+def run(actors: Sequence[Actor], url: str, names: Sequence[str], order: Sequence[int], choose: Choice) -> list[str]:
+    """Do an operation in each process, interleaved as chosen. Return what became of each.
+
+    Where one has ended, or is blocked, the next one goes on that hasn't ended, in this order.
+    """
     for actor, name in zip(actors, names, strict=True):
         actor.prepare(url, name)
-    active, blocked = first, 0
+    following = dict(zip(order, [*order[1:], order[0]], strict=True))
+    active, blocked = order[0], 0
     while any(actor.outcome is None for actor in actors):
         if actors[active].outcome is not None:
-            active = (active + 1) % len(actors)
+            active = following[active]
             continue
         reached = actors[active].step()
         blocked = blocked + 1 if reached == "blocked" else 0
         assert blocked * _BLOCKED_SECONDS < _FOR_EVER_SECONDS, f"all wait: {[actor.at for actor in actors]}"
         if reached == "blocked":
-            active = (active + 1) % len(actors)
+            active = following[active]
         elif reached != "ended":
             active = choose(active, actors[active].passed)
     for actor in actors:

@@ -48,7 +48,7 @@ class Keeping(Pair):
             self.runner.run(self.other.close())
             self.other = self.buffer(self.place.again(self.rules))
             for _, lease in self.leases:
-                lease._storage, lease._putting = self.other.storage, self.other.putting
+                lease.storage, lease._putting = self.other.storage, self.other.putting
 
     def save_and_resume(self, crossed: bool) -> None:
         folders = [self.folder / "reference", self.folder / "other"]

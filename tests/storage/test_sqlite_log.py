@@ -23,17 +23,13 @@ from tests.stores import build, fill, take_all
 PAGES = 32
 
 
-@pytest.fixture(params=["alone", "beside"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How the log is copied: as by an old SQLite, or a new one; after a few pages."""
-    monkeypatch.setattr(sqlite_log, "copies_beside_writers", lambda: request.param == "beside")
-    for name in ("ALONE_PAGES", "_BESIDE_PAGES", "_GROWTH_PAGES"):
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is copied after a few pages; nothing waits for the disk, which may take as long as hundreds of writes."""
+    for name in ("ALONE_PAGES", "_GROWTH_PAGES"):
         monkeypatch.setattr(sqlite_log, name, PAGES)
-    monkeypatch.setattr(sqlite_log, "_TOO_LONG_PAGES", 4 * PAGES)
-    # Nothing waits for the disk, which may take as long as hundreds of writes.
     monkeypatch.setattr(sqlite, "sync_wal", lambda path: None)
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy_unflushed)
-    return str(request.param)
 
 
 def copy_unflushed(connection: sqlite3.Connection) -> int:
@@ -43,7 +39,7 @@ def copy_unflushed(connection: sqlite3.Connection) -> int:
 
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Database]:
-    engine = open_database(make_url(f"sqlite+aiosqlite:///{path}"), lock_timeout=5)
+    engine = open_database(make_url(f"sqlite:///{path}"), lock_timeout=5)
     try:
         await engine.write(lambda tx: run(tx, "CREATE TABLE numbers (id INTEGER PRIMARY KEY, data BLOB)"))
         yield engine
@@ -74,45 +70,22 @@ def may_write(path: str | Path, timeout: float = 0) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    ("version", "safe"),
-    [
-        ((3, 40, 1), False),
-        ((3, 44, 5), False),
-        ((3, 44, 6), True),
-        ((3, 45, 0), False),
-        ((3, 50, 6), False),
-        ((3, 50, 7), True),
-        ((3, 51, 2), False),
-        ((3, 51, 3), True),
-        ((3, 54, 0), True),
-        ((4, 0, 0), True),
-    ],
-)
-def test_the_versions_that_may_copy_beside_writers(version: tuple[int, ...], safe: bool) -> None:
-    assert sqlite_log.copies_beside_writers(version) is safe
-
-
-async def test_nobody_else_writes_while_an_old_version_copies_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+async def test_nobody_else_writes_while_the_log_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "run.db", []
-    monkeypatch.setattr(sqlite_log, "_TOO_LONG_PAGES", 1 << 30)  # of which a new version, too, copies alone
 
     def copy(connection: sqlite3.Connection) -> int:
-        # Beside others a copy may meet a transaction of this store, which ends soon.
-        seen.append(may_write(path, timeout=5 if way == "beside" else 0))
+        seen.append(may_write(path))
         return sqlite_log.checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine:
         await insert(engine, 3 * PAGES)
     assert seen
-    assert {*seen} == {way == "beside"}
+    assert not any(seen)
 
 
 async def test_others_write_while_the_log_is_flushed_before_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, seen = tmp_path / "run.db", []
 
@@ -127,7 +100,7 @@ async def test_others_write_while_the_log_is_flushed_before_a_copy(
     assert all(seen)
 
 
-async def test_no_connection_copies_the_log_by_itself(tmp_path: Path, way: str) -> None:
+async def test_no_connection_copies_the_log_by_itself(tmp_path: Path) -> None:
     def pragma(tx: Transaction) -> int:
         return int(tx.run("PRAGMA wal_autocheckpoint")[0][0])
 
@@ -138,7 +111,7 @@ async def test_no_connection_copies_the_log_by_itself(tmp_path: Path, way: str) 
             assert await steps.run(pragma) == 0
 
 
-async def test_the_log_begins_anew_while_somebody_writes_without_a_pause(tmp_path: Path, way: str) -> None:
+async def test_the_log_begins_anew_while_somebody_writes_without_a_pause(tmp_path: Path) -> None:
     path, logs, count = tmp_path / "run.db", set(), 0
     async with opened(path) as engine, asyncio.timeout(60):
         while len(logs) < 4:
@@ -149,9 +122,7 @@ async def test_the_log_begins_anew_while_somebody_writes_without_a_pause(tmp_pat
         assert rows == count
 
 
-async def test_a_log_that_can_not_be_copied_is_copied_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+async def test_a_log_that_can_not_be_copied_is_copied_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, failures = tmp_path / "run.db", 2
 
     def copy(connection: sqlite3.Connection) -> int:
@@ -168,7 +139,7 @@ async def test_a_log_that_can_not_be_copied_is_copied_later(
     assert failures < 0
 
 
-async def test_a_reader_that_holds_the_log_back_does_not_hold_up_writers(tmp_path: Path, way: str) -> None:
+async def test_a_reader_that_holds_the_log_back_does_not_hold_up_writers(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     async with opened(path) as engine:
         with closing(sqlite3.connect(path, isolation_level=None)) as reader:
@@ -181,7 +152,7 @@ async def test_a_reader_that_holds_the_log_back_does_not_hold_up_writers(tmp_pat
         assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (12 * PAGES,)
 
 
-async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: Path, way: str) -> None:
+async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     first, second = build(url), build(url)
     await asyncio.gather(fill(first, 100), fill(second, 100, 100))
@@ -192,7 +163,7 @@ async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: 
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection is about to be closed; and whoever closes it waits for the one that is under way."""
     closing_began, copies = False, []
 

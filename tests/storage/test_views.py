@@ -14,7 +14,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.codec.payload import Codec
 from replaybuf.codec.texts import Texts
 from replaybuf.doctor import CheckContext
-from replaybuf.doctor.repairs import repair_texts
+from replaybuf.doctor.check_payloads import PAYLOADS
 from replaybuf.rollouts.outline import preview, reward_parts
 from replaybuf.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build
@@ -201,7 +201,7 @@ async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
         spoil = "UPDATE rb_payload SET outline = CAST(x'5ba5' AS TEXT)"
         await buffer.storage._write(lambda tx: tx.run(spoil))
-        await buffer.storage._write(lambda tx: repair_texts(tx, CheckContext("")))
+        await buffer.storage._write(lambda tx: PAYLOADS.repairs[0](tx, CheckContext("", damaged={1})))
         assert await rows(buffer, query) == whole
         await buffer.save(tmp_path / "saved")
         state = buffer.state_dict()

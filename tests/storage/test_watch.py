@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import sys
 import time
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +14,9 @@ import pytest
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.engine import sqlite_changes
-from replaybuf.storage.sql.engine.opening import open_database
-from replaybuf.storage.sql.engine.postgres import Notifications
-from replaybuf.storage.sql.engine.sqlite_changes import Inotify
+from replaybuf.storage.sql.engine import sqlite
+from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.thread import RateLimit
-from replaybuf.storage.sql.engine.urls import parse_url
 from tests.stores import TASK, build, group
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify is of Linux")
@@ -41,29 +36,6 @@ def test_a_pace_is_a_burst_and_then_a_rate(monkeypatch: pytest.MonkeyPatch) -> N
     assert [round(rate.delay(), 6) for _ in range(4)] == [0, 0, 0, 0.1]
 
 
-@on_linux
-async def test_inotify_tells_of_writes_while_it_is_on(tmp_path: Path) -> None:
-    """Also, once, of those that came while it was off."""
-    told = asyncio.Event()
-    path = tmp_path / "log"
-    path.write_bytes(b"")
-    watch = Inotify(str(path), told.set)
-    with path.open("ab", buffering=0) as file:
-        file.write(b"1")
-        await asyncio.sleep(0.05)
-        assert not told.is_set()
-        watch.switch(True)
-        await asyncio.wait_for(told.wait(), 5)
-        watch.switch(False)
-        told.clear()
-        file.write(b"2")
-        await asyncio.sleep(0.05)
-        assert not told.is_set()
-    watch.close()
-    with pytest.raises(FileNotFoundError):
-        Inotify(str(tmp_path / "none"), told.set)
-
-
 async def woken(waiting: ReplayBuffer, other: ReplayBuffer) -> float:
     """Return the seconds from a commit until a taker in another store has the group."""
     task = asyncio.create_task(waiting.take_batch({TASK: 1}, timeout=NEVER))
@@ -78,7 +50,7 @@ async def woken(waiting: ReplayBuffer, other: ReplayBuffer) -> float:
 @on_linux
 async def test_a_write_to_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without polling; also after the log was begun anew, and after a wait that ended in vain."""
-    monkeypatch.setattr(sqlite_changes, "_GUARANTEE_SECONDS", NEVER)
+    monkeypatch.setattr(sqlite, "_GUARANTEE_SECONDS", NEVER)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})
@@ -91,47 +63,13 @@ async def test_a_write_to_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, tmp
             await other.storage.thread.run(truncate)
 
 
-async def test_a_commit_is_awaited_although_callers_were_woken_since_its_write(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is seen some time after its pages were written to the log."""
-
-    class Silent:
-        def __init__(self, *_: Any) -> None:
-            pass
-
-        def switch(self, on: bool = False) -> None:
-            pass
-
-        close = switch
-
-    monkeypatch.setattr(sqlite_changes, "Inotify", Silent)
-    monkeypatch.setattr(sqlite_changes, "_LAST_LOOK_SECONDS", 1.0)
-    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
-        await buffer.put(group(0), TASK)
-    engine, heard = open_database(parse_url(f"sqlite:///{tmp_path}/buffer.db")), asyncio.Event()
-    changes: Any = engine.changes(heard.set)
-    with closing(sqlite3.connect(tmp_path / "buffer.db", isolation_level=None)) as other:
-        await changes.look()
-        other.execute("BEGIN IMMEDIATE")
-        other.execute("UPDATE rb_lane SET step = 1")
-        changes._written()
-        changes.switch(False)
-        other.execute("COMMIT")
-        changes.switch(True)
-        async with asyncio.timeout(5):
-            await heard.wait()
-    await changes.close()
-    await engine.dispose()
-
-
 async def test_polling_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where nothing tells of writes."""
 
     def refuse(*_: Any) -> None:
         raise OSError("this system has no inotify")
 
-    monkeypatch.setattr(sqlite_changes, "Inotify", refuse)
+    monkeypatch.setattr(sqlite, "watch_writes", refuse)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})

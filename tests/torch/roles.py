@@ -232,7 +232,7 @@ def differently(url: str, folder: Path) -> None:
         except ReplayBufError as error:
             say(type(error).__name__, error)
         if dist.get_rank():
-            step._step.asynchronous._storage.acknowledge = _lost  # type: ignore[union-attr,method-assign]
+            step._step.asynchronous.storage.acknowledge = _lost  # type: ignore[union-attr,method-assign]
         try:
             step.acknowledge()
         except Exception as error:

@@ -62,7 +62,7 @@ def _rollout(chance: random.Random, prompt: str, text: str | None = None, *, fai
 
 async def _insert_records(url: str) -> None:
     """Insert what processes write of what they do, as it is after two hours of a run."""
-    now, scheme = time.time(), "postgresql+asyncpg" if url.startswith("postgresql") else "sqlite+aiosqlite"
+    now, scheme = time.time(), "postgresql+asyncpg" if url.startswith("postgresql") else "sqlite"
     engine = create_async_engine(f"{scheme}:{url.partition(':')[2]}")
     async with engine.begin() as connection:
         await connection.execute(delete(records.history))  # a minute may have ended meanwhile

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import logging
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from replaybuf.buffer import wait_reports
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.wait_reports import WaitLog
 from replaybuf.cancellation import to_its_end
 from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
 from replaybuf.config import Password, ReplayBufferConfig
@@ -26,7 +25,7 @@ from replaybuf.integrations.chunks.fragments import (
     check_number,
     check_session,
 )
-from replaybuf.integrations.chunks.ledger import ATTEMPTS, Ledger, ModelState, tag_of
+from replaybuf.integrations.chunks.ledger import ATTEMPTS, Ledger, ModelState, WorkerProgress, tag_of
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS
@@ -36,21 +35,9 @@ from replaybuf.sync.loop import end, run
 OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
 
-_POLL_SECONDS = 0.02
-# Maximum number of workers whose progress is cached between puts.
-_REMEMBERED = 10_000
+_LONGEST_SECONDS = 5.0
 
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A worker's cached progress, and the groups from which it was read; valid while all these groups exist."""
-
-    label: Session
-    session: int
-    next: int
-    end: int
-    state: tuple[int, ...]
-    worker: tuple[int, ...]
+_logger = logging.getLogger("replaybuf.waits")
 
 
 class ChunkBuffer:
@@ -90,7 +77,6 @@ class ChunkBuffer:
         most = None if max_staleness is None else check_number(max_staleness, "max_staleness")
         self._ledger = Ledger(buffer, name, size, most)
         self._drops, self._begins = on_problem == "drop", begin_sessions == "put"
-        self._known: dict[str, _Known] = {}
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
 
     if not TYPE_CHECKING:
@@ -139,23 +125,13 @@ class ChunkBuffer:
         Also raises InputError, RolloutError and StorageError; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
-        known: _Known | None = self._known.pop(worker, None)
-        if known is None or not await self._still(fragment, known):
-            known = await self._find_place(fragment)
-            if known is None:
-                return False
-        last = fragment.index + 1 == known.end
-        uid = await self._ledger.store(fragment, known.session, last=last)
+        progress = await self._find_place(fragment)
+        if progress is None:
+            return False
+        last = fragment.index + 1 == progress.end
+        await self._ledger.store(fragment, progress.session, last=last)
         if last:
-            progress = await self._ledger.join(worker, known.session)
-            if progress is None:  # the session has ended meanwhile
-                return True
-            known = replace(known, next=progress.next, end=progress.end, worker=progress.uids)
-        else:
-            known = replace(known, next=known.next + 1, worker=(*known.worker, uid))
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[worker] = known
+            await self._ledger.join(worker, progress.session)
         return True
 
     async def forget(self, worker: str) -> int:
@@ -164,7 +140,6 @@ class ChunkBuffer:
         Return the number removed.
         """
         check_task_name(worker, "worker")
-        self._known.pop(worker, None)
         return await self._ledger.forget(worker)
 
     async def expected(self, worker: str) -> int | None:
@@ -240,19 +215,22 @@ class ChunkBuffer:
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         query = {"task_name": self._ledger.prepared, "uid": {"$gt": least}}
-        log = WaitLog("waiting for a selection")
+        report_at = time.monotonic() + wait_reports.REPORT_SECONDS
         while True:
+            seen = self.buffer.waits.version()
             for item in [item async for item in self.buffer.find(query, order_by="-uid", limit=1)]:
                 if item.error is not None:
                     raise ReplayBufError(f"selection {item.uid} of {self.name} can't be read: {item.error}")
                 return Selection.of(item)
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or log.due:
-                what = "nothing was fetched yet" if after is None else f"nothing was fetched after selection {after}"
-                if remaining <= 0:
-                    raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
-                log.add(f"{what} from {self.name}")
-            await asyncio.sleep(min(_POLL_SECONDS, remaining))
+            what = "nothing was fetched yet" if after is None else f"nothing was fetched after selection {after}"
+            if remaining <= 0:
+                raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
+            if time.monotonic() >= report_at:
+                _logger.warning("waiting for a selection: %s from %s", what, self.name)
+                report_at = time.monotonic() + wait_reports.REPORT_SECONDS
+            await self.buffer.check_fence()
+            await self.buffer.waits.changed(seen, min(remaining, report_at - time.monotonic(), _LONGEST_SECONDS))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
         """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""
@@ -281,32 +259,24 @@ class ChunkBuffer:
 
     # Joining
 
-    async def _still(self, fragment: Fragment, known: _Known) -> bool:
-        """Return whether the fragment follows the cached progress, and that is still current in the store."""
-        if (known.label, known.next) != (fragment.session, fragment.index):
-            return False
-        there = await self._ledger.all_there((*known.state, *known.worker))
-        return there and not await self._ledger.goes_on(fragment.worker, known.session, known.next)
-
-    async def _find_place(self, fragment: Fragment) -> _Known | None:
-        """Return the fragment's progress entry, after finishing pending steps; None if the fragment is dropped."""
+    async def _find_place(self, fragment: Fragment) -> WorkerProgress | None:
+        """Return the worker's progress, whose next fragment this is, after finishing pending steps; None if dropped."""
         worker, index, label = fragment.worker, fragment.index, fragment.session
         for _ in range(ATTEMPTS):
             state = await self._state_for(fragment)
             if label != state.label:
                 await self._refuse(fragment, "session", state.label, over=state.is_over(label))
                 return None
-            session = state.session
-            progress = await self._ledger.join(worker, session)
+            progress = await self._ledger.join(worker, state.session)
             if progress is not None and index == progress.next:
-                return _Known(label, session, index, progress.end, state.uids, progress.uids)
+                return progress
             if progress is not None and index < progress.next:
                 await self._refuse(fragment, "duplicate", progress.next)
                 return None
             if progress is not None and not self._drops:
                 raise fragment.error("gap", progress.next)
             # On a conflict with another process that begins this worker, the next attempt reads its cursor.
-            begun = await self._ledger.begin(worker, session, index, progress)
+            begun = await self._ledger.begin(worker, state.session, index, progress)
             if begun and progress is not None:
                 await self._ledger.drop("gap")
         raise ConflictError(f"the fragments of worker {worker!r} change all the time; nothing was stored")

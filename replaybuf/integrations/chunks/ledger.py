@@ -86,12 +86,13 @@ def moved(state: ModelState | None, label: Session | None, version: int) -> Mode
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """The progress of a worker: its next chunk, of `size` fragments, starts at `start`, and has `fragments` so far.
+    """The progress of a worker in a session: its next chunk, of `size` fragments, starts at `start`.
 
-    `cursors` are the uids of its cursors. `made` is the last fragment of a chunk whose next cursor isn't written yet.
-    `obsolete` are groups of a delayed put.
+    The chunk has `fragments` so far, without their data. `cursors` are the uids of its cursors. `made` is the last
+    fragment of a chunk whose next cursor isn't written yet. `obsolete` are groups of a delayed put.
     """
 
+    session: int
     start: int
     size: int
     cursors: tuple[int, ...] = ()
@@ -111,7 +112,7 @@ class WorkerProgress:
 
     @property
     def uids(self) -> tuple[int, ...]:
-        """The uids of all groups on which the worker's progress depends."""
+        """The uids of its cursors and fragments."""
         made = () if self.made is None else (self.made.uid,)
         return (*self.cursors, *(row.uid for row in self.fragments), *made)
 
@@ -206,7 +207,7 @@ class Ledger:
     async def progress(self, worker: str, session: int) -> WorkerProgress | None:
         """Return the progress of a worker, or None if none is stored."""
         tasks = {"$in": [self.fragments, self.cursors]}
-        rows = await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session})
+        rows = await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session}, payloads=False)
         if not rows:
             return None
         sizes = {tag_of(row, "start"): tag_of(row, "size") for row in rows if row.task_name == self.cursors}
@@ -223,12 +224,7 @@ class Ledger:
             while (row := fragments.pop(start + len(following), None)) is not None:
                 following.append(row)
         obsolete = tuple(row.uid for row in fragments.values())
-        return WorkerProgress(start, size, uids, tuple(following), made, obsolete)
-
-    async def goes_on(self, worker: str, session: int, index: int) -> bool:
-        """Return whether this fragment of a worker, or a later one, is stored."""
-        of_worker = {"task_name": self.fragments, "tags.worker": worker, "tags.session": session}
-        return await self.buffer.count_where({**of_worker, "tags.index": {"$gte": index}}) > 0
+        return WorkerProgress(session, start, size, uids, tuple(following), made, obsolete)
 
     async def all_there(self, uids: Sequence[int]) -> bool:
         """Return whether all these groups exist: then no chunk was made of them, and no new session has begun."""
@@ -247,7 +243,7 @@ class Ledger:
         stay = {row.uid for row in fragments}
         replaces = tuple(uid for uid in (*instead.uids, *instead.obsolete) if uid not in stay) if instead else ()
         uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
-        return None if uid is None else WorkerProgress(index, size, (uid,), fragments)
+        return None if uid is None else WorkerProgress(session, index, size, (uid,), fragments)
 
     async def store(self, fragment: Fragment, session: int, *, last: bool) -> int:
         """Store a fragment in the session of this number, and return its uid.
@@ -292,8 +288,12 @@ class Ledger:
         if state.session > session:  # a new session has begun, and these fragments aren't removed yet
             await self.clear(state)
             return None
+        wanted = [row.uid for row in progress.fragments]
+        there = {row.uid: row async for row in self.buffer.find({"uid": {"$in": wanted}})}
+        if len(there) < len(wanted):  # another process has gone on
+            return None
         problem, kept = "", 0
-        if any(not row.item for row in progress.fragments):
+        if not all(row.item for row in there.values()):
             problem = "damaged"
         elif self._is_stale(version, state):
             problem, kept = "stale", [self._is_stale(one, state) for one in reversed(versions)].index(True)
@@ -306,8 +306,8 @@ class Ledger:
         tags: Tags = {"worker": worker, "session": session, "start": progress.start, "version": version}
         # The store computes the staleness of the chunk from the model steps.
         rollouts = [
-            row.item[0] | {"status": Status.COMPLETED.value, "response_model_steps": [step], "seq_staleness": 0}
-            for row, step in zip(progress.fragments, versions, strict=True)
+            there[uid].item[0] | {"status": Status.COMPLETED.value, "response_model_steps": [step], "seq_staleness": 0}
+            for uid, step in zip(wanted, versions, strict=True)
         ]
         uid = await self._try_put(
             self.name,
@@ -320,7 +320,11 @@ class Ledger:
             priority=float(version),
             current_train_step=state.version + 1,
         )
-        return None if uid is None else WorkerProgress(progress.next, self.size, made=last, obsolete=progress.obsolete)
+        return (
+            None
+            if uid is None
+            else WorkerProgress(session, progress.next, self.size, made=last, obsolete=progress.obsolete)
+        )
 
     async def forget(self, worker: str) -> int:
         """Remove the cursor and fragments of a worker; return the number of fragments.
@@ -370,7 +374,9 @@ class Ledger:
         except ConflictError:
             return None
 
-    async def _read(self, query: Mapping[str, Any], *, still_there: bool = True) -> list[StorageItem]:
+    async def _read(
+        self, query: Mapping[str, Any], *, still_there: bool = True, payloads: bool = True
+    ) -> list[StorageItem]:
         """Return all matching groups, in a consistent snapshot.
 
         `find` reads one group after the other. If afterwards no other group matches, and then all groups read still
@@ -379,7 +385,7 @@ class Ledger:
         """
         began = time.monotonic()
         for _ in range(ATTEMPTS):
-            rows = [row async for row in self.buffer.find(query)]
+            rows = [row async for row in self.buffer.find(query, payloads=payloads)]
             uids = [row.uid for row in rows]
             others = {"$and": [query, {"uid": {"$not_in": uids}}]}
             if await self.buffer.count_where(others) == 0 and (not still_there or await self.all_there(uids)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ from pydantic import Field, ImportString
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
 from replaybuf.cancellation import to_its_end
-from replaybuf.integrations.xtuner.operations import DatabaseOperations, fill_tokens, status_of
-from replaybuf.integrations.xtuner.parts import config_class, release, rollout_class
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.checks import check_step
+from replaybuf.errors import SnapshotError
+from replaybuf.integrations.xtuner.parts import THEIR_FILE, config_class, release, rollout_class
+from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.rollouts.staleness import EXPIRING_STATUSES, fill_model_steps
 from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
+from replaybuf.storage.values import StorageItem
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""
@@ -34,7 +36,8 @@ class ReplayBuffer:
 
     def __init__(self, buffer: OurBuffer[Any]) -> None:
         self.buffer = buffer
-        self._operations = DatabaseOperations(buffer)
+        self._used = False  # whether this run has used the buffer
+        self._step: int | None = None  # the last train step passed to a call
 
     async def put(
         self,
@@ -57,15 +60,30 @@ class ReplayBuffer:
             return
         status = status_of(items)
         step = current_train_step if status in EXPIRING_STATUSES else None
-        thresholds = (None, None) if step is None else (stale_threshold, token_stale_threshold)
-        rule = ExpiryRule(*thresholds, retryable=expired_groups_retryable)
-        if model_step is not None:
-            fill_tokens(items, model_step, self._operations.kind)
+        if model_step is not None:  # unlike the buffer's own `model_step`, a response without token ids gets none
+            for rollout in items:
+                fill_model_steps(rollout, check_step(model_step, "model_step"), self.buffer.rollout_type)
+        self._used = True
+        self._step = self._step if step is None else step
+        # A put that returns evicted groups is committed by itself, without group commit.
+        evicts = self.buffer.limits.capacity is not None
+        left: list[StorageItem] = []
         dropped: list[Group] = []
         try:
-            await self._operations.put(items, task_name, status, step, rule, dropped)
+            uid = await self.buffer.put(
+                items,
+                task_name,
+                status=status,
+                current_train_step=step,
+                stale_threshold=None if step is None else stale_threshold,
+                token_stale_threshold=None if step is None else token_stale_threshold,
+                expired_groups_retryable=expired_groups_retryable,
+                dropped=left if evicts else None,
+            )
+            if uid is None and not evicts:
+                dropped.append(items)
         finally:  # also if the call is cancelled
-            await to_its_end(release(dropped))
+            await to_its_end(release([*_groups(left), *dropped]))
 
     async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
         """Take up to `batch_size` groups of a task and status; an empty list where there are none."""
@@ -85,17 +103,20 @@ class ReplayBuffer:
         wanted = {task: size for task, size in sizes.items() if size > 0}
         if not wanted or status == Status.ARCHIVED:  # archived groups are never drawn
             return {}
-        return await self._operations.take(wanted, status)
+        self._used = True
+        step = self._step if status == Status.COMPLETED else None  # other groups are drawn for generation, not training
+        taken, _ = await self.buffer.take_batch(wanted, group_status=status, current_train_step=step)
+        return taken
 
     async def count(self, task_name: str, group_status: StatusLike) -> int:
         """Return the number of groups of a task and status."""
         status = OUR_STATUSES.check(group_status)
-        return (await self._operations.count([task_name], [status]))[task_name][status]
+        return await self.buffer.count(task_name, status)
 
     async def count_statuses(self, task_names: list[str], statuses: list[Any]) -> dict[str, dict[Any, int]]:
         """Return the number of groups by task and status, in one snapshot."""
         ours = {status: OUR_STATUSES.check(status) for status in statuses}
-        counts = await self._operations.count(task_names, list(ours.values()))
+        counts = await self.buffer.count_statuses(task_names, list(ours.values()))
         return {task: {theirs: counts[task][status] for theirs, status in ours.items()} for task in task_names}
 
     async def is_ready(
@@ -103,7 +124,7 @@ class ReplayBuffer:
     ) -> bool:
         """Return whether each task has as many groups as its batch size."""
         wanted = {task: size for task, size in task_batch_sizes.items() if size > 0}
-        return not wanted or await self._operations.is_ready(wanted, OUR_STATUSES.check(group_status))
+        return not wanted or await self.buffer.is_ready(wanted, OUR_STATUSES.check(group_status))
 
     async def refresh_staleness(
         self,
@@ -118,19 +139,29 @@ class ReplayBuffer:
 
         EXPIRED groups of tasks that aren't retryable are removed, then their sessions are released by one call.
         """
-        tokens, retryable = task_token_stale_thresholds or {}, expired_groups_retryable_by_task or {}
-        rules = {
-            task: ExpiryRule(threshold, tokens.get(task), retryable.get(task, True))
-            for task, threshold in task_stale_thresholds.items()
-        }
+        retryable = {task: (expired_groups_retryable_by_task or {}).get(task, True) for task in task_stale_thresholds}
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(OUR_STATUSES.check, statuses))
-        dropped: list[Group] = []
+        chosen = tuple(one for one in chosen if one in EXPIRING_STATUSES)
+        self._used, self._step = True, current_train_step
+        left: list[StorageItem] = []
         try:
-            return await self._operations.refresh(
-                rules, current_train_step, [one for one in chosen if one in EXPIRING_STATUSES], dropped
+            counts = await self.buffer.refresh_staleness(
+                task_stale_thresholds=task_stale_thresholds,
+                task_token_stale_thresholds={
+                    task: (task_token_stale_thresholds or {}).get(task) for task in task_stale_thresholds
+                },
+                expired_groups_retryable_by_task=retryable,
+                current_train_step=current_train_step,
+                statuses=chosen,
+                dropped=None if all(retryable.values()) else left,
             )
         finally:
-            await to_its_end(release(dropped))
+            await to_its_end(release(_groups(left)))
+        kept = [task for task, is_kept in retryable.items() if is_kept]
+        if kept and Status.EXPIRED in chosen:  # groups that were EXPIRED before count, too
+            expired = await self.buffer.count_statuses(kept, [Status.EXPIRED])
+            counts |= {task: by[Status.EXPIRED] for task, by in expired.items()}
+        return counts
 
     def __len__(self) -> int:
         """Return the number of groups, of all tasks and statuses. Blocks for the time of one query."""
@@ -140,20 +171,50 @@ class ReplayBuffer:
         """Write all groups to the folder `path`, which is created if missing."""
         folder = Path(path)
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        await self._operations.save(folder)
+        await self.buffer.save(folder)
 
     async def resume(self, path: str | Path) -> None:
         """Load the groups that `save` wrote to `path`, in place of an earlier run's groups; see `docs/xtuner.md`.
 
-        Raises SnapshotError, a RuntimeError, if this run has used the buffer already and it isn't empty;
-        SnapshotError, a ValueError, for a snapshot of another policy; SnapshotError, a
-        FileNotFoundError.
+        A restarted trainer resumes before any other call. Then the groups in the database are those of its earlier
+        attempt: they are removed, as they would have been with a process's memory. Raises SnapshotError if this run has
+        used the buffer already and it isn't empty, for a snapshot of another policy, and where there is none.
         """
-        await self._operations.resume(Path(path))
+        try:
+            await self._resume(Path(path))
+        except SnapshotError as error:
+            if (
+                error.reason != "not empty" or self._used or await self.buffer.checkpoints()
+            ):  # checkpoints are for `buffer.restore` instead
+                raise
+            await self.buffer.delete({})
+            await self._resume(Path(path))
+        self._used = True
+
+    async def _resume(self, folder: Path) -> None:
+        try:
+            await self.buffer.resume(folder)
+        except SnapshotError as error:
+            if error.reason != "missing" or not await asyncio.to_thread((folder / THEIR_FILE).is_file):
+                raise
+            raise SnapshotError(
+                f"{error}; there is a {THEIR_FILE} of xtuner's own buffer: replaybuf import URL {THEIR_FILE} reads it",
+                reason="missing",
+            ) from None
 
     async def close(self) -> None:
         """Close the connections. xtuner doesn't call this, and need not: everything is committed."""
         await self.buffer.close()
+
+
+def status_of(group: Iterable[Any]) -> Status:
+    """Return the status of a group by its rollouts, by xtuner's rule: COMPLETED if none is FAILED, ..."""
+    statuses = (OUR_STATUSES.check(rollout.status) for rollout in group)
+    return group_status(status for status in statuses if status not in (Status.INIT, Status.ARCHIVED))
+
+
+def _groups(left: Sequence[StorageItem]) -> list[list[Any]]:
+    return [one.item for one in left if one.item]  # undecodable groups have no item
 
 
 # The configs are subclasses of xtuner's, because its trainers' configs declare and check these classes.

@@ -24,6 +24,7 @@ from replaybuf.codec.stored import joined, names_its_arrays
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
 from replaybuf.places.store import EXTENT_BYTES, Extent, FileLostError
 from replaybuf.progress import OnProgress, ProgressReporter
+from replaybuf.redact import redact_path
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
@@ -110,7 +111,10 @@ async def copy_to(
                 await ends[1].run(write_facts, {**about, BUFFER: scope.buffer or ""}, digest)
         finally:
             await close_file(target)
-        await asyncio.to_thread(publish, partial, path)
+        try:
+            await asyncio.to_thread(publish, partial, path)
+        except OSError as error:
+            raise SnapshotError(f"the snapshot {redact_path(path)} can't be written: {error.strerror}") from error
 
 
 async def copy_from(

@@ -51,31 +51,6 @@ class RowLimit:
         return size + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStep:
-    """A line of a query plan: a read of `table`, by `index`, or a sort.
-
-    `whole`: the whole table is scanned, directly or through an index.
-    """
-
-    depth: int
-    text: str
-    table: str | None = None
-    index: str | None = None
-    whole: bool = False
-    sorts: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFacts:
-    """The columns of an index, whether it is unique, partial, and valid: its creation was not interrupted."""
-
-    columns: list[str]
-    unique: bool
-    partial: bool
-    valid: bool = True
-
-
 #: The drivers' JSON values are text.
 JSON_OPTIONS: dict[str, Any] = {
     "json_serializer": lambda value: to_json(value).decode(),
@@ -97,10 +72,6 @@ class Dialect(ABC):
     locks_rows: bool
     #: Whether each statement is a round trip to a server.
     is_remote: bool
-    #: The shard of `rb_tally` that a transaction updates: its connection's own, where transactions write concurrently.
-    shard: ColumnElement[int]
-    #: The number of connections to the database, by the server's count.
-    connections: ColumnElement[int]
     #: In texts of SQL: the time in seconds since the epoch; the locks of a query's rows; the same without those that
     #: others have locked.
     now: str
@@ -109,10 +80,6 @@ class Dialect(ABC):
     #: What begins the number of a parameter, and the macros of statements (`statement`).
     parameter: str
     macros: ClassVar[Mapping[str, str]]
-
-    @abstractmethod
-    def insert(self, table: Table) -> Any:
-        """Return an INSERT that supports ON CONFLICT."""
 
     @abstractmethod
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -192,10 +159,6 @@ class Dialect(ABC):
     def row_limit(self, tx: Transaction) -> RowLimit:
         """Return the maximum size of a row."""
 
-    @abstractmethod
-    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        """Return the query plan of a statement with the driver's parameters (EXPLAIN, without running it)."""
-
     # The schema as it is
 
     @abstractmethod
@@ -205,11 +168,3 @@ class Dialect(ABC):
     @abstractmethod
     def views(self, tx: Transaction) -> dict[str, str]:
         """Return the definitions of all views, by name."""
-
-    @abstractmethod
-    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
-        """Return the columns of a table; True for nullable ones."""
-
-    @abstractmethod
-    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
-        """Return the indexes of a table, by name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from sqlalchemy.engine import URL
 
 from replaybuf.errors import (
     AccessError,
+    ConfigError,
     LockedError,
     ReplayBufError,
     StorageError,
@@ -20,7 +22,6 @@ from replaybuf.errors import (
     reason_of,
 )
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
-from replaybuf.storage.sql.engine.tls import why_not
 from replaybuf.storage.sql.engine.urls import public_url
 
 
@@ -60,6 +61,8 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
         waits = UnreachableError(f"{where}: {cause}", reason="standby awaited")
         waits.in_doubt = True
         return waits
+    if type(cause).__name__ == "ClientConfigurationError":
+        return ConfigError(f"{where}: {cause}")
     state = _state(cause)
     if state != "not admitted" and is_lost(error, connected=False):
         return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
@@ -275,8 +278,8 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
     "42501": [
         (
             r"for schema (\S+)",
-            "let the owner make the tables (replaybuf db upgrade URL) and GRANT USAGE ON SCHEMA {0} TO {user}; or, for "
-            "this role to make them, GRANT USAGE, CREATE ON SCHEMA {0} TO {user}",
+            "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT USAGE ON SCHEMA {0} TO {user}; "
+            "or, for this role to make them, GRANT USAGE, CREATE ON SCHEMA {0} TO {user}",
         ),
         (r"for (?:table|view|relation) (\S+)", f"on {{0}} the role {{user}} lacks {_TABLES}"),
         (r"for sequence (\S+)", "GRANT USAGE, SELECT, UPDATE ON SEQUENCE {0} TO {user}"),
@@ -288,79 +291,26 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
 _SETTINGS = "docs/pgbouncer.md has the settings"
 #: Message patterns of poolers' errors, and advice.
 _POOLERS = [
-    (
-        r"statement pooling mode",
-        f"set pool_mode = transaction: in statement mode there are no transactions ({_SETTINGS})",
-    ),
+    (r"statement pooling mode", f"set pool_mode = transaction ({_SETTINGS})"),
     (r"unsupported startup parameter", f"let PgBouncer ignore it, by ignore_startup_parameters ({_SETTINGS})"),
-    (
-        r'prepared statement "__asyncpg_\w+" (?:does not exist|already exists)',
-        f"behind a pooler in transaction mode add statement_cache_size=0 to the url ({_SETTINGS})",
-    ),
+    (r'prepared statement "__asyncpg_\w+"', f"behind a pooler add statement_cache_size=0 to the url ({_SETTINGS})"),
 ]
 _POOLER_CODES = ("08", "26000", "42P05")
 
 _VIOLATION = "08P01"
-#: PgBouncer reports all refusals, its own and the server's, with one SQLSTATE. Here by message pattern: PostgreSQL's
-#: SQLSTATE for the same refusal, and advice; None: the advice for PostgreSQL's.
-_PGBOUNCER: list[tuple[str, str, str | None]] = [
-    (
-        r"no such user",
-        "28000",
-        "PgBouncer doesn't know the role {user}: write it and its password into its auth_file, or set auth_query",
-    ),
-    (
-        r"authentication failed for user|server login .*(?:password|SASL|signature)",
-        "28P01",
-        "the server behind PgBouncer refuses its login: correct the password in its auth_file, or in [databases]",
-    ),
-    (
-        r"(?:password|SASL|PAM|LDAP|\"trust\") authentication failed|login rejected|empty password",
-        "28P01",
-        "give the password that PgBouncer's auth_file, or auth_query, has for the role {user}, if it knows that role",
-    ),
-    (r"TLS client certificate required", "28000", "give one, and its key: sslcert=FILE and sslkey=FILE"),
-    (r"(?:TLS|SSL)(?: connection)? required", "28000", "connect by TLS: sslmode=verify-full"),
-    (r"certificate name mismatch", "28000", "the name (CN) in the certificate must be the role's"),
-    (r'role ".*" (?:does not exist|is not permitted)|no pg_hba.conf entry|certificate authentication', "28000", None),
-    (r'database ".*" does not exist', "3D000", None),
-    (r"is not currently accepting connections", "55000", None),
-    (r"too many connections for|too many clients|connection slots are reserved", "53300", None),
-    (
-        r"max_(?:client_conn|db_client_connections|user_client_connections)",
-        "53300",
-        "raise it in PgBouncer's settings",
-    ),
-    (
-        r"no such database|bouncer config error",
-        _VIOLATION,
-        "does PgBouncer's section [databases] have this one, with a user that it knows?",
-    ),
-    (r"database .* is disabled", _VIOLATION, "ENABLE it in PgBouncer's console"),
-    (
-        r"query_wait_timeout",
-        _VIOLATION,
-        "PgBouncer had no connection to the server for so long: is the server running? If it is, all were in use: "
-        "raise default_pool_size",
-    ),
-    (
-        r"server login|client_login_timeout|cannot connect to server",
-        _VIOLATION,
-        "PgBouncer is there, and can't log in to the server behind it, as its log says: is that running, and does it "
-        "take the password in PgBouncer's auth_file?",
-    ),
-    (r"shutting down|pause", _VIOLATION, "start PgBouncer again, or RESUME the database in its console"),
+#: PgBouncer reports all refusals, its own and the server's, with one SQLSTATE. Here PostgreSQL's, by message pattern.
+_PGBOUNCER = [
+    (r"authentication failed|login rejected|empty password|server login .*(?:password|SASL)", "28P01"),
+    (r'no such user|role ".*" |no pg_hba.conf entry|certificate|(?:TLS|SSL)(?: connection)? required', "28000"),
+    (r'database ".*" does not exist', "3D000"),
+    (r"too many (?:connections|clients)|connection slots|max_\w*(?:client_conn|connections)", "53300"),
 ]
 
 
 def meant(code: str, message: str) -> str:
     """Return PostgreSQL's SQLSTATE for an error, also for one of PgBouncer's."""
-    of_pooler = _of_pgbouncer(message) if code == _VIOLATION else None
-    return code if of_pooler is None else of_pooler[1]
-
-
-def _of_pgbouncer(message: str) -> tuple[str, str, str | None] | None:
-    return next((one for one in _PGBOUNCER if re.search(one[0], message)), None)
+    known = _PGBOUNCER if code == _VIOLATION else ()
+    return next((meaning for pattern, meaning in known if re.search(pattern, message)), code)
 
 
 def is_about_pooler(code: str, message: str) -> bool:
@@ -371,9 +321,44 @@ def is_about_pooler(code: str, message: str) -> bool:
 def advice(code: str, message: str, user: str | None) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
     known = _POOLERS if is_about_pooler(code, message) else _ADVICE.get(meant(code, message), [])
-    if known is not _POOLERS and code == _VIOLATION and (of_pooler := _of_pgbouncer(message)) and of_pooler[2]:
-        known = [(of_pooler[0], of_pooler[2])]
-    for pattern, text in known:
-        if found := re.search(pattern, message):
-            return f"; {text.format(*found.groups(), user=user or 'of this process')}"
-    return ""
+    said = next(
+        (
+            f"; {text.format(*found.groups(), user=user or 'of this process')}"
+            for pattern, text in known
+            if (found := re.search(pattern, message))
+        ),
+        "",
+    )
+    of_pooler = code == _VIOLATION and known is not _POOLERS
+    return f"{said}; PgBouncer says this, and docs/pgbouncer.md what it means" if of_pooler else said
+
+
+# TLS
+
+_CA = "give the certificate of the CA that signed the server's: sslrootcert=FILE"
+_OTHER_NAME = "connect by a name that is in the certificate, or let the server have one with this name"
+#: By OpenSSL's verify code.
+_UNTRUSTED = {
+    10: "let the server have a new one",
+    **dict.fromkeys((18, 19, 20, 21), _CA),
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+
+
+def why_not(error: BaseException) -> str | None:
+    """Return why a TLS connection failed, with advice, as the rest of a sentence; None for other errors."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        what_to_do = _UNTRUSTED.get(error.verify_code)
+        return f"is not trusted: {error.verify_message.rstrip('.')}{f'; {what_to_do}' if what_to_do else ''}"
+    if isinstance(error, ssl.SSLError):
+        return (
+            f"can't be reached by TLS: {error.reason or error}; are sslrootcert, sslcert and sslkey right, and does "
+            "the server accept the client's certificate (sslcert) and a version of TLS that is allowed here?"
+        )
+    if "rejected SSL upgrade" in str(error):
+        return (
+            "has no TLS, and sslmode asks for it: switch it on there (ssl = on), or, where the network is trusted, "
+            "take sslmode=disable"
+        )
+    return None

@@ -113,22 +113,15 @@ class Outage:
             await asyncio.wait_for(self._hurried.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
 
     @asynccontextmanager
-    async def connecting(self, since: float | None) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Bound the time until there is a connection; yields the function to call then.
+    async def bounded(self, since: float | None) -> AsyncIterator[None]:
+        """Bound the time until there is a connection; `since` is the time of the operation's first failure.
 
-        `since` is the time of the operation's first failure. Raises TimeoutError.
+        Raises TimeoutError.
         """
         async with asyncio.timeout(None) as limit:
-
-            async def connected() -> None:
-                self.release(limit)
-                if limit.expired():
-                    await asyncio.sleep(0)  # lets the pending cancellation arrive
-                limit.reschedule(None)
-
             self.restrict(limit, since)
             try:
-                yield connected
+                yield
             finally:
                 self.release(limit)
 

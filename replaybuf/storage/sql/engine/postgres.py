@@ -1,133 +1,37 @@
-"""PostgreSQL through asyncpg: transactions, retried after a lost connection (`engine.postgres_recovery`).
+"""PostgreSQL through asyncpg: transactions, repeated after a lost connection until the outcome of each is known.
 
-Even if a connection is lost at any moment, no put is stored twice, and taken groups reach their taker.
-`Notifications` publish this process's commits to other processes, and watch for theirs.
+A transaction that wasn't committed is repeated, one that was isn't: if the answer to a COMMIT is lost, the transaction
+is repeated with the same commit stamp (`engine.commit_stamp`). So even if a connection is lost at any moment, no put is
+stored twice, and taken groups reach their taker.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import FencedError, ReplayBufError
+from replaybuf.errors import FencedError, LockedError, ReplayBufError, UnreachableError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.commit_stamp import confirm, is_raised, raise_stamp
+from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, DependsOn, Function, Steps
-from replaybuf.storage.sql.engine.errors import OtherServerError, says_unknown, translated
+from replaybuf.storage.sql.engine.errors import OtherServerError, is_conflict, is_lost, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.engine.outage import Attempt, Outage
-from replaybuf.storage.sql.engine.postgres_connect import is_other_server
+from replaybuf.storage.sql.engine.outage import Attempt, Outage, OutcomeUnknownError, Patience
+from replaybuf.storage.sql.engine.postgres_changes import Notifications
+from replaybuf.storage.sql.engine.postgres_connect import Connection, is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, is_closed, run, send
-from replaybuf.storage.sql.engine.postgres_recovery import CommitWaits, Recovery
+from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
+from replaybuf.storage.sql.engine.standbys import CommitWaits
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
-from replaybuf.storage.sql.engine.urls import public_url
 from replaybuf.storage.values import RECONNECT_SECONDS
 
-if TYPE_CHECKING:
-    import asyncpg
-
-
-_CHANNEL = "replaybuf"
-# Only the notification depends on its commit, so synchronous_commit can be off.
-_ANNOUNCE = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{_CHANNEL}', '')"
-# Every commit on the server changes its snapshot.
-SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
-_LONGEST_SECONDS = 5.0
-#: The seconds between two polls: of a server that may not deliver notifications, and once one has been heard.
-_POLL_SECONDS, _HEARING_SECONDS = 0.5, 1.0
-
-_logger = logging.getLogger("replaybuf.watch")
-
-
-class Notifications(CommitWatch):
-    """NOTIFY as an immediate hint, and polls of the server's snapshot as the guarantee.
-
-    A notification may be lost with its sender, and a LISTEN connection can die silently. Where a server lacks either
-    feature, polling replaces it, with one warning.
-    """
-
-    seconds = _POLL_SECONDS
-    announces = True
-
-    def __init__(self, url: URL, lock_timeout: float, pool: Pool, hint: Callable[[], object]) -> None:
-        self._url, self._lock_timeout = url, lock_timeout
-        self._pool = pool
-        self._hint = hint
-        self._listening: Any = None
-        self._snapshot: str | None = None
-        self._listens = self._has_snapshots = True
-
-    async def look(self) -> bool:
-        with translated(self._url, self._lock_timeout):
-            if (old := self._listening) is not None and (is_closed(old) or self._pool.servers.is_left(old.standing)):
-                await self.close()
-            if self._listening is None and self._listens:
-                self._listens = await self._listen()
-            return await self._has_changed()
-
-    async def _listen(self) -> bool:
-        """LISTEN for notifications; return whether the server supports it."""
-        self._listening = await self._pool.take()
-        try:
-            await self._listening.add_listener(_CHANNEL, self._heard)
-        except Exception as error:
-            self._do_without("LISTEN", error, "waits notice by polling, within half a second, what others have put")
-            await self.close()
-            return False
-        await self.announce()  # hearing it oneself shows that notifications arrive
-        return True
-
-    def _heard(self, *_: object) -> None:
-        self.seconds = _HEARING_SECONDS
-        self._hint()
-
-    async def _has_changed(self) -> bool:
-        if not self._has_snapshots:
-            return True  # waiting calls then poll by themselves
-        try:
-            snapshot: str = await self._ask(lambda connection: connection.fetchval(SNAPSHOT))
-        except Exception as error:
-            self._do_without("pg_current_snapshot", error, "who waits reads the buffer twice a second")
-            self._has_snapshots = False
-            return True
-        changed, self._snapshot = snapshot != self._snapshot, snapshot
-        return changed
-
-    def _do_without(self, what: str, error: Exception, effect: str) -> None:
-        """Log once that the server lacks a feature. Reraises any other error."""
-        if not says_unknown(error):
-            raise error
-        _logger.warning("%s has no %s (%s): %s", public_url(self._url), what, error, effect)
-
-    async def announce(self) -> None:
-        # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
-        with translated(self._url, self._lock_timeout):
-            try:
-                await self._ask(lambda connection: connection.execute(_ANNOUNCE))
-            except Exception as error:
-                self._do_without("NOTIFY", error, "others notice by polling what is put here")
-                self.announces = False
-
-    async def close(self) -> None:
-        connection, self._listening, self._snapshot = self._listening, None, None
-        self.seconds = _POLL_SECONDS
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await self._pool.discard(connection)
-
-    async def _ask(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Run a query as a transaction of its own."""
-        async with asyncio.timeout(_LONGEST_SECONDS), self._pool.lend() as connection:
-            return await ask(connection)
-
+#: How often a transaction is tried that the server rolls back in favour of another.
+_ATTEMPTS = 5
 
 T = TypeVar("T")
 
@@ -152,16 +56,13 @@ class PostgresDatabase(Database):
         reconnect_timeout: float = RECONNECT_SECONDS,
         read_only: bool = False,
         password: PasswordFunction | None = None,
-        guard: Function[object] | None = None,
     ) -> None:
-        super().__init__(url, lock_timeout, guard)
+        super().__init__(url, lock_timeout)
         with translated(url, lock_timeout):
             self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
         self._read_only = read_only
-        self._pairing = asyncio.Lock()
         self._outage = Outage(self.where, reconnect_timeout)
-        self._waits = CommitWaits(self.where, self._outage, self.pool.servers.one_more)
-        self._recovery = Recovery(self._outage, self._waits, self._connected, lambda: self.opened)
+        self._waits = CommitWaits(self.where, self._outage, self.pool.servers)
 
     async def read(
         self,
@@ -183,7 +84,7 @@ class PostgresDatabase(Database):
                     await commit(connection)
                 return result
 
-        return await self._recovery.until_done(once)
+        return await self._until_done(once)
 
     async def write(
         self,
@@ -192,17 +93,15 @@ class PostgresDatabase(Database):
         *,
         alone: bool = False,
         brief: bool = False,
-        fenced: bool = True,
         patience: float | None = None,
         depends_on: DependsOn = DependsOn.NOTHING,
     ) -> T:
-        work = self._behind_fence(function) if fenced else function
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
 
         async def once(attempt: Attempt[T]) -> T:
             def transact(session: PostgresSession) -> Sequence[str] | None:
                 tx = Transaction(session, scope)
-                attempt.result = work(tx)
+                attempt.result = function(tx)
                 # A take that found no groups needn't wait for the disk.
                 return tx.last if session.has_written or tx.last else None
 
@@ -225,17 +124,12 @@ class PostgresDatabase(Database):
             return attempt.result  # type: ignore[no-any-return]
 
         # With a bound on lock waits, a locked transaction isn't retried.
-        return await self._recovery.until_done(
-            once, stored="; nothing of it was stored", repeats_locked=patience is None
-        )
+        return await self._until_done(once, stored="; nothing of it was stored", repeats_locked=patience is None)
 
-    async def _commit(
-        self, connection: asyncpg.Connection[Any], last: Sequence[str] = (), since: float | None = None
-    ) -> None:
+    async def _commit(self, connection: Connection, last: Sequence[str] = (), since: float | None = None) -> None:
         """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
         async with self._waits.bounded(since, patient=self.opened):
             await commit(connection, last)
-        self._waits.end()
 
     def _check_followed(self, depends_on: DependsOn) -> None:
         if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:
@@ -270,7 +164,7 @@ class PostgresDatabase(Database):
             yield
 
     @asynccontextmanager
-    async def _begun(self, connection: asyncpg.Connection[Any], begin: str) -> AsyncIterator[str]:
+    async def _begun(self, connection: Connection, begin: str) -> AsyncIterator[str]:
         """Begin a transaction in one message; the block must end it. Rolled back on an exception.
 
         Yields the server's answer to the last statement of the message.
@@ -296,14 +190,103 @@ class PostgresDatabase(Database):
     def cut_retries(self) -> None:
         self._outage.cut_retries()
 
+    # Retries
+
+    async def _until_done(
+        self,
+        once: Callable[[Attempt[T]], Awaitable[T]],
+        *,
+        stored: str = "",
+        repeats_locked: bool = True,
+    ) -> T:
+        """Run `once` until it returns. If the answer to COMMIT was lost, the next attempt has its stamp and result."""
+        patience, conflicts = Patience(self._outage), 0
+        doubtful: Attempt[T] | None = None
+        while True:
+            attempt: Attempt[T] = Attempt(patience.since)
+            if doubtful is not None:
+                attempt.stamp, attempt.result = doubtful.stamp, doubtful.result
+            try:
+                result = await once(attempt)
+            except ReplayBufError as error:
+                if attempt.is_raised:  # so the attempt before wasn't committed
+                    doubtful = None
+                if is_conflict(error) and conflicts + 1 < _ATTEMPTS:
+                    conflicts += 1
+                    await asyncio.sleep(0.01 * 2**conflicts)
+                    continue
+                if attempt.committing and attempt.stamp is not None:
+                    if error.reason == "standby awaited":
+                        why = f"{error}. The primary has it, and would lose it if it is lost itself"
+                        raise self._in_doubt(attempt, why, "standby awaited") from error
+                    if self._is_lost(error, attempt):
+                        doubtful = attempt
+                again = await self._why_again(error, attempt, doubtful, repeats_locked=repeats_locked)
+                try:
+                    if again is None:
+                        raise
+                    await patience.wait(again)
+                except (TimeoutError, ReplayBufError) as end:
+                    if doubtful is not None and not isinstance(end, FencedError):
+                        raise self._unknown(doubtful, str(patience if again else error)) from error
+                    if again is not None and isinstance(end, TimeoutError):
+                        raise patience.given_up(stored) from error
+                    raise
+            else:
+                self._outage.end()
+                return result
+
+    async def _why_again(
+        self, error: ReplayBufError, attempt: Attempt[Any], doubtful: Attempt[Any] | None, *, repeats_locked: bool
+    ) -> ReplayBufError | None:
+        """Return the error for which an attempt is repeated; None if it isn't."""
+        if not self.opened:
+            return None
+        if self._is_lost(error, attempt):
+            return error
+        is_locked = isinstance(error, LockedError) or error.reason == "pool busy"
+        if is_locked and repeats_locked and (why := await self._waits.why()):
+            return UnreachableError(f"{error}; {why}", reason="standby awaited")
+        # Perhaps the lock is that of the transaction whose answer was lost.
+        return error if is_locked and doubtful is not None else None
+
+    def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
+        if self._outage.on and not attempt.connected and error.reason == "pool busy":
+            return True  # the pool is busy making connections that fail
+        # A lost answer to COMMIT counts as a lost connection.
+        return is_lost(error, connected=attempt.connected and not attempt.committing)
+
+    def _unknown(self, attempt: Attempt[Any], why: str) -> OutcomeUnknownError:
+        lost = "the answer to a commit was lost, and it isn't known whether it succeeded"
+        return self._in_doubt(attempt, f"{why}; {lost}")
+
+    def _in_doubt(self, attempt: Attempt[Any], why: str, reason: str = "") -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"{why}: a put with key= can be repeated, and what was taken comes back",
+            lambda: self._was_committed(attempt),
+            attempt.result,
+            reason=reason,
+        )
+
+    async def _was_committed(self, attempt: Attempt[Any]) -> bool:
+        """Return whether the transaction of an attempt was committed, once it has ended, and is replicated."""
+        stamp, asking = attempt.stamp, Attempt[bool]()
+        assert stamp is not None
+        async with (
+            self._connected(asking) as connection,
+            self._waits.bounded(asking.since),
+            connection.transaction(isolation="read_committed"),
+        ):
+            number = await connection.fetchval(READ_STAMP, stamp.row, stamp.number - 1)
+        return bool(number == stamp.number)
+
     # Connections
 
     @asynccontextmanager
-    async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[Connection]:
         with translated(self.url, self.lock_timeout):
-            async with self._outage.connecting(attempt.since) as connected, self.pool.lend() as connection:
-                await connected()
-                attempt.connected, attempt.server = True, connection.standing  # type: ignore[attr-defined]
+            async with self.pool.lend(self._outage.bounded(attempt.since)) as connection:
+                attempt.connected, attempt.server = True, connection.standing
                 yield connection
 
     @asynccontextmanager
@@ -312,7 +295,7 @@ class PostgresDatabase(Database):
         with translated(self.url, self.lock_timeout):
             async with self.pool.lend() as connection:
                 self._check_followed(DependsOn.SEEN_COMMITS if write else DependsOn.NOTHING)
-                attempt.server = connection.standing  # type: ignore[attr-defined]
+                attempt.server = connection.standing
                 async with (
                     self._begun_writing(connection, attempt, alone=alone)
                     if write

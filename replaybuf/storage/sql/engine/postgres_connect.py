@@ -1,14 +1,13 @@
-"""One connection to PostgreSQL: made with the current certificates and password, with the state kept per connection."""
+"""One connection to PostgreSQL: its settings, files and password, and the state kept per connection.
+
+asyncpg reads certificates and password files anew for each connection, and a password function is called for each.
+Client (`engine.thread`) and server notice within `SILENCE_SECONDS` that the other is silent (a cut network, a host
+without power), so that the client doesn't wait forever for an answer, and the server holds no locks for a dead client.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import getpass
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -17,108 +16,99 @@ from sqlalchemy.engine import URL
 from replaybuf import passwords
 from replaybuf.errors import ConfigError, StorageError, UnreachableError
 from replaybuf.passwords import PasswordFunction
+from replaybuf.storage.sql.engine import thread
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
-from replaybuf.storage.sql.engine.servers import UNKNOWN
-from replaybuf.storage.sql.engine.tls import OPTIONS, tls_of
-from replaybuf.storage.sql.engine.urls import driver_options, is_local, public_url
+from replaybuf.storage.sql.engine.servers import ASK, ASK_LESS, UNKNOWN, Standing
+from replaybuf.storage.sql.engine.urls import Host, check_files, driver_arguments, public_url
 
-#: Default of `connect_timeout`, in seconds, for a connection and for a password function's answer.
-CONNECT_SECONDS = 10
+#: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its
+#: locks. The longest pause of a working client is a snapshot's write of a batch to a slow disk.
+_IDLE_SECONDS = 300
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class Connector:
-    """Makes connections with a URL's certificates and passwords."""
+    """Makes connections by a URL, whose password comes from `password`, or else from the environment's function."""
 
-    where: str
-    tls: Mapping[str, str]
-    passfile: str | None
-    function: PasswordFunction | None
-    writes: bool
+    def __init__(self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None) -> None:
+        if password is None and not url.password and (named := os.environ.get(passwords.VARIABLE)):
+            password = passwords.password_function(named)
+        self._url, self._password, self._writes = url, password, not read_only
+        idle, interval, count = thread.keepalive()
+        settings = {
+            "jit": "off",
+            "lock_timeout": str(max(1, int(lock_timeout * 1000))),
+            "tcp_keepalives_idle": str(idle),
+            "tcp_keepalives_interval": str(interval),
+            "tcp_keepalives_count": str(count),
+            "tcp_user_timeout": str(thread.SILENCE_SECONDS * 1000),
+            "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
+            # Every BEGIN has the isolation level and READ ONLY: a database or role may have other defaults, and a
+            # connection pooler such as PgBouncer may drop a connection's settings. (Reads use the server's own
+            # synchronous_commit.)
+            "default_transaction_read_only" if read_only else "synchronous_commit": "on",
+        }
+        if not read_only:  # `Servers` chooses
+            url = url.difference_update_query(["target_session_attrs"])
+        self._arguments = driver_arguments(url, settings) | {"connection_class": Connection}
 
-    async def connect(self, **options: Any) -> asyncpg.Connection[Any]:
-        """Connect as `asyncpg.connect` does. Raises its errors, and ReplayBufError."""
-        seconds = float(options["timeout"])
+    async def connect(self, host: Host | None = None) -> Connection:
+        """Connect to one of the URL's hosts, or as the driver chooses. Raises asyncpg's errors, and ReplayBufError."""
+        options = dict(self._arguments)
+        if host is not None:
+            options |= {"host": host.name, "port": host.port or None}
+        where = public_url(self._url)
         try:
-            async with asyncio.timeout(seconds):
-                options |= await self._read(options)
-            if self.function is not None:
-                options["password"] = await passwords.ask(self.function, seconds)
+            check_files(self._url)
+            if self._password is not None:
+                options["password"] = await passwords.ask(self._password, options["timeout"])
         except (ConfigError, passwords.NoPasswordError) as error:
-            raise UnreachableError(f"can't connect to {self.where}: {error}", reason="credentials") from error
-        except TimeoutError as error:
-            what = "the files of its certificates or its password could not be read"
-            raise UnreachableError(
-                f"can't connect to {self.where}: {what} within {seconds:g} s", reason="credentials"
-            ) from error
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(**options)
+            raise UnreachableError(f"can't connect to {where}: {error}", reason="credentials") from error
+        connection: Connection = await asyncpg.connect(**options)
         version = connection.get_server_version()
-        if self.writes and version.major < OLDEST_VERSION // 10_000:
+        if self._writes and version.major < OLDEST_VERSION // 10_000:
             connection.terminate()
             raise StorageError(
-                f"{self.where} is PostgreSQL {version.major}.{version.micro}, which is too old: replaybuf needs "
+                f"{where} is PostgreSQL {version.major}.{version.micro}, which is too old: replaybuf needs "
                 f"{OLDEST_VERSION // 10_000} or newer (reading works)"
             )
         return connection
-
-    async def _read(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return connect arguments read from files: TLS, and the password unless it is known from elsewhere."""
-        local = is_local(options.get("host"))
-        found: dict[str, Any] = {"ssl": False if local else await passwords.in_thread(partial(tls_of, self.tls))}
-        path = self.passfile or passwords.default_passfile()
-        known = self.function is not None or options.get("password") or "PGPASSWORD" in os.environ
-        if path is not None and not known:
-            password = await passwords.in_thread(partial(self._from_file, path, options))
-            found |= {} if password is None else {"password": password}
-        return found
-
-    def _from_file(self, path: str | Path, options: Mapping[str, Any]) -> str | None:
-        user = options.get("user") or os.environ.get("PGUSER") or getpass.getuser()
-        database = options.get("database") or os.environ.get("PGDATABASE") or user
-        places = _places(options)
-        found = passwords.password_in(path, places, database, user)
-        if found is None and self.passfile is not None:
-            line = ":".join((*places[0], database, user))
-            raise ConfigError(f"passfile: {path} has no line for {line} (host:port:database:user:password, * for any)")
-        return found
-
-
-def _places(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return hosts and ports in a password file's form."""
-    host = options.get("host") or os.environ.get("PGHOST") or "localhost"
-    hosts = host.split(",") if isinstance(host, str) else list(host)
-    port = options.get("port") or os.environ.get("PGPORT") or 5432
-    ports = list(port) if isinstance(port, (list, tuple)) else str(port).split(",")
-    return [(one, str(ports[at if len(ports) > 1 else 0])) for at, one in enumerate(hosts)]
-
-
-def connector(
-    url: URL, *, password: PasswordFunction | None = None, writes: bool = True
-) -> tuple[URL, dict[str, Any], Connector]:
-    """Return a URL without options, the options as arguments of asyncpg, and the Connector for them.
-
-    Without `password`, and with none in the URL, the environment's password function is used, if it names one.
-    """
-    where = public_url(url)
-    url, options = driver_options(url)
-    if password is None and not url.password and (named := os.environ.get(passwords.VARIABLE)):
-        password = passwords.password_function(named)
-    tls = {name: options.pop(name) for name in ("ssl", *OPTIONS) if name in options}
-    options.setdefault("timeout", CONNECT_SECONDS)
-    return url, options, Connector(where, tls, options.pop("passfile", None), password, writes)
 
 
 class Connection(asyncpg.Connection):
     """asyncpg's connection, with numbered transactions (`next_stamp`) and its server's role and timeline."""
 
-    __slots__ = ("_stamp", "standing")
+    __slots__ = ("_stamp", "standing", "used_at")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._stamp: Stamp | None = None
-        #: The server's role and timeline when the connection was made.
+        #: The server's role and timeline when the connection was made, as far as it was asked.
         self.standing = UNKNOWN
+        #: When it was given back to its pool, by the monotonic clock.
+        self.used_at = 0.0
+
+    async def ask_standing(self) -> Standing:
+        """Ask the server for its role and timeline, and remember them."""
+        for question in (ASK, ASK_LESS):
+            try:
+                found: Any = await self.fetchrow(question)
+                self.standing = Standing(*found)
+                break
+            except (
+                asyncpg.SyntaxOrAccessError,
+                asyncpg.FeatureNotSupportedError,
+                asyncpg.ObjectNotInPrerequisiteStateError,
+            ):
+                continue  # a server that only speaks PostgreSQL's protocol has no WAL
+        return self.standing
+
+    async def end(self, seconds: float) -> None:
+        """Close the connection, also in the middle of a query, within so many seconds."""
+        try:
+            await self.close(timeout=seconds)  # cancels a query still running there
+        except Exception:
+            self.terminate()
 
     def next_stamp(self) -> Stamp:
         """Return the stamp of the next transaction."""

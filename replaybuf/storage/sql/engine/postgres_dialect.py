@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlalchemy import (
     JSON,
     ColumnElement,
-    Integer,
     Select,
     Table,
     bindparam,
     func,
-    literal_column,
     select,
 )
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, payload, uid_sequence
 
@@ -38,11 +34,6 @@ class PostgresDialect(Dialect):
     compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
     locks_rows = True
     is_remote = True
-    shard = func.pg_backend_pid()
-    connections = literal_column(
-        "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())", Integer
-    )
-
     now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
     locked = "FOR UPDATE"
     skip = "FOR UPDATE SKIP LOCKED"
@@ -61,9 +52,6 @@ class PostgresDialect(Dialect):
         "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
     }
-
-    def insert(self, table: Table) -> Any:
-        return postgresql.insert(table)
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
         return column == func.any(bindparam(name, type_=ARRAY(column.type)))
@@ -126,11 +114,6 @@ class PostgresDialect(Dialect):
     def row_limit(self, tx: Transaction) -> RowLimit:
         return ROW_LIMIT
 
-    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        [(answer,)] = tx.run(f"EXPLAIN (FORMAT JSON) {sql}", *values)
-        [plan] = json.loads(answer)
-        return list(_steps(plan["Plan"], 0))
-
     def tables(self, tx: Transaction) -> set[str]:
         return {name for (name,) in tx.run(f"SELECT relname {_RELATIONS} IN ('r', 'p')")}
 
@@ -138,47 +121,12 @@ class PostgresDialect(Dialect):
         views = tx.run(f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'")
         return {name: definition or "" for name, definition in views}
 
-    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
-        return {name: not required for name, required in tx.run(_COLUMNS, table)}
-
-    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
-        return {name: IndexFacts(list(columns), *facts) for name, columns, *facts in tx.run(_INDEXES, table)}
-
 
 #: A row is sent and received in one message; the server closes the connection after a larger one. The megabyte is for
 #: the row's other columns.
 ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
 
 _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
-_COLUMNS = """
-SELECT attname, attnotnull FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
-"""
-_INDEXES = """
-SELECT c.relname, ARRAY(SELECT pg_get_indexdef(c.oid, place, true) FROM generate_series(1, i.indnkeyatts) place),
-       i.indisunique, i.indpred IS NOT NULL, i.indisvalid
-  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = to_regclass($1)
-"""
-
-
-def _steps(node: dict[str, Any], depth: int) -> Iterator[PlanStep]:
-    kind, table, index = node["Node Type"], node.get("Relation Name"), node.get("Index Name")
-    text = " ".join(filter(None, (kind, f"on {table}" if table else "", f"using {index}" if index else "")))
-    conditions = [f"{name}: {node[name]}" for name in ("Index Cond", "Filter", "Sort Key") if name in node]
-    text += f" (about {node['Plan Rows']:,} rows)" + "".join(f", {condition}" for condition in conditions)
-    children = node.get("Plans", ())
-    if kind.startswith("Bitmap Heap"):  # its index is in the child node
-        index = ", ".join(name for child in children for name in _indexes(child)) or None
-    whole = kind == "Seq Scan" or (kind in ("Index Scan", "Index Only Scan") and "Index Cond" not in node)
-    yield PlanStep(depth, text, table, index if table else None, whole, "Sort" in kind)
-    for child in children:
-        yield from _steps(child, depth + 1)
-
-
-def _indexes(node: dict[str, Any]) -> Iterator[str]:
-    if "Index Name" in node:
-        yield node["Index Name"]
-    for child in node.get("Plans", ()):
-        yield from _indexes(child)
 
 
 NOW = PostgresDialect.now

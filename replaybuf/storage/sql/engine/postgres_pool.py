@@ -1,20 +1,14 @@
-"""Connections to PostgreSQL: asyncpg's pool, connection settings, and statements from synchronous functions.
-
-Client and server notice within `SILENCE_SECONDS` that the other is silent (a cut network, a host without power), so
-that the client doesn't wait forever for an answer, and the server holds no locks for a dead client.
-"""
+"""Connections to PostgreSQL: the pool of a store, and statements from synchronous functions."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
-import asyncpg
 from pydantic_core import from_json
 from sqlalchemy.engine import URL
 from sqlalchemy.util import await_only, greenlet_spawn
@@ -23,19 +17,13 @@ from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, connector
+from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_servers import Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session
-from replaybuf.storage.sql.engine.urls import hosts_of, url_at
 
 T = TypeVar("T")
 
-#: TCP timeout: how long the other side may fail to answer before the connection is closed.
-SILENCE_SECONDS = 20
-#: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its
-#: locks. The longest pause of a working client is a snapshot's write of a batch to a slow disk.
-_IDLE_SECONDS = 300
 #: Connections per store at most, and seconds after which an idle one is closed.
 MOST_CONNECTIONS = 16
 KEPT_SECONDS = 60.0
@@ -54,34 +42,34 @@ class Pool:
         self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None = None
     ) -> None:
         self._lock_timeout = lock_timeout
-        options, makes = _connect_options(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
-        self.servers = Servers(url, makes.connect, writes=not read_only)
-        self._options = {**options, "connect": self.servers.connect}
-        self._pool: Any = None
+        connector = Connector(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
+        self.servers = Servers(url, connector, writes=not read_only)
+        self._open: set[Connection] = set()
+        self._idle: list[Connection] = []  # the most recently used one last
         self._is_making = False
         self._freed = asyncio.Event()
+        self._next_tidy: asyncio.TimerHandle | None = None
+        self._tidying: asyncio.Future[Any] | None = None
 
     @property
     def size(self) -> int:
         """The number of open connections."""
-        return 0 if self._pool is None else int(self._pool.get_size())
+        return len(self._open)
 
     @property
     def lent(self) -> int:
         """The number of connections in use."""
-        return 0 if self._pool is None else int(self._pool.get_size() - self._pool.get_idle_size())
+        return len(self._open) - len(self._idle)
 
-    async def take(self) -> asyncpg.Connection[Any]:
-        """Return a connection outside any transaction, to be released or discarded. Raises UnreachableError."""
-        if self._pool is None:  # asyncpg's pool is bound to the event loop that creates it
-            self._pool = asyncpg.create_pool(**self._options)
-            await self._pool
-        self.servers.look_out()
+    async def take(self) -> Connection:
+        """Return a connection outside any transaction, to be given back or discarded. Raises UnreachableError."""
         async with asyncio.timeout(self._lock_timeout) as limit:
             try:
-                while self.servers.is_left((connection := await self._idle_or_new()).standing):
+                while (connection := await self._idle_or_new()).is_closed() or self.servers.is_left(
+                    connection.standing
+                ):
                     await self.discard(connection)
-                return connection  # type: ignore[no-any-return]
+                return connection
             except asyncio.CancelledError as error:
                 if self.size == MOST_CONNECTIONS and limit.expired():
                     raise UnreachableError(
@@ -91,152 +79,77 @@ class Pool:
                     ) from error
                 raise
 
-    async def _idle_or_new(self) -> Any:
+    async def _idle_or_new(self) -> Connection:
         """Return an idle connection, or a new one; wait while all are in use.
 
         A new one costs the server more than many transactions. So one is made at a time, beyond the first few only for
         somebody who has waited, and all others may be served by those that are given back meanwhile.
         """
         until = time.monotonic() + _PATIENCE_SECONDS
-        while not self._pool.get_idle_size():
+        while not self._idle:
             left = 0.0 if self.size < _QUICKLY_MADE else until - time.monotonic()
             if left <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
                 self._is_making = True
                 try:
-                    return await self._pool.acquire()
+                    connection = await self.servers.connect()
+                    self._open.add(connection)
+                    return connection
                 finally:
                     self._is_making = False
                     self._freed.set()
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), left if left > 0 else None)
-        return await self._pool.acquire()
+        return self._idle.pop()
 
-    async def _release(self, connection: asyncpg.Connection[Any]) -> None:
-        await self._pool.release(connection)
-        self._freed.set()
-
-    async def discard(self, connection: asyncpg.Connection[Any]) -> None:
-        """Close an unusable connection, and return its slot to the pool."""
+    async def discard(self, connection: Connection) -> None:
+        """Close an unusable connection, and free its place."""
         await asyncio.shield(self._close(connection))
 
-    async def _close(self, connection: asyncpg.Connection[Any]) -> None:
-        if not is_closed(connection):
-            try:
-                await connection.close(timeout=_CLOSING_SECONDS)  # cancels a query still running there
-            except Exception:
-                if not is_closed(connection):
-                    connection.terminate()
-        await self._release(connection)
+    async def _close(self, connection: Connection) -> None:
+        try:
+            await connection.end(_CLOSING_SECONDS)
+        finally:
+            self._open.discard(connection)
+            self._freed.set()
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """Lend a connection. It is closed after an error that leaves its state unknown."""
-        connection = await self.take()
+    async def lend(self, bound: AbstractAsyncContextManager[object] | None = None) -> AsyncIterator[Connection]:
+        """Lend a connection, taken within `bound`. It is closed after an error that leaves its state unknown."""
+        async with bound or nullcontext():
+            connection = await self.take()
         try:
             yield connection
         except BaseException as error:
             known = isinstance(error, ReplayBufError) or isinstance(getattr(error, "sqlstate", None), str)
-            await (self._give_back_idle(connection) if known else self.discard(connection))
+            await (self._give_back(connection) if known else self.discard(connection))
             raise
-        await self._give_back_idle(connection)
+        await self._give_back(connection)
 
-    async def _give_back_idle(self, connection: asyncpg.Connection[Any]) -> None:
-        if is_closed(connection) or connection.is_in_transaction():
+    async def _give_back(self, connection: Connection) -> None:
+        if connection.is_closed() or connection.is_in_transaction():
             await self.discard(connection)
-        else:
-            await self._release(connection)
+            return
+        connection.used_at = time.monotonic()
+        self._idle.append(connection)
+        self._freed.set()
+        if self._next_tidy is None:
+            self._next_tidy = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._tidy)
+
+    def _tidy(self) -> None:
+        """Close connections that were idle for long."""
+        oldest = time.monotonic() - KEPT_SECONDS
+        old = [one for one in self._idle if one.used_at <= oldest]
+        self._idle = [one for one in self._idle if one.used_at > oldest]
+        self._next_tidy = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._tidy) if self._idle else None
+        self._tidying = asyncio.gather(*map(self._close, old))
 
     async def close(self) -> None:
         """Close all connections."""
-        await self.servers.close()
-        if self._pool is not None:
-            try:
-                await asyncio.wait_for(self._pool.close(), _CLOSING_SECONDS)
-            except Exception:
-                self._pool.terminate()
-
-
-async def one_server(url: URL, *, lock_timeout: float) -> URL:
-    """Return the URL of the server that a writer would use, out of the hosts of a URL."""
-    if not hosts_of(url):
-        return url
-    pool = Pool(url, lock_timeout=lock_timeout, read_only=False)
-    try:
-        async with pool.lend():
-            return url_at(url, pool.servers.last)
-    finally:
-        await pool.close()
-
-
-def is_closed(connection: asyncpg.Connection[Any]) -> bool:
-    """Return whether a connection was closed by either side, and so released to the pool already."""
-    try:
-        return connection.is_closed()
-    except asyncpg.InterfaceError:
-        return True
-
-
-def _connect_options(
-    url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None
-) -> tuple[dict[str, Any], Connector]:
-    url, options, makes = connector(url, password=password, writes=not read_only)
-    settings = {"application_name": options.pop("application_name", "replaybuf"), "jit": "off"}
-    idle, interval, count = _keepalive()
-    settings |= {
-        "lock_timeout": str(max(1, int(lock_timeout * 1000))),
-        "tcp_keepalives_idle": str(idle),
-        "tcp_keepalives_interval": str(interval),
-        "tcp_keepalives_count": str(count),
-        "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
-        "idle_in_transaction_session_timeout": str(_IDLE_SECONDS * 1000),
-    }
-    # (Reads use the server's own synchronous_commit.)
-    settings["default_transaction_read_only" if read_only else "synchronous_commit"] = "on"
-    # Every BEGIN has the isolation level and READ ONLY: a database or role may have other defaults, and a connection
-    # pooler such as PgBouncer may drop a connection's settings.
-    options.pop("target_session_attrs", None)  # `Servers` chooses among several servers
-    url = url.difference_update_query(["host", "port"]) if hosts_of(url) else url
-    _, target = POSTGRES.compiler.create_connect_args(url)  # type: ignore[no-untyped-call]
-    arguments = {
-        **target,
-        "command_timeout": 600,
-        **options,
-        "server_settings": settings,
-        "connection_class": Connection,
-        "min_size": 0,
-        "max_size": MOST_CONNECTIONS,
-        "max_inactive_connection_lifetime": KEPT_SECONDS,
-        "max_queries": 1 << 62,
-        "init": _watch,
-        "reset": _leave_as_it_is,
-    }
-    return arguments, makes
-
-
-def _keepalive() -> tuple[int, int, int]:
-    """Return the TCP keepalive parameters: idle seconds, probe interval in seconds, and number of probes."""
-    return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
-
-
-async def _leave_as_it_is(_: asyncpg.Connection[Any]) -> None:
-    """Skip asyncpg's reset queries: every transaction is ended explicitly and leaves no session settings."""
-
-
-async def _watch(connection: asyncpg.Connection[Any]) -> None:
-    """Set up loss detection on a new connection."""
-    if (protocol := getattr(connection, "_protocol", None)) is not None:
-        # Otherwise an executemany blocked on flow control would stay blocked when the connection is lost.
-        connection.add_termination_listener(lambda _: protocol.resume_writing())
-    transport = getattr(connection, "_transport", None)
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
-    for name, value in zip(names, (*_keepalive(), SILENCE_SECONDS * 1000), strict=True):
-        if hasattr(socket, name):  # not every system has all options
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if self._next_tidy is not None:
+            self._next_tidy.cancel()
+        self._idle.clear()
+        await asyncio.gather(*map(self._close, [*self._open]))
 
 
 # Statements
@@ -250,7 +163,7 @@ class PostgresSession(Session):
 
     dialect = POSTGRES
 
-    def __init__(self, connection: asyncpg.Connection[Any]) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._raw = connection
         #: Whether any statement but queries was sent.
         self.has_written = False
@@ -267,7 +180,26 @@ class PostgresSession(Session):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         on_statement(sql, rows, many=True)
         self.has_written = True
-        await_only(_answered(self._raw, self._raw.executemany, sql, rows))
+        await_only(_answered(self._raw, self._many, sql, rows))
+
+    async def _many(self, sql: str, rows: Sequence[Row]) -> None:
+        """Run a statement for each row. (`executemany` alone may wait on after the connection was lost.)"""
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def hear(_: object) -> None:
+            if not lost.done():
+                lost.set_result(None)
+
+        self._raw.add_termination_listener(hear)
+        sending = asyncio.ensure_future(self._raw.executemany(sql, rows))
+        try:
+            await asyncio.wait({sending, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise ConnectionResetError("the connection was lost")
+            await sending
+        finally:
+            sending.cancel()
+            self._raw.remove_termination_listener(hear)
 
     def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         self._check(sql, values)
@@ -294,16 +226,16 @@ async def run(function: Callable[[], T]) -> T:
     return await greenlet_spawn(function)
 
 
-async def _answered(connection: asyncpg.Connection[Any], ask: Callable[..., Any], *arguments: Any) -> Any:
+async def _answered(connection: Connection, ask: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return await ask(*arguments)
     except Exception as error:
-        if is_closed(connection) and not isinstance(error, OSError):
+        if connection.is_closed() and not isinstance(error, OSError):
             raise ConnectionResetError(str(error)) from error
         raise
 
 
-async def send(connection: asyncpg.Connection[Any], message: str) -> str:
+async def send(connection: Connection, message: str) -> str:
     """Send one message; return the answer to its last statement. Raises OSError when the connection is lost."""
     try:
         return await connection.execute(message)
@@ -313,7 +245,7 @@ async def send(connection: asyncpg.Connection[Any], message: str) -> str:
         raise ConnectionResetError(str(error)) from error  # it was closed while idle
 
 
-async def commit(connection: asyncpg.Connection[Any], last: Sequence[str] = ()) -> None:
+async def commit(connection: Connection, last: Sequence[str] = ()) -> None:
     """Send the last statements and COMMIT in one message."""
     on_commit()
     await send(connection, "".join(f"{statement};" for statement in (*last, "COMMIT")))

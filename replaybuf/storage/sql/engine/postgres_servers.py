@@ -8,28 +8,18 @@ reaches another server than before: a promoted standby, or the same server after
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import asyncpg
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import ConfigError
+from replaybuf.errors import ConfigError, ReplayBufError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.errors import is_telling
-from replaybuf.storage.sql.engine.postgres_connect import Connection
-from replaybuf.storage.sql.engine.servers import (
-    ASK,
-    ASK_LESS,
-    ASK_LITTLE,
-    PREFER_PRIMARY,
-    AskedServer,
-    Standing,
-    choose,
-)
+from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector
+from replaybuf.storage.sql.engine.servers import AskedServer, Standing, choose
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 
 #: How long to wait for other servers' answers after a suitable one has answered.
@@ -40,14 +30,7 @@ _DIRECT_SECONDS = 2.0
 #: How long commit stamps are remembered: rows of connections are deleted a day later (`statements.upkeep`).
 _REMEMBERED_SECONDS = 6 * 86_400
 
-#: Poll interval of the other servers of a process with a primary, to find one that was promoted.
-LOOK_SECONDS = 30.0
-
 _logger = logging.getLogger("replaybuf.database")
-
-
-#: Makes a connection, as `asyncpg.connect` does.
-Connect = Callable[..., Awaitable[Any]]
 
 
 class Seen:
@@ -80,40 +63,29 @@ class Servers:
     `lost` describes the missing commits, once a connected server lacked commits of this process.
     """
 
-    def __init__(self, url: URL, connect: Connect, *, writes: bool) -> None:
-        self._connect = connect
-        self._where = public_url(url)
-        self._hosts: list[Host | None] = [*dict.fromkeys(hosts_of(url))] or [None]
-        given = session_attrs(url)
-        self._attrs = given or (PREFER_PRIMARY if not writes else "read-write" if len(self._hosts) > 1 else "primary")
-        if writes and self._attrs in ("read-only", "standby", "prefer-standby"):
+    def __init__(self, url: URL, connector: Connector, *, writes: bool) -> None:
+        self._connector, self._writes, self._where = connector, writes, public_url(url)
+        attrs = session_attrs(url)
+        if writes and attrs in ("read-only", "standby", "prefer-standby"):
             raise ConfigError(
-                f"the PostgreSQL url: target_session_attrs={self._attrs} is for readers; an open buffer writes, and "
-                "needs read-write or primary"
+                f"the PostgreSQL url: target_session_attrs={attrs} is for readers; an open buffer writes, and needs "
+                "read-write or primary"
             )
-        if writes and self._attrs == "any":
-            self._attrs = "primary"
-        self._writes = writes
-        self._asks = writes or given is not None or len(self._hosts) > 1
+        hosts: list[Host | None] = [*dict.fromkeys(hosts_of(url))]
+        self._hosts = hosts or [None]
+        # Readers' `target_session_attrs` are the driver's.
+        self._asks = writes or (bool(hosts) and attrs is None)
         #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting = asyncio.Lock()
-        self._options: dict[str, Any] = {}  # connect arguments of the pool
-        self._look_at = 0.0
-        self._looking: asyncio.Future[None] | None = None
         self.followed: Standing | None = None
         self.seen = Seen()
         self.lost = ""
 
-    async def connect(self, _dsn: None = None, **options: Any) -> Any:
-        """Return a connection to the server that the URL asks for; replaces `asyncpg.connect`."""
-        self._options = options
-        return await self.one_more()
-
-    async def one_more(self) -> Any:
-        """Return a connection outside the pool, made with the same options."""
+    async def connect(self) -> Connection:
+        """Return a connection to the server that the URL asks for."""
         if not self._asks:
-            return await self._connect(**self._options)
+            return await self._connector.connect()
         if self.last is not None:
             try:
                 async with asyncio.timeout(_DIRECT_SECONDS):
@@ -121,27 +93,6 @@ class Servers:
             except Exception:
                 self.last = None
         return await self._connect_to(self._hosts)
-
-    def look_out(self) -> None:
-        """Poll the other servers in the background when due: an old primary may not know of a failover."""
-        now = time.monotonic()
-        if self.followed is not None and len(self._hosts) > 1 and now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            self._looking = asyncio.ensure_future(self._look())
-
-    async def _look(self) -> None:
-        last = self.last
-        try:
-            await _close(await self._connect_to(self._hosts))
-        except Exception as error:
-            _logger.debug("the servers could not be asked which is the primary: %s", error)
-            self.last = last
-
-    async def close(self) -> None:
-        """Stop polling."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
 
     def is_left(self, standing: Standing) -> bool:
         """Return whether a connection's server is an old primary, which gets no more writes of this process."""
@@ -156,19 +107,17 @@ class Servers:
     async def _connect_to(self, hosts: Sequence[Host | None]) -> Connection:
         opened: dict[Host | None, Connection] = {}
         try:
-            found = await self._ask_all(hosts, opened)
-            chosen = choose(found, self._attrs, self.followed, self._where)
+            chosen = self._choose(await self._ask_all(hosts, opened))
+            await self._meet(opened[chosen.host], chosen)
             connection = opened.pop(chosen.host)
-            try:
-                await self._meet(connection, chosen)
-            except BaseException:
-                opened[chosen.host] = connection
-                raise
         finally:
             if opened:
-                await asyncio.shield(asyncio.gather(*map(_close, opened.values())))
-        self.last, self._look_at = chosen.host, time.monotonic() + LOOK_SECONDS
+                await asyncio.shield(asyncio.gather(*(one.end(_CLOSING_SECONDS) for one in opened.values())))
+        self.last = chosen.host
         return connection
+
+    def _choose(self, found: Sequence[AskedServer]) -> AskedServer:
+        return choose(found, self.followed, self._where, writes=self._writes)
 
     async def _ask_all(self, hosts: Sequence[Host | None], opened: dict[Host | None, Connection]) -> list[AskedServer]:
         """Connect to all hosts and read their roles; hosts that are slower than a suitable one are skipped.
@@ -179,43 +128,38 @@ class Servers:
         pending, found, errors = set(tasks), dict[Host | None, AskedServer](), list[Exception]()
         try:
             while pending:
-                patience = _GRACE_SECONDS if self._would_do([*found.values()]) else None
+                patience = _GRACE_SECONDS if self._would_do(found) else None
                 done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     break
                 for task in done:
+                    host = tasks[task]
                     try:
-                        found[tasks[task]] = AskedServer(tasks[task], task.result())
+                        found[host] = AskedServer(host, task.result())
                     except Exception as error:
                         errors.append(error)
-                        found[tasks[task]] = AskedServer(
-                            tasks[task], problem=f"can't be used ({str(error) or type(error).__name__})"
-                        )
+                        problem = f"can't be used ({str(error) or type(error).__name__})"
+                        found[host] = AskedServer(host, problem=problem)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if errors and not self._would_do([*found.values()]):
-            telling = errors if len(hosts) == 1 else [error for error in errors if is_telling(error)]
-            if telling:
-                raise telling[0]
+        if not self._would_do(found):
+            for failed in errors:
+                if len(hosts) == 1 or is_telling(failed):
+                    raise failed
         return [found.get(host) or AskedServer(host, problem="does not answer") for host in hosts]
 
-    def _would_do(self, found: Sequence[AskedServer]) -> bool:
+    def _would_do(self, found: Mapping[Host | None, AskedServer]) -> bool:
         try:
-            choose(found, self._attrs, self.followed, self._where)
-        except Exception:
+            self._choose([*found.values()])
+        except ReplayBufError:
             return False
         return True
 
     async def _open(self, host: Host | None, opened: dict[Host | None, Connection]) -> Standing:
-        place = {} if host is None else {"host": host.name, "port": host.port}
-        connection: Any = await self._connect(**self._options | place)
-        opened[host] = connection
-        standing = await _standing_of(connection)
-        # A reader's connections are read-only by our own setting.
-        connection.standing = standing if self._writes else standing._replace(is_read_only=standing.is_standby)
-        return connection.standing  # type: ignore[no-any-return]
+        opened[host] = connection = await self._connector.connect(host)
+        return await connection.ask_standing()
 
     # Another server than before
 
@@ -279,23 +223,6 @@ async def _enter(connection: Connection, timeline: int) -> None:
         return  # no tables yet, or a read-only server
     except asyncpg.InsufficientPrivilegeError as error:
         _logger.warning("numbers of groups may be given a second time after a failover: %s", error)
-
-
-async def _standing_of(connection: Any) -> Standing:
-    for question in (ASK, ASK_LESS):
-        with contextlib.suppress(
-            asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
-        ):
-            return Standing(*await connection.fetchrow(question))
-    is_standby, is_read_only = await connection.fetchrow(ASK_LITTLE)
-    return Standing(is_standby=is_standby, is_read_only=is_read_only)
-
-
-async def _close(connection: Connection) -> None:
-    try:
-        await connection.close(timeout=_CLOSING_SECONDS)
-    except Exception:
-        connection.terminate()
 
 
 def _time(microseconds: int) -> str:

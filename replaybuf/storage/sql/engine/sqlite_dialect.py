@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -17,13 +16,11 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    literal,
     select,
 )
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import pysqlite
 
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, IndexFacts, PlanStep, RowLimit
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, payload
@@ -42,8 +39,6 @@ class SqliteDialect(Dialect):
     compiler = pysqlite.dialect(**JSON_OPTIONS)
     locks_rows = False
     is_remote = False
-    shard = literal(0)
-    connections = literal(1)
     now = "(julianday('now') - 2440587.5) * 86400.0"
     locked = skip = ""
     parameter = "?"
@@ -60,9 +55,6 @@ class SqliteDialect(Dialect):
         "connections": "1",
         "shard": "0",
     }
-
-    def insert(self, table: Table) -> Any:
-        return sqlite.insert(table)
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
         return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
@@ -132,37 +124,12 @@ class SqliteDialect(Dialect):
         # A reserve of 0.1 % (a megabyte of a gigabyte), as on PostgreSQL.
         return RowLimit(limit - limit // 1000, "SQLite's limit SQLITE_MAX_LENGTH")
 
-    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        depths = {0: -1}
-        steps = []
-        for number, parent, _, text in tx.run(f"EXPLAIN QUERY PLAN {sql}", *values):
-            depths[number] = depth = depths.get(parent, -1) + 1
-            found = _ACCESS.match(text)
-            if found:
-                key = "the primary key" if "INTEGER PRIMARY KEY" in text else None
-                steps.append(PlanStep(depth, text, found[2], found[3] or key, whole=found[1] == "SCAN"))
-            else:
-                steps.append(PlanStep(depth, text, sorts="TEMP B-TREE" in text))
-        return steps
-
     def tables(self, tx: Transaction) -> set[str]:
         names = tx.run("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'")
         return {name for (name,) in names}
 
     def views(self, tx: Transaction) -> dict[str, str]:
         return dict(map(tuple, tx.run("SELECT name, sql FROM sqlite_master WHERE type = 'view'")))
-
-    def columns(self, tx: Transaction, table: str) -> dict[str, bool]:
-        return {name: not required for _, name, _, required, *_ in tx.run(f"PRAGMA table_info({table})")}
-
-    def indexes(self, tx: Transaction, table: str) -> dict[str, IndexFacts]:
-        return {
-            name: IndexFacts([one[2] for one in tx.run(f"PRAGMA index_info({name})")], bool(unique), bool(partial))
-            for _, name, unique, _, partial in tx.run(f"PRAGMA index_list({table})")
-        }
-
-
-_ACCESS = re.compile(r"(SCAN|SEARCH) (\w+)(?:.*? USING (?:COVERING )?INDEX (\w+)| USING INTEGER PRIMARY KEY)?")
 
 
 def _session(tx: Transaction) -> SqliteSession:

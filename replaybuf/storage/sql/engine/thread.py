@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 import weakref
@@ -38,6 +39,30 @@ class RateLimit:
 
 
 T = TypeVar("T")
+
+#: How long the other side of a TCP connection may fail to answer before the connection is closed.
+SILENCE_SECONDS = 20
+
+
+def keepalive() -> tuple[int, int, int]:
+    """Return the TCP keepalive parameters: idle seconds, probe interval in seconds, and number of probes."""
+    return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
+
+
+class KeepaliveLoop(asyncio.SelectorEventLoop):
+    """An event loop whose TCP connections notice a silent peer."""
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """Make a connection as asyncio does."""
+        transport, protocol = await super().create_connection(*args, **options)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        for name, value in zip(names, (*keepalive(), SILENCE_SECONDS * 1000), strict=True):
+            if hasattr(socket, name):  # not every system has all options
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        return transport, protocol
+
 
 _RETRY_SECONDS = 1.0
 # The time for callers to receive their results when the store is closed; unreceived results are undone.
@@ -103,7 +128,7 @@ class DatabaseThread:
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
+        self.loop = KeepaliveLoop()
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()

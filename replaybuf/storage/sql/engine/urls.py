@@ -1,7 +1,7 @@
 """Database URLs: checking them, their options, and several hosts of a PostgreSQL cluster.
 
 Several hosts have the syntax of libpq and asyncpg, `postgresql://a:5432,b:5433/rl`. A parsed URL has them as the
-options `host=a,b` and `port=5432,5433`, as SQLAlchemy does.
+option `host=a:5432,b:5433`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
-from urllib.parse import quote, unquote
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlencode
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 
 from replaybuf.errors import ConfigError, MissingDriverError
-from replaybuf.passwords import check_passfile
 from replaybuf.redact import may_hold_password, redact
-from replaybuf.storage.sql.engine import tls
 
 # Several hosts
 
@@ -51,55 +49,51 @@ _PLACE = "hosts.invalid"
 
 
 def hosts_as_options(url: str) -> str:
-    """Return a URL with several hosts as options; any other URL unchanged. Raises ConfigError."""
+    """Return a URL with several hosts as the option `host`; any other URL unchanged. Raises ConfigError."""
     found = _PARTS.fullmatch(url)
     if found is None:
         return url
     scheme, user, listed, rest = found.groups()
-    # Text between two @ may be a part of a password, and without any @, an apparent port may be one; neither is shown
-    # in errors.
-    shown = "" if "@" in rest else "{host}:{port}" if user else "{host}"
     if "," not in listed:
         if listed.rpartition("]")[2].count(":") == 1:
-            _read([listed], shown)  # checks its port, for which SQLAlchemy's error is no help
+            _read([listed])  # checks its port, for which SQLAlchemy's error is no help
         return url
-    hosts = _read(listed.split(","), shown)
-    if not rest.startswith("/"):
-        rest = f"/{rest}"
+    _read(listed.split(","))
+    rest = rest if rest.startswith("/") else f"/{rest}"
     if re.search(r"[?&](host|port)=", rest):
         raise ConfigError(f"the url names hosts in two places: leave out the options host and port; {_EXAMPLE}")
-    options = "&".join(f"{name}={quote(value)}" for name, value in _options(hosts).items())
-    return f"{scheme}://{user}{rest}{'&' if '?' in rest else '?'}{options}"
+    return f"{scheme}://{user}{rest}{'&' if '?' in rest else '?'}host={quote(listed)}"
 
 
-def checked_options(query: Mapping[str, str | Sequence[str]]) -> dict[str, str | Sequence[str]]:
-    """Return the options of a URL with its hosts and ports in one form. Raises ConfigError."""
-    wanted = query.get(_ATTRS)
-    if wanted is not None and wanted not in SESSION_ATTRS:
-        raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
-    listed = _listed(query.get("host", ""))
-    if len(listed) < 2:
-        return dict(query)
-    hosts, ports = _read(listed), _listed(query.get("port", ""))
-    if ports:
-        if len(ports) not in (1, len(hosts)) or any(host.port is not None for host in hosts):
-            raise ConfigError(
-                f"the url has {len(hosts)} hosts and {len(ports)} ports: give one for all, or one for each"
-            )
-        ports = ports * len(hosts) if len(ports) == 1 else ports
-        hosts = [
-            Host(host.name, _port(port, f"of the host in place {place} of the url", f"{host.name}:{port[:20]}"))
-            for place, (host, port) in enumerate(zip(hosts, ports, strict=True), start=1)
-        ]
-    return {**query, **_options(hosts)}
+def _listed(option: str | Sequence[str]) -> list[str]:
+    values = [option] if isinstance(option, str) else option
+    return [one for value in values for one in value.split(",")] if any(values) else []
+
+
+def _read(listed: Sequence[str], ports: Sequence[str] = ()) -> list[Host]:
+    """Return hosts, with the ports of the option `port` where they have none. Raises ConfigError.
+
+    Errors quote nothing, since what seems to be a host or a port may be a part of a password.
+    """
+    if len(ports) not in (0, 1, len(listed)):
+        raise ConfigError(f"the url has {len(listed)} hosts and {len(ports)} ports: give one for all, or one for each")
+    hosts = []
+    for place, text in enumerate(map(unquote, listed)):
+        found = _HOST.fullmatch(text)
+        if found is None or not (found[1] or len(listed) == 1):
+            raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
+        port = found[2] or (ports[place % len(ports)] if ports else "")
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
+            raise ConfigError(f"the port {which} must be a number from 1 to 65535")
+        hosts.append(Host(found[1].strip("[]"), int(port) if port else None))
+    return hosts
 
 
 def hosts_of(url: URL) -> list[Host]:
     """Return the hosts of a parsed URL that has several; an empty list for any other."""
-    names, ports = _listed(url.query.get("host", "")), _listed(url.query.get("port", ""))
-    if len(names) < 2:
-        return []
-    return [Host(name.strip("[]"), int(port) if port else None) for name, port in zip(names, ports, strict=True)]
+    names = _listed(url.query.get("host", ""))
+    return _read(names) if len(names) > 1 else []
 
 
 def session_attrs(url: URL) -> str | None:
@@ -126,44 +120,9 @@ def url_at(url: URL, host: Host | None) -> URL:
     return url.update_query_dict({"host": host.name} | ({} if host.port is None else {"port": str(host.port)}))
 
 
-def _listed(option: str | Sequence[str]) -> list[str]:
-    values = [option] if isinstance(option, str) else option
-    return [one for value in values for one in value.split(",")] if any(values) else []
-
-
-def _options(hosts: Sequence[Host]) -> dict[str, str]:
-    ports = ("" if host.port is None else str(host.port) for host in hosts)
-    return {"host": ",".join(host.quoted for host in hosts), "port": ",".join(ports)}
-
-
-def _read(listed: Sequence[str], shown: str = "") -> list[Host]:
-    """Return hosts with their ports. Errors about a port show `shown`, formatted with `host` and `port`."""
-    hosts = []
-    for place, text in enumerate(map(unquote, listed)):
-        if text.startswith("/"):
-            hosts.append(Host(text))
-            continue
-        found = _HOST.fullmatch(text)
-        if found is None or not (found[1] or len(listed) == 1):
-            raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
-        which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
-        known = shown.format(host=found[1], port=(found[2] or "")[:20])
-        hosts.append(Host(found[1].strip("[]"), _port(found[2], which, known)))
-    return hosts
-
-
-def _port(text: str | None, which: str, known: str = "") -> int | None:
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        given = f" ({known})" if known else ""
-        raise ConfigError(f"the port {which} must be a number from 1 to 65535{given}")
-    return int(text)
-
-
 # URLs
 
-_SQLITE_NAMES = {"sqlite", "sqlite+aiosqlite", "sqlite3"}
+_SQLITE_NAMES = {"sqlite", "sqlite3"}
 #: Another scheme of a SQLite database in memory; the rest of the URL is ignored.
 _MEMORY_NAME = "memory"
 _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
@@ -175,7 +134,7 @@ _EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
 
 
 def parse_url(url: str) -> URL:
-    """Return the URL of a database from user input, with the async driver filled in.
+    """Return the URL of a database from user input, with the driver filled in.
 
     Accepts `sqlite:///run.db`, `postgresql://...`, `postgres://...`, both also with several hosts, and for SQLite in
     memory `sqlite:///:memory:`, `sqlite://` and `memory://`; `~` is the home folder. Raises ConfigError for anything
@@ -187,10 +146,10 @@ def parse_url(url: str) -> URL:
     url = url.rstrip("\r\n")  # of a block of YAML
     parsed = _parsed(hosts_as_options(url))
     if parsed is None:
-        hint = _meant(url) or (f"; for a file write sqlite:///{url}" if not _ODD.search(url) else "")
+        hint = "" if _ODD.search(url) else f"; for a file write sqlite:///{url}"
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
     if parsed.drivername == _MEMORY_NAME:
-        return make_url("sqlite+aiosqlite:///:memory:")
+        return make_url("sqlite:///:memory:")
     if parsed.drivername in _SQLITE_NAMES:
         if parsed.host:
             raise ConfigError("the sqlite url has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
@@ -199,26 +158,13 @@ def parse_url(url: str) -> URL:
         if "\x00" in (parsed.database or ""):
             raise ConfigError("the url holds a NUL, which no file name can have")
         path = os.path.expanduser(parsed.database or ":memory:")
-        return parsed.set(drivername="sqlite+aiosqlite", database=path)
+        return parsed.set(drivername="sqlite", database=path)
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
         _check_places(url, parsed)
         return _checked_postgres(parsed.set(drivername="postgresql+asyncpg"))
     raise ConfigError(f"{parsed.drivername!r} is not supported; use {_EXPECTED}")
-
-
-# Schemes with too few slashes; the rest of the URL isn't shown, since it may hold a password.
-_SLIPS = {"memory": "memory://", "sqlite": "sqlite:///FILE", "postgresql": "postgresql://HOST"}
-_SLIP = re.compile(r"(memory|sqlite|postgres(?:ql)?)(?::/?(?!/)|$)")
-
-
-def _meant(url: str) -> str:
-    """Return advice on a URL with too few slashes, as a part of a sentence."""
-    found = _SLIP.match(url)
-    if found is None or (not found[0].endswith((":", "/")) and found[1] != _MEMORY_NAME):
-        return ""
-    return f"; did you mean {_SLIPS['postgresql' if found[1] == 'postgres' else found[1]]}?"
 
 
 def url_or_path(url: str) -> URL:
@@ -228,7 +174,7 @@ def url_or_path(url: str) -> URL:
     if _ODD.search(url) and not _exists(url):  # a mistyped URL, rather than a new file with such a name
         raise ConfigError(
             f"there is no such file, and it is no url: expected {_EXPECTED} (a new file with one of :@=? in its path "
-            f"needs the sqlite:///){_meant(url)}"
+            "needs the sqlite:///)"
         )
     return parse_url("sqlite://").set(database=url)
 
@@ -273,25 +219,18 @@ def public_url(url: URL) -> str:
     return redact(written(url.set(query=places)))
 
 
-# Options of libpq and asyncpg accepted in a URL, with the parsers of their values.
-_POSTGRES_OPTIONS: dict[str, Callable[[str], Any]] = {
-    "host": str,
-    "port": str,
-    "ssl": tls.read_mode,
-    **dict.fromkeys(tls.FILES, str),
-    **dict.fromkeys(tls.VERSIONS, tls.read_version),
-    "passfile": str,
-    "target_session_attrs": str,
-    "krbsrvname": str,
-    "gsslib": str,
-    "statement_cache_size": int,
-    "prepared_statement_cache_size": int,
-    "command_timeout": float,
-    "timeout": float,
-    "application_name": str,
-}
-_POSTGRES_SPELLINGS = {"sslmode": "ssl", "connect_timeout": "timeout"}
-_POSTGRES_IGNORED = ("channel_binding", "gssencmode")
+#: Options that name files. asyncpg reads them, with the defaults of libpq (the environment, ~/.postgresql, ~/.pgpass).
+_FILES = ("passfile", "sslrootcert", "sslcert", "sslkey", "sslcrl")
+#: In place of a file: the CAs that this machine trusts.
+_SYSTEM = "system"
+#: Other options that asyncpg takes in a URL; those that are arguments of its own; and those of libpq that it lacks.
+_OPTIONS = ("sslmode", "ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib")
+_NUMBERS = {"timeout": float, "command_timeout": float, "statement_cache_size": int}
+_SPELLINGS = {"ssl": "sslmode", "connect_timeout": "timeout"}
+_IGNORED = ("channel_binding", "gssencmode")
+_KNOWN = ("host", "port", "application_name", _ATTRS, *_FILES, *_OPTIONS, *_NUMBERS)
+#: Seconds for making a connection, and for a password function's answer; and for a statement.
+_CONNECT_SECONDS, _COMMAND_SECONDS = 10.0, 600.0
 
 
 def _one(values: str | Sequence[str] | None) -> str | None:
@@ -312,62 +251,77 @@ def _check_places(url: str, parsed: URL) -> None:
 
 
 def _checked_postgres(url: URL) -> URL:
-    """Return the URL with its password in one place and options that asyncpg accepts.
-
-    Raises ConfigError, also when its certificates or its password file can't be used.
-    """
-    query = checked_options(url.query)
-    secret = "password" in query
+    """Return the URL with its password in one place and options that are known. Raises ConfigError."""
+    query, secret = dict(url.query), "password" in url.query
+    if len(listed := _listed(query.get("host", ""))) > 1:
+        query["host"] = ",".join(map(str, _read(listed, _listed(query.pop("port", "")))))
+    if (attrs := query.get(_ATTRS)) is not None and attrs not in SESSION_ATTRS:
+        raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
-    for ignored in _POSTGRES_IGNORED:
-        query.pop(ignored, None)
-    options = {
-        _POSTGRES_SPELLINGS.get(name, name): value if name in ("host", "port") or isinstance(value, str) else value[-1]
+    options: dict[str, Any] = {
+        _SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)
         for name, value in query.items()
+        if name not in _IGNORED
     }
     for name, value in options.items():
-        if name not in _POSTGRES_OPTIONS:
-            known = ", ".join(sorted({*_POSTGRES_OPTIONS, *_POSTGRES_SPELLINGS, "user", "password"}))
+        if name not in _KNOWN:
             # A text that is no identifier, or follows a password with an &, may be a part of the password.
             shown = name.isidentifier() and not secret
             unknown = f"there is no option {name!r}" if shown else "one of its options is unknown"
+            known = ", ".join(sorted({*_KNOWN, *_SPELLINGS, "user", "password"}))
             raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
-        try:
-            _POSTGRES_OPTIONS[name](value)  # type: ignore[arg-type]
-        except ConfigError as error:
-            raise ConfigError(f"the PostgreSQL url: {error}") from None
-        except (TypeError, ValueError):
-            given = f", not {value!r}" if str(value).isalnum() else ""
-            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
-    files = {name: options.get(name) for name in ("passfile", *tls.FILES)}
-    paths = {name: os.path.abspath(file) for name, file in files.items() if _is_path(file)}
-    url = url.set(query=options | paths)
-    files = {name: value for name, value in url.query.items() if name in ("ssl", *tls.OPTIONS)}
+        if name in _NUMBERS:
+            try:
+                _NUMBERS[name](str(value))
+            except ValueError:
+                given = f", not {value!r}" if str(value).isalnum() else ""
+                raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
+        elif name in _FILES and value and value != _SYSTEM:
+            options[name] = os.path.abspath(str(value))
+    url = url.set(query=options)
     try:
-        if files and not is_local(url.host or url.query.get("host")):
-            tls.tls_of(files)
-        if (passfile := _one(url.query.get("passfile"))) is not None:
-            check_passfile(passfile)
+        check_files(url)
     except ConfigError as error:
         raise ConfigError(f"the PostgreSQL url: {error}") from None
     return url
 
 
-def _is_path(value: str | Sequence[str] | None) -> TypeGuard[str]:
-    return isinstance(value, str) and value not in ("", tls.SYSTEM)
+def check_files(url: URL) -> None:
+    """Raise ConfigError where a file that the URL names can't be read, or would have no effect."""
+    files = {name: str(url.query[name]) for name in _FILES if name in url.query and url.query[name] != _SYSTEM}
+    for name, path in files.items():
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{name}: {path} can't be read: {'no permission' if os.path.exists(path) else 'no file'}")
+        if name in ("passfile", "sslkey") and os.name == "posix" and os.stat(path).st_mode & 0o077:
+            raise ConfigError(f"{name}: {path} can be read by others; allow nobody else to: chmod 600 {path}")
+    if url.query.get("sslmode", "prefer") in ("prefer", "allow") and (unused := [one for one in files if "ssl" in one]):
+        raise ConfigError(
+            f"the option {unused[0]} needs sslmode=verify-full (or verify-ca, or require): without it a server "
+            "without TLS is accepted, too"
+        )
 
 
-def is_local(host: str | Sequence[str] | None) -> bool:
-    """Return whether the hosts are Unix sockets, which have no TLS."""
-    hosts = [host] if isinstance(host, str) else host or ()
-    return bool(hosts) and all(one.startswith("/") for one in hosts)
-
-
-def driver_options(url: URL) -> tuple[URL, dict[str, Any]]:
-    """Return a PostgreSQL URL without the options that are asyncpg's arguments, and those options, parsed."""
-    own = {name: read(url.query[name]) for name, read in _POSTGRES_OPTIONS.items() if name in url.query}  # type: ignore[arg-type]
-    kept = {name: url.query[name] for name in ("host", "port") if own.pop(name, None) is not None}
-    # asyncpg has one cache of prepared statements; the other option was that of SQLAlchemy's.
-    sizes = [own.pop(name) for name in ("statement_cache_size", "prepared_statement_cache_size") if name in own]
-    own |= {"statement_cache_size": min(sizes)} if sizes else {}
-    return url.set(query=kept), own
+def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
+    query = {name: str(_one(value)) for name, value in url.query.items()}
+    hosts = hosts_of(url) or _read(_listed(url.host or query.get("host", "")))
+    default = url.port or query.get("port") or None
+    found: dict[str, Any] = {"user": url.username, "password": url.password or None, "database": url.database}
+    if hosts:
+        ports = [host.port or default or os.environ.get("PGPORT") or 5432 for host in hosts]
+        found |= {"host": [host.name for host in hosts], "port": [int(port) for port in ports]}
+    else:
+        found["port"] = default
+    if hosts and all(host.name.startswith("/") for host in hosts):  # Unix sockets have no TLS
+        found["ssl"] = False
+    elif query.get("sslrootcert") == _SYSTEM:
+        found["ssl"] = True  # as verify-full
+    named = urlencode({name: query[name] for name in (*_FILES, *_OPTIONS, _ATTRS) if query.get(name)})
+    return {
+        **found,
+        "dsn": f"postgresql://?{named}" if named else None,
+        "timeout": _CONNECT_SECONDS,
+        "command_timeout": _COMMAND_SECONDS,
+        **{name: read(query[name]) for name, read in _NUMBERS.items() if name in query},
+        "server_settings": {"application_name": query.get("application_name", "replaybuf"), **settings},
+    }

@@ -80,7 +80,7 @@ class Writer:
         async def work(engine: Database) -> bool:
             async with engine.transaction(write=True, alone=True):
                 try:
-                    await engine.write(lambda tx: None, fenced=False, patience=_LOCKED_SECONDS)
+                    await engine.write(lambda tx: None, patience=_LOCKED_SECONDS)
                 except LockedError:
                     return True
             return False
@@ -237,15 +237,13 @@ async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeou
             )
             with engine.connect() as connection:
                 return _transact(connection, work, "BEGIN IMMEDIATE")
-        from replaybuf.storage.sql.engine.postgres_connect import connector
-        from replaybuf.storage.sql.engine.postgres_pool import one_server
+        from replaybuf.storage.sql.engine.postgres_pool import Pool
 
-        url, options, connects = connector(await one_server(url, lock_timeout=lock_timeout))
-        options.pop("application_name", None)
-        if "statement_cache_size" in options:  # SQLAlchemy has a cache of its own
-            options["prepared_statement_cache_size"] = options["statement_cache_size"]
+        pool = Pool(url, lock_timeout=lock_timeout, read_only=False)
         remote = create_async_engine(
-            url, connect_args={"async_creator_fn": connects.connect, **options}, poolclass=NullPool
+            "postgresql+asyncpg://",
+            connect_args={"async_creator_fn": lambda **_: pool.servers.connect(), "prepared_statement_cache_size": 0},
+            poolclass=NullPool,
         )
         async with remote.connect() as other:
             bound = f"SET LOCAL lock_timeout = {round(lock_timeout * 1000)}"

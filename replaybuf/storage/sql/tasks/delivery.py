@@ -220,8 +220,7 @@ class Drawing:
 
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
-        compute = self._transactions.compute
-        await self._files.reader.fetch(taken.rows, self._codec, compute, self._draw.deferred)
+        await self._files.reader.fetch(taken.rows, self._codec, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)

@@ -64,16 +64,12 @@ class Encoding:
 
     async def fetch(self, rows: Sequence[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
         """Read the tails of these groups that are kept apart and weren't read, without arrays in fields `deferred`."""
-        await self.files.reader.fetch(rows, self.codec, self._transactions.compute, deferred)
+        await self.files.reader.fetch(rows, self.codec, deferred)
 
     async def decode(self, rows: Sequence[GroupRow], decode: Callable[[Sequence[GroupRow]], T]) -> T:
         """Read the tails of these groups that are kept apart, and return `decode(rows)`."""
         await self.fetch(rows)
         return await self._transactions.compute(decode, rows)
-
-    async def tend(self, changed: bool) -> bool:
-        """Do one small step of due maintenance of files; return whether more is due."""
-        return await self.files.tend(changed)
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return removed groups for their caller, whose payloads are read now, in pieces."""

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from replaybuf.errors import ConfigError, PayloadStoreError, ReplayBufError
 from replaybuf.places.store import MARKER, Extent, PlaceStore, file_name, file_number
-from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
 from replaybuf.storage.sql.tasks.place_reader import OwnPlace, PlaceReader, claimed, in_thread
+from replaybuf.storage.sql.tasks.transactions import Transactions
 
 #: Files that are deleted at once.
 _DELETED = 256
@@ -45,14 +45,17 @@ class PayloadFiles:
     and writes time out after `patience` seconds.
     """
 
-    def __init__(self, engine: Database, place: str | None, threshold: int, *, sync: bool, patience: float) -> None:
-        self._engine = engine
+    def __init__(
+        self, transactions: Transactions, place: str | None, threshold: int, *, sync: bool, patience: float
+    ) -> None:
+        self._transactions = transactions
+        self._engine = engine = transactions.engine
         self._scope = Scope()
         self._place = place
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
-        self.reader = PlaceReader(engine, self._patience)
+        self.reader = PlaceReader(transactions, self._patience)
         self._own = None if place is None else OwnPlace(engine, place, self._patience)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
@@ -120,7 +123,7 @@ class PayloadFiles:
         try:
             while not (await asyncio.wait([task], timeout=self._patience))[0]:
                 if batch.hangs(self._patience):
-                    self.reader.on_hang()
+                    self._transactions.replace_threads()
                     raise PayloadStoreError(
                         f"payloads could not be written within {self._patience:g} s to {self._place}; nothing of the "
                         "put was stored: see that it is mounted and answers"
@@ -239,7 +242,7 @@ class PayloadFiles:
             _logger.info("%d files in %s that no commit had named were deleted", len(nobodys), store.url)
 
     async def _write(self, function: Callable[[Transaction], Any]) -> Any:
-        return await self._engine.write(function, self._scope, fenced=False)
+        return await self._engine.write(function, self._scope)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await in_thread(function, self._patience, self._place or "")

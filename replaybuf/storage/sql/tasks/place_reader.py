@@ -34,10 +34,10 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.home import has_left, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
+from replaybuf.storage.sql.tasks.transactions import Transactions
 
 T = TypeVar("T")
 #: Runs a function of a value in another thread.
-Compute = Callable[[Callable[[Any], Any], Any], Any]
 
 
 async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
@@ -57,13 +57,12 @@ class PlaceReader:
     Reads time out after `patience` seconds.
     """
 
-    def __init__(self, engine: Database, patience: float) -> None:
-        self._engine = engine
+    def __init__(self, transactions: Transactions, patience: float) -> None:
+        self._transactions = transactions
+        self._engine = engine = transactions.engine
         self.scope = Scope()
         self.patience = patience
         self.stores: dict[int, PlaceStore] = {}
-        #: Called when threads that encode or read hang in a place, so that others take their work over.
-        self.on_hang: Callable[[], object] = lambda: None
         #: The database's URL in handles; a database in memory has none that other processes could use.
         self.url = database_url(engine)
 
@@ -71,10 +70,9 @@ class PlaceReader:
         self,
         rows: Iterable[GroupRow],
         codec: Codec,
-        compute: Compute,
         deferred: Collection[str] = (),
     ) -> None:
-        """Read the tails of groups whose payloads are kept apart; `compute` runs a function in another thread.
+        """Read the tails of groups whose payloads are kept apart, in another thread.
 
         Arrays in the fields `deferred` are left out. A damaged tail becomes an error when it is decoded. Raises
         PayloadStoreError if a place doesn't answer in time.
@@ -84,9 +82,10 @@ class PlaceReader:
             return
         await self.open(_places(apart))
         try:
-            await asyncio.wait_for(compute(partial(self._fetch, codec, frozenset(deferred)), apart), self.patience)
+            read = partial(self._fetch, codec, frozenset(deferred))
+            await asyncio.wait_for(self._transactions.compute(read, apart), self.patience)
         except TimeoutError as error:
-            self.on_hang()
+            self._transactions.replace_threads()  # those that hang
             raise PayloadStoreError(
                 f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was taken"
             ) from error
@@ -199,7 +198,7 @@ class OwnPlace:
         number = await claimed(self._engine, scope, store, None, self._patience)
         if number is None:
             adding = partial(statements.add_place, url=store.url)
-            new = await self._engine.write(adding, scope, fenced=False)
+            new = await self._engine.write(adding, scope)
             if self._engine.path is not None:
                 await asyncio.to_thread(_make_durable, self._engine.path)
             number = await claimed(self._engine, scope, store, new, self._patience)  # or that of a faster process
@@ -228,7 +227,7 @@ class OwnPlace:
         noted = (await self._engine.read(Transaction.places, self._scope))[0].get(number)
         if noted != self._url and (noted is None or not await self._is_seen(number, noted)):
             noting = partial(statements.note_url, number=number, url=self._url)
-            await self._engine.write(noting, self._scope, fenced=False)
+            await self._engine.write(noting, self._scope)
 
     async def _is_seen(self, number: int, url: str) -> bool:
         """Return whether the place is also at this URL."""

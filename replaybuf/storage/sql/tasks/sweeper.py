@@ -16,7 +16,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 from replaybuf.errors import FencedError, ReplayBufError
@@ -27,6 +27,7 @@ from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.past import pass_on, sweep
 from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune
 from replaybuf.storage.sql.tasks.heartbeats import Presence
+from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.transactions import Transactions
 
 #: Seconds for which the payloads of taken groups are kept, for the undo of a take.
@@ -54,12 +55,14 @@ class Sweeper:
         transactions: Transactions,
         history: int | None,
         presence: Presence,
+        files: PayloadFiles,
         grace: float = GRACE_SECONDS,
     ) -> None:
         self._transactions = transactions
         self._engine = transactions.engine
         self._history = history
         self._presence = presence
+        self._files = files
         self._grace = grace
         self._limit = _FEWEST
         self._chores = Chores()
@@ -69,9 +72,6 @@ class Sweeper:
         self._tidy_at = 0.0
         self._pruned_at = 0  # the newest batch at the last time
         self._stopping = asyncio.Event()
-        #: Does one small step of maintenance of the payloads' files, which may have changed or not; returns whether
-        #: more is due.
-        self.tend: Callable[[bool], Awaitable[bool]] | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class Sweeper:
                     with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
                         await self.look_after_groups()
                 full = await self._step()
-                if self.tend is not None and await self.tend(changed):
+                if await self._files.tend(changed):
                     full, self._seen = True, -1
                 failing = False
             except Exception as error:  # the next sweep may succeed
@@ -132,8 +132,8 @@ class Sweeper:
 
     async def _tidy(self) -> None:
         if self._engine.dialect.locks_rows:
-            await self._engine.write(merge_shards, fenced=False)
-            await self._engine.write(forget_old, fenced=False)
+            await self._engine.write(merge_shards)
+            await self._engine.write(forget_old)
         await self.prune_history()
 
     async def prune_history(self) -> None:
@@ -166,7 +166,7 @@ class Sweeper:
     async def _sweep(self, work: Callable[[Transaction, int], bool]) -> bool:
         """Run one small sweep; return whether more is due."""
         limit, started = self._limit, time.monotonic()
-        more = await self._engine.write(lambda tx: work(tx, limit), fenced=False)
+        more = await self._engine.write(lambda tx: work(tx, limit))
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return more

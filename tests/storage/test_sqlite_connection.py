@@ -1,4 +1,4 @@
-"""Functions in aiosqlite's threads, and what `sqlite3` keeps of blobs."""
+"""Functions in the threads of connections, and what `sqlite3` keeps of blobs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_engine_that_is_disposed_of_has_no_threads_left(
 ) -> None:
     """Not even of a connection whose opening was cancelled, which would answer a loop that is closed by then."""
     before = set(threading.enumerate())
-    url = make_url(f"sqlite+aiosqlite:///{tmp_path}/buffer.db")
+    url = make_url(f"sqlite:///{tmp_path}/buffer.db")
     quick = sqlite3.connect
 
     def slow(*args: Any, **options: Any) -> sqlite3.Connection:

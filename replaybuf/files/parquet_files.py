@@ -1,0 +1,279 @@
+"""Rows as Parquet files: writes them with types that pyarrow infers, and reads them in batches.
+
+A column has the type of its values in the first rows, if that is one of numbers, texts, bytes, lists of these, or lists
+of objects of texts (messages). Everything else is JSON as text; the column's metadata says so. A later value that
+doesn't fit its column is null there, and in the column `group.more`, which is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+
+from replaybuf.checks import needed
+from replaybuf.errors import FileError
+from replaybuf.files.row_format import MORE, PAYLOAD, PREFIX, Placed, PlainValues, Row
+
+#: What pyarrow raises for values that a column can't hold; some of its errors are none of ValueError or TypeError.
+_MISFITS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
+_METADATA: Final = {
+    "uid": "int64",
+    "task_name": "string",
+    "status": "string",
+    "staleness": "int64",
+    "priority": "float64",
+    "times_sampled": "int64",
+    "created_at": "float64",
+    "reward": "float64",
+    "tags": "string",
+    "key": "string",
+    "error": "string",
+    "deliveries": "int64",
+    "worker": "string",
+    "trained_step": "int64",
+    "payload": "binary",
+    "index": "int32",
+    "size": "int32",
+}
+_TAGS: Final = f"{PREFIX}tags"
+#: The metadata of columns with JSON.
+_JSON: Final = {b"replaybuf": b"json"}
+
+
+def arrow(module: str = "pyarrow") -> Any:
+    """Return pyarrow, or a module of it. Raises MissingDriverError."""
+    return needed(module, "Parquet files need the package pyarrow: pip install pyarrow")
+
+
+def _array(value: Any) -> Any:
+    """Return an array of one value in the type that pyarrow infers; None if it takes no such value."""
+    try:
+        return arrow().array([_arrow_value(value)])
+    except _MISFITS:
+        return None
+
+
+def _arrow_value(value: Any) -> Any:
+    """Return a value as pyarrow takes it: arrays of several dimensions as lists of arrays."""
+    if isinstance(value, np.ndarray):
+        if value.ndim > 1:
+            return list(map(_arrow_value, value))
+        return value.astype("f4") if value.dtype == np.float16 else value
+    return value
+
+
+def _common_type(types: Sequence[Any]) -> Any:
+    """Return the type that holds values of all these types; None for JSON, which holds any."""
+    if None in types:
+        return None
+    try:
+        kind = _united(types)
+    except _MISFITS:
+        return None
+    is_same = all(one == kind or _is_empty(one) for one in types)
+    return kind if _is_plain(kind) and (is_same or not arrow().types.is_struct(_innermost(kind))) else None
+
+
+def _united(types: Sequence[Any]) -> Any:
+    pa = arrow()
+    schemas = [pa.schema([("value", one)]) for one in dict.fromkeys(types)]
+    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type if schemas else pa.null()
+
+
+def _innermost(kind: Any) -> Any:
+    while arrow().types.is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _is_empty(kind: Any) -> bool:
+    return bool(arrow().types.is_null(_innermost(kind)))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether other programs read values of this type as they are."""
+    types, inner = arrow().types, _innermost(kind)
+    if types.is_struct(inner):
+        return inner != kind and all(types.is_string(one.type) and "," not in one.name for one in inner)
+    return any(
+        test(inner) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_string)
+    ) or bool(types.is_binary(inner))
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+class _Columns:
+    """The columns of a file, determined by its first rows."""
+
+    def __init__(self, rows: Sequence[Row], plain: PlainValues) -> None:
+        pa = arrow()
+        self._plain = plain
+        names = [one for one in _METADATA if PREFIX + one != PAYLOAD or PAYLOAD in rows[0]]
+        self._metadata = [pa.field(PREFIX + name, pa.type_for_alias(_METADATA[name])) for name in names]
+        #: The names in rows that are no fields of rollouts.
+        self._beside = {MORE, *(one.name for one in self._metadata)}
+        wanted: dict[str, list[Any]] = {}
+        for row in rows:
+            for name, value in row.items():
+                if name not in self._beside and _is_unicode(name):
+                    wanted.setdefault(name, []).extend(() if value is None else [_type_of(value)])
+        kinds = {name: _common_type(types) for name, types in wanted.items()}
+        self._fields = [pa.field(*one) if one[1] else _json_field(one[0]) for one in kinds.items()]
+        metadata = [one.with_metadata(_JSON) if one.name == _TAGS else one for one in self._metadata]
+        self.schema = pa.schema([*metadata, *self._fields, _json_field(MORE)])
+
+    def table(self, rows: Sequence[Row]) -> Any:
+        """Return rows as a table of these columns."""
+        pa = arrow()
+        arrays = []
+        for field in self._metadata:
+            values = [row.get(field.name) for row in rows]
+            if field.name == _TAGS:
+                values = [None if one is None else json.dumps(one) for one in values]
+            arrays.append(pa.array(values, field.type))
+        return pa.Table.from_arrays([*arrays, *self._columns(rows)], schema=self.schema)
+
+    def _columns(self, rollouts: Sequence[Row]) -> list[Any]:
+        """Return the columns of the fields of rollouts, the last with what doesn't fit the others."""
+        pa = arrow()
+        known = {field.name for field in self._fields} | self._beside
+        more: list[Row] = [
+            {**(one.get(MORE) or {}), **{name: value for name, value in one.items() if name not in known}}
+            for one in rollouts
+        ]
+        columns = []
+        for field in self._fields:
+            parts = []
+            for rollout, left in zip(rollouts, more, strict=True):
+                value = rollout.get(field.name)
+                part = pa.nulls(1, field.type) if value is None else self._fitted(field, value)
+                if part is None:
+                    left[field.name] = value
+                parts.append(pa.nulls(1, field.type) if part is None else part)
+            columns.append(pa.concat_arrays(parts))
+        texts = [json.dumps(self._plain.json(MORE, one)) if one else None for one in more]
+        return [*columns, pa.array(texts, pa.string())]
+
+    def _fitted(self, field: Any, value: Any) -> Any:
+        """Return an array of one value in the column's type; None if it doesn't fit."""
+        if field.metadata:
+            return arrow().array([json.dumps(self._plain.json(field.name, value))])
+        array = _array(value)
+        if array is None or array.type == field.type:
+            return array
+        try:
+            # pyarrow would cut fractions off, and leave fields of objects out.
+            if _common_type([array.type, field.type]) == field.type:
+                return arrow().array([_arrow_value(value)], field.type)
+        except _MISFITS:
+            pass
+        return None
+
+
+def _type_of(value: Any) -> Any:
+    array = _array(value)
+    return None if array is None else array.type
+
+
+def _json_field(name: str) -> Any:
+    return arrow().field(name, arrow().string(), metadata=_JSON)
+
+
+#: The number of rows in memory together when a file is read.
+_ROWS: Final = 64
+#: The size at which buffered rows are written: larger pieces are better for readers, smaller ones for memory.
+_BYTES: Final = 4 << 20
+
+
+class TableWriter:
+    """Writes rows to a Parquet file, with the columns of the first rows."""
+
+    def __init__(self, raw: IO[bytes], plain: PlainValues) -> None:
+        self._raw, self._plain = raw, plain
+        self._columns: _Columns | None = None
+        self._writer: Any = None
+        self._held: list[Any] = []
+        arrow()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write rows. The first call determines the columns."""
+        if self._columns is None:
+            self._columns = _Columns(rows, self._plain)
+            self._open(self._columns.schema)
+        self._held.append(self._columns.table(rows))
+        if sum(table.nbytes for table in self._held) >= _BYTES:
+            self._write_held()
+
+    def _open(self, schema: Any) -> None:
+        self._writer = arrow("pyarrow.parquet").ParquetWriter(self._raw, schema, compression="zstd")
+
+    def _write_held(self) -> None:
+        if self._held:
+            self._writer.write_table(arrow().concat_tables(self._held))
+            self._held.clear()
+
+    def close(self) -> None:
+        """Write the end of the file; without rows, an empty table."""
+        if self._writer is None:
+            self._open(arrow().schema([]))
+        self._write_held()
+        self._writer.close()
+
+
+def read_parquet(path: Path) -> Generator[Placed, None, None]:
+    """Yield the rows of a Parquet file: those of exports as they were written, others unchanged.
+
+    FileError when it is damaged, or cut short.
+    """
+    number = 1
+    try:
+        with arrow("pyarrow.parquet").ParquetFile(path, memory_map=False) as file:
+            schema = file.schema_arrow
+            if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
+                raise FileError(f"two columns have the name {twice[0]!r:.60}; rename one of them")
+            names = {one.name for one in schema if (one.metadata or {}).get(b"replaybuf") == b"json"}
+            for batch in file.iter_batches(_ROWS):
+                yield from _rows(batch, number, names)
+                number += batch.num_rows
+    except (arrow().ArrowException, OSError, UnicodeDecodeError) as error:
+        what = str(error).strip().partition("\n")[0]
+        raise FileError(
+            f"row {number}: this is no whole Parquet file: cut short, damaged, or of another format ({what:.200})"
+        ) from error
+
+
+def _rows(batch: Any, first: int, names: set[str]) -> Iterator[Placed]:
+    """Yield the rows of a batch; `first` is the number of the first row, the names are those of columns with JSON."""
+    columns = {name: _values(name, column, first) for name, column in zip(batch.schema.names, batch, strict=True)}
+    for number in range(batch.num_rows):
+        place = f"row {first + number}"
+        yield place, _parsed(place, {name: column[number] for name, column in columns.items()}, names)
+
+
+def _parsed(place: str, row: Row, names: set[str]) -> Row:
+    """Return the values of a row that are there, those of columns with JSON parsed."""
+    found = {name: value for name, value in row.items() if value is not None}
+    for name in names & found.keys():
+        try:
+            found[name] = json.loads(found[name])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise FileError(f"{place}, column {name!r:.60}: no JSON ({error!s:.100})") from error
+    return found
+
+
+def _values(name: str, column: Any, first: int) -> list[Any]:
+    """Return the values of a column; `first` is the number of its first row. FileError for values that Python lacks."""
+    values: list[Any] = []
+    try:
+        for one in column:
+            values.append(one.as_py())
+    except (ValueError, TypeError, LookupError, ArithmeticError, arrow().ArrowException) as error:
+        raise FileError(f"row {first + len(values)}, column {name!r:.60}: it can't be read ({error!s:.200})") from error
+    return values
