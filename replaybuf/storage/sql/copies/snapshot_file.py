@@ -18,17 +18,15 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, place, tally
+from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, tally
 from replaybuf.storage.values import LOCK_SECONDS
 
 GROUPS, BYTES = "groups", "bytes"
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
-#: The id of the database whose payloads the file refers to; missing if the file has all payloads.
-PAYLOADS_OF = "payloads_of"
 
 # A snapshot has no checkpoints and no past.
-_TABLES = (lane, group, tally, counter, buffer, cursor, info, place)
+_TABLES = (lane, group, tally, counter, buffer, cursor, info)
 _BATCH = 5000
 _BITS = (1 << 64) - 1
 

@@ -136,19 +136,17 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
         check_revision(revision, where)
 
 
-def save_snapshot(
-    reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress, *, whole: bool = True
-) -> None:
-    """Write a snapshot of a buffer, with facts about it, and if `whole` with all payloads kept apart."""
+def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
+    """Write a snapshot of a buffer, with facts about it, and with all payloads kept apart."""
     # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
-    notes = whole and reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
+    notes = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
     async def save() -> None:
         read_only = opens_read_only(reader) and not notes
         engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
         try:
             scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, file, about, tell, whole=whole)
+            await copy_to(engine, scope, file, about, tell)
         finally:
             await engine.dispose()
 
