@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, NullPool, create_engine, delete, event
+from sqlalchemy import Connection, NullPool, create_engine, event, update
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -313,4 +313,4 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
     # The snapshot's rows are no longer those that were saved.
-    connection.execute(delete(info).where(info.c.name == DIGEST))
+    connection.execute(update(info).where(info.c.name == DIGEST).values(value=""))
