@@ -166,7 +166,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         for law in ("where_is", "order_by", "same_types", "shown_with", "one_b")
     ),
     ("cli/test_mistakes.py::*sql -*", _DATABASES),
-    *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("escape", "explain", "help", "ls", "mistakes", "show")),
+    *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("escape", "help", "ls", "mistakes", "show")),
     *(
         (f"web/test_pages.py::*{law}*", _DATABASES)
         for law in ("is_there", "overview", "prometheus", "every_group", "leads")

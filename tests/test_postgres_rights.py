@@ -49,7 +49,7 @@ def granted(database: str, role: str, *, more: str = "") -> Iterator[str]:
 def made(postgres_url: str) -> Iterator[str]:
     """A database whose owner has made the tables; each test has a buffer of its own there."""
     with new_database(postgres_url) as database:
-        run("db", "upgrade", database)
+        run("doctor", database, "--upgrade")
         yield database
 
 
@@ -90,8 +90,6 @@ LOOKS = [
     "trace step 430",
     "sql 'SELECT count(*) FROM groups'",
     "checkpoint ls",
-    "ls --explain",
-    "db current",
 ]
 
 
@@ -106,7 +104,7 @@ def viewer(postgres_url: str) -> Iterator[str]:
 @pytest.mark.parametrize("command", LOOKS)
 def test_a_viewer_sees_what_there_is(viewer: str, command: str) -> None:
     name, *arguments = shlex.split(command)
-    if name in ("checkpoint", "db"):
+    if name == "checkpoint":
         found = run(name, arguments[0], viewer)
     else:
         found = run(name, viewer, *arguments)
@@ -177,10 +175,12 @@ async def test_who_may_not_make_the_tables_is_told_who_does(postgres_database: s
     with granted(postgres_database, "trainer") as url:
         error = await refused_put(url, AccessError)
         [examined] = (await asyncio.to_thread(examine, url, code=1))["access"]
-    assert "let the owner make the tables (replaybuf db upgrade URL)" in str(error)
+    assert "let the owner make the tables (replaybuf doctor URL --upgrade)" in str(error)
     assert re.search(r"for this role to make them, GRANT USAGE, CREATE ON SCHEMA public TO trainer_\w+", str(error))
     assert re.search(r"the user trainer_\w+ may not make the tables: it lacks CREATE on the schema", examined["text"])
-    assert re.search(r"replaybuf db upgrade URL, .*GRANT CREATE ON SCHEMA public TO trainer_\w+", examined["mend"])
+    assert re.search(
+        r"replaybuf doctor URL --upgrade, .*GRANT CREATE ON SCHEMA public TO trainer_\w+", examined["mend"]
+    )
 
 
 async def test_a_role_that_does_not_exist_may_be_made(postgres_database: str) -> None:

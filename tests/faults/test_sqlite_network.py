@@ -98,7 +98,7 @@ async def test_the_command_line_reads_there_and_upgrades_not(tmp_path: Path, mon
         await buffer.put(group(1), TASK)
     monkeypatch.setattr(sqlite_files, "filesystem_type", lambda *_: "nfs4")
     assert TASK in run("ls", str(path)).stdout
-    assert "nfs4" in run("db", "upgrade", str(path), code=1).stderr
+    assert "nfs4" in run("doctor", str(path), "--upgrade", code=1).stderr
 
 
 @pytest.fixture

@@ -237,7 +237,7 @@ async def test_an_older_schema_is_refused(two_urls: tuple[str, str], monkeypatch
     await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'")))
     monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
     buffer = build(url)
-    with pytest.raises(StorageError, match=r"revision 0000.*replaybuf db upgrade", check=because("schema")):
+    with pytest.raises(StorageError, match=r"revision 0000.*replaybuf doctor .* --upgrade", check=because("schema")):
         await buffer.put(new_group(1), "math")
     await buffer.close()
 
