@@ -128,24 +128,26 @@ class Steps:
         await self._roll_back()
 
 
-class CommitWatch(ABC):
-    """Detects commits of other processes, and notifies them of commits of this store."""
+class CommitWatch:
+    """Detects commits of other processes, and notifies them of commits of this store.
+
+    This class is for a database in memory, which no other process can open.
+    """
 
     #: The longest time between two polls, in seconds.
-    seconds: float
+    seconds: float = 0.5
     #: Whether other processes listen for notifications, besides polling.
     announces: bool = False
 
-    @abstractmethod
     async def look(self) -> bool:
         """Poll: return whether another process may have committed since the last poll."""
+        return False
 
-    def switch(self, on: bool) -> None:  # noqa: B027
+    def switch(self, on: bool) -> None:
         """Start or stop calling `hint`, where that saves work. A commit while off is reported once on again."""
 
-    async def announce(self) -> None:  # noqa: B027
+    async def announce(self) -> None:
         """Notify other processes of a commit by this one."""
 
-    @abstractmethod
     async def close(self) -> None:
         """Release connections; another poll opens new ones."""

@@ -164,7 +164,7 @@ class SqliteDatabase(Database):
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return NeverChanges() if self.path is None else DataVersion(self.path, self.connections, hint)
+        return CommitWatch() if self.path is None else DataVersion(self.path, self.connections, hint)
 
     @property
     def lent(self) -> int:
@@ -209,18 +209,6 @@ def watch_writes(path: str) -> int:
             os.close(descriptor)
         raise OSError(number, os.strerror(number))
     return descriptor
-
-
-class NeverChanges(CommitWatch):
-    """The watch of a database in memory, which no other process can open."""
-
-    seconds = 0.5
-
-    async def look(self) -> bool:
-        return False
-
-    async def close(self) -> None:
-        pass
 
 
 class DataVersion(CommitWatch):
