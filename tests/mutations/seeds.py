@@ -78,7 +78,7 @@ _ROLLOUTS = [
     ("newest-token-ignores-mask", "rollouts/group_fields.py", "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
     ("agentic-tokens-expire", "rollouts/group_fields.py", "repeat(self.agentic), dated)", "repeat(False), dated)", "groups with input_ids have no token staleness"),
     ("fill-overwrites-steps", _STALENESS, "return [*(steps or ()), *([model_step] * missing)]", "return [model_step] * missing", "steps that are there stay"),
-    ("group-least-stale", _STALENESS, 'return max(int(value or 0)', 'return min(int(value or 0)', "a group is as stale as its stalest rollout"),
+    ("group-least-stale", _NORMALISE, 'max(refreshed if refreshed is not None', 'min(refreshed if refreshed is not None', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
     ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
@@ -123,7 +123,7 @@ _CODEC = [
     ("open-tags", "codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
     ("twin-classes", "rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
     ("annotated-text-run", "rollouts/annotations.py", "if origin in _ANNOTATED:", "if origin is Ellipsis:", "what stands beside a type in Annotated is no annotation"),
-    ("enum-as-value", "codec/user_classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
+    ("enum-as-value", "codec/user_classes.py", "return cls[names[0]] if names else cls(value)", "return value", "enum members come back as members"),
     ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
     ("unknown-converter-read", "codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),
 ]  # fmt: skip
