@@ -32,6 +32,7 @@ from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
+from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Row, Scope, Session, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
@@ -49,7 +50,7 @@ _LOCKED_SECONDS = 0.2
 @contextmanager
 def open_writer(reader: Reader) -> Iterator[Writer]:
     """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal mode."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=KeepaliveLoop) as runner:
         engine = open_database(reader.url, durability="full")
         try:
             yield Writer(engine, runner)
