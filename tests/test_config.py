@@ -156,7 +156,7 @@ def test_what_is_wrong_in_the_environment_names_the_variable(environ: dict[str, 
 
 def test_variables_of_the_command_line_are_no_typos() -> None:
     variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
-    assert "REPLAYBUF_CLI_TIMEOUT" in variables
+    assert "REPLAYBUF_TOKEN" in variables
     environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
     assert ReplayBufferConfig.from_env(environ).url == "memory://"
 

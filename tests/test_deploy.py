@@ -182,7 +182,7 @@ def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(ro
     examined = {row["check"]: row for row in json.loads(run("doctor", urls["trainer"], "--format=json", code=1).stdout)}
     assert "the user trainer may not make the tables" in examined["access"]["text"]
     assert "GRANT CREATE ON SCHEMA public TO trainer" in examined["access"]["mend"]
-    run("db", "upgrade", urls["owner"])
+    run("doctor", "--upgrade", urls["owner"])
     with ReplayBufferConfig(url=urls["trainer"]).build_sync() as buffer:
         buffer.put(group(1), "math")
     for role, statement in (("trainer", "DROP TABLE rb_group"), ("viewer", "DELETE FROM rb_group")):

@@ -16,15 +16,12 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import AccessError
-from replaybuf.produce import Sampler, SyncProduceStrategy
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
 from tests.pages import DOCS
-from tests.places.arrays import apart, heavy, numbers_in
 from tests.postgres import execute, new_database
-from tests.produce.scripted import ScriptedLoop, prompts
 from tests.stores import TASK, build, fill, group, numbers_of
 from tests.web.conftest import client_of
 from tests.web.example import fill as fill_example
@@ -52,7 +49,7 @@ def granted(database: str, role: str, *, more: str = "") -> Iterator[str]:
 def made(postgres_url: str) -> Iterator[str]:
     """A database whose owner has made the tables; each test has a buffer of its own there."""
     with new_database(postgres_url) as database:
-        run("db", "upgrade", database)
+        run("doctor", database, "--upgrade")
         yield database
 
 
@@ -83,27 +80,6 @@ async def test_a_trainer_does_all_that_a_run_does(trainer: str, tmp_path: Path) 
         await buffer.resume(tmp_path / "saved")
 
 
-async def test_a_trainer_makes_prompts_into_batches(trainer: str) -> None:
-    async with build(trainer, name="prompts") as buffer:
-        sampler = Sampler(buffer, prompts(6), TASK)
-        summary = await SyncProduceStrategy().produce_batch(ScriptedLoop(), sampler, 4, train_step=1, model_step=0)
-        assert summary.produced == 4
-
-
-async def test_a_trainer_keeps_payloads_in_a_folder(
-    trainer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with apart(trainer, tmp_path, name="apart") as buffer:
-        for number in range(3):
-            await buffer.put(heavy(number), TASK)
-        await buffer.checkpoint(1)
-        assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
-        await buffer.restore(1)
-        assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
-        await buffer.storage.thread.run(buffer.storage.sweeper._step)  # type: ignore[attr-defined]
-    assert [record for record in caplog.records if record.name.startswith("replaybuf")] == []
-
-
 #: What looks at a run, and what it says of it.
 LOOKS = [
     "stats",
@@ -114,8 +90,6 @@ LOOKS = [
     "trace step 430",
     "sql 'SELECT count(*) FROM groups'",
     "checkpoint ls",
-    "ls --explain",
-    "db current",
 ]
 
 
@@ -130,7 +104,7 @@ def viewer(postgres_url: str) -> Iterator[str]:
 @pytest.mark.parametrize("command", LOOKS)
 def test_a_viewer_sees_what_there_is(viewer: str, command: str) -> None:
     name, *arguments = shlex.split(command)
-    if name in ("checkpoint", "db"):
+    if name == "checkpoint":
         found = run(name, arguments[0], viewer)
     else:
         found = run(name, viewer, *arguments)
@@ -201,10 +175,12 @@ async def test_who_may_not_make_the_tables_is_told_who_does(postgres_database: s
     with granted(postgres_database, "trainer") as url:
         error = await refused_put(url, AccessError)
         [examined] = (await asyncio.to_thread(examine, url, code=1))["access"]
-    assert "let the owner make the tables (replaybuf db upgrade URL)" in str(error)
+    assert "let the owner make the tables (replaybuf doctor URL --upgrade)" in str(error)
     assert re.search(r"for this role to make them, GRANT USAGE, CREATE ON SCHEMA public TO trainer_\w+", str(error))
     assert re.search(r"the user trainer_\w+ may not make the tables: it lacks CREATE on the schema", examined["text"])
-    assert re.search(r"replaybuf db upgrade URL, .*GRANT CREATE ON SCHEMA public TO trainer_\w+", examined["mend"])
+    assert re.search(
+        r"replaybuf doctor URL --upgrade, .*GRANT CREATE ON SCHEMA public TO trainer_\w+", examined["mend"]
+    )
 
 
 async def test_a_role_that_does_not_exist_may_be_made(postgres_database: str) -> None:

@@ -9,8 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -36,27 +36,23 @@ _UsageError: Any = typer.BadParameter.__base__
 _BROKEN_PIPE = 128 + 13
 _INTERRUPTED = 128 + 2
 
-# Each command: the module and function, imported when the command is called, and its line in the list of commands;
-# `db` has subcommands.
+# Each command: the module and function, imported when the command is called, and its line in the list of commands.
 COMMANDS = {
     "stats": ("replaybuf.cli.stats:stats", "Show how many groups there are of each task and status."),
-    "ls": ("replaybuf.cli.queries:ls", "List groups without reading their payloads."),
+    "ls": ("replaybuf.cli.groups:ls", "List groups without reading their payloads."),
     "why": ("replaybuf.cli.why:why", "Say why a trainer or a producer waits."),
     "show": ("replaybuf.cli.show:show", "Show a group with its responses, or the worst and the best ones."),
     "trace": ("replaybuf.cli.trace:trace", "Show what a train step was trained on, and the life of a group."),
     "watch": ("replaybuf.cli.watch:watch", "Watch a database, full screen: who waits and why."),
-    "sql": ("replaybuf.cli.queries:sql", "Run one SQL statement that only reads, or list the views."),
-    "save": ("replaybuf.cli.checkpoint:save", "Write a snapshot of a buffer, while the run goes on."),
-    "resume": ("replaybuf.cli.checkpoint:resume", "Load a snapshot into a buffer that is empty."),
+    "sql": ("replaybuf.cli.groups:sql", "Run one SQL statement that only reads, or list the views."),
     "export": ("replaybuf.cli.files:export", "Write groups with their full texts and tokens to a file."),
     "import": ("replaybuf.cli.files:import_", "Put the groups of a file into a buffer, each exactly once."),
-    "checkpoint": ("replaybuf.cli.checkpoint:app", "List, make, restore or drop step checkpoints."),
-    "rm": ("replaybuf.cli.changes:rm", "Delete groups, by a query."),
-    "requeue": ("replaybuf.cli.changes:requeue", "Bring back failed, filtered and expired groups, by a query."),
+    "checkpoint": ("replaybuf.cli.checkpoint:app", "Step checkpoints, and snapshots of a buffer in files."),
+    "rm": ("replaybuf.cli.groups:rm", "Delete groups, by a query."),
+    "requeue": ("replaybuf.cli.groups:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "serve": ("replaybuf.cli.watch:serve", "Show a database in the browser."),
-    "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, and mend what can be mended."),
-    "db": ("replaybuf.cli.doctor:app", "Show or upgrade the schema of a database."),
-    "bench": ("replaybuf.cli.bench:bench", "Put load on a database, and say what it does under it."),
+    "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, mend it, or upgrade its schema."),
+    "bench": ("replaybuf.cli.doctor:bench", "Put load on a database, and say what it does under it."),
     "demo": ("replaybuf.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 
@@ -100,7 +96,6 @@ class Commands(TyperGroup):
             error.message = redact_words(error.message)
             if not error.message and getattr(getattr(error, "param", None), "envvar", None) == URL_VARIABLE:
                 error.message = f"Name the database here, or in the environment variable {URL_VARIABLE}."
-            error.message = " ".join([error.message, *_from_variables(error.ctx, getattr(error, "param", None))])
             raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
@@ -141,9 +136,9 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "bench", "resume", "import",
-    "rm", "requeue", "checkpoint make", "checkpoint restore", "checkpoint drop", "db upgrade" and "doctor --repair" only
-    read; they don't create a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "bench", "import", "rm",
+    "requeue", "checkpoint" (make, restore, drop, resume) and "doctor" (--repair, --upgrade) only read; they don't
+    create a database and don't wait for the run.
 
     \b
     Examples:
@@ -162,11 +157,11 @@ def run() -> None:
     app(prog_name="replaybuf")
 
 
-# Arguments and options that commands share. Each has an environment variable; --help shows few of them.
+# Arguments and options that commands share. None of the options has an environment variable, so that a program's
+# settings steer no command.
 
 
 URL_VARIABLE = "REPLAYBUF_URL"
-_MISSING = f"it is missing. It comes after the URL, which may be in the environment variable {URL_VARIABLE} instead."
 
 Url = Annotated[
     str,
@@ -179,45 +174,17 @@ Url = Annotated[
 ]
 
 
-_SAID = "({} is from the environment variable {}.)"
-
-
-def _from_variables(ctx: Any, only: Any = None) -> list[str]:
-    """Return a sentence for each parameter of a command (or for this one) that an environment variable has set."""
-    return [
-        _SAID.format(one.opts[0] if one.param_type_name == "option" else one.metavar, one.envvar)
-        for one in (ctx.command.params if ctx else ())
-        if only in (None, one) and one.envvar and (source := ctx.get_parameter_source(one.name))
-        if source.name == "ENVIRONMENT"
-    ]
-
-
-#: Whether the present command got its URL from the variable, although the first argument was typed.
-_url_is_from_variable = ContextVar("_url_is_from_variable", default=False)
-
-
-def url_of_variable() -> str:
-    """Return the URL of the environment variable, in place of an argument; errors tell where it is from."""
-    _url_is_from_variable.set(True)
-    return os.environ[URL_VARIABLE]
-
-
 class Command(TyperCommand):
-    """A command whose usage line shows that the URL may come from its variable, and that a FILE after it may not.
-
-    Its errors tell which options came from variables, where nobody sees them.
-    """
+    """A command whose URL may come from its variable, also before further arguments: `replaybuf show 17`."""
 
     def invoke(self, ctx: Any) -> Any:
-        _url_is_from_variable.set(False)
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        from_variable = _arguments_from_variable(ctx, arguments)
         try:
             return super().invoke(ctx)
         except ReplayBufError as error:
-            found = _from_variables(ctx)
-            if _url_is_from_variable.get():
-                found.append(_SAID.format("URL", URL_VARIABLE))
-            if found:
-                error.add_note(" ".join(found))
+            if from_variable:
+                error.add_note(f"(URL is from the environment variable {URL_VARIABLE}.)")
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -226,22 +193,44 @@ class Command(TyperCommand):
         return [str(self.options_metavar), *names]
 
 
-#: The prefix of options' variables, which configs (`REPLAYBUF_...`) don't read.
-COMMAND_PREFIX = "REPLAYBUF_CLI_"
-#: What these options do is said in each call anew: they confirm or widen what is deleted or replaced.
-ONLY_TYPED = frozenset({"--again", "--all", "--force", "--fresh", "--keep-new", "--repair", "--take-over", "--yes"})
+def _arguments_from_variable(ctx: Any, arguments: list[Any]) -> bool:
+    """Shift the arguments if the first typed one isn't the URL; return whether the URL is that of the variable.
 
-
-def option(name: str, help: str, variable: str | None = None, **settings: Any) -> Any:
-    """Return an option with its environment variable, REPLAYBUF_CLI_ORDER_BY for --order-by. A number's metavar is N.
-
-    The prefix isn't that of configs, so that a program's settings steer no command. ONLY_TYPED have no variable.
+    That is so if the variable is set, an argument is left over, and the first one is no database, or one is missing.
+    Raises a usage error for an argument that is missing.
     """
-    if variable is None and name not in ONLY_TYPED:
-        variable = COMMAND_PREFIX + name.removeprefix("--").replace("-", "_").upper()
+    if not arguments or not arguments[0].envvar:
+        return False
+    first, *others = [one.name for one in arguments]
+    if ctx.get_parameter_source(first).name == "ENVIRONMENT":
+        url = True
+    else:
+        url, typed, missing = False, ctx.params[first], others and not ctx.params[others[-1]]
+        needed = missing and not str(arguments[-1].metavar).startswith("[")
+        if missing and (variable := os.environ.get(URL_VARIABLE)) and (needed or not _is_database(typed)):
+            values, url = [variable, typed, *(ctx.params[name] for name in others)], True
+            for one, value in zip(arguments, values, strict=False):
+                many = one.nargs == -1
+                ctx.params[one.name] = [value, *(ctx.params[one.name] or ())] if many else value
+    for one in arguments:
+        if not str(one.metavar).startswith("[") and not ctx.params[one.name]:
+            where = f"It comes after the URL, which may be in the environment variable {URL_VARIABLE} instead."
+            raise typer.BadParameter(f"it is missing. {where}", ctx=ctx, param_hint=str(one.metavar))
+    return url
+
+
+def _is_database(text: str) -> bool:
+    try:
+        return "://" in text or Path(text).exists()
+    except (OSError, ValueError):  # the path is too long, or has a NUL
+        return False
+
+
+def option(name: str, help: str, **settings: Any) -> Any:
+    """Return an option. A number's metavar is N."""
     if "min" in settings:
         settings.setdefault("metavar", "N")
-    return typer.Option(name, help=help, envvar=variable, show_envvar=False, **settings)
+    return typer.Option(name, help=help, show_envvar=False, **settings)
 
 
 def buffer_option(help: str) -> Any:
@@ -287,26 +276,6 @@ Out = Annotated[
         "--format", "text, json, or csv: the rows of the table.", metavar="FORMAT", parser=_output, show_default=False
     ),
 ]
-
-
-def url_and(url: str, value: str | None, name: str) -> tuple[str, str]:
-    """Return the arguments `URL VALUE`; a single one is the value if REPLAYBUF_URL is set."""
-    if value is not None:
-        return url, value
-    variable = os.environ.get(URL_VARIABLE)
-    if not variable or url == variable:
-        raise typer.BadParameter(_MISSING, param_hint=name)
-    return url_of_variable(), url
-
-
-def url_and_uids(url: str, uids: list[str] | None) -> tuple[str, list[str]]:
-    """Return the arguments `URL UID...`; the first is a uid, too, if REPLAYBUF_URL is set and it is a number."""
-    variable = os.environ.get(URL_VARIABLE)
-    if variable and url != variable and url.isdigit():
-        return url_of_variable(), [url, *(uids or [])]
-    if not uids:
-        raise typer.BadParameter(f"{_MISSING} --worst N and --best N choose the rollouts instead.", param_hint="UID")
-    return url, uids
 
 
 #: The option --yes of commands that ask for confirmation.

@@ -1,4 +1,4 @@
-"""`replaybuf checkpoint`, `replaybuf save`, `replaybuf resume`: step checkpoints, and copies of a buffer in files.
+"""`replaybuf checkpoint`: step checkpoints, and snapshots of a buffer in files.
 
 Modules for writing are imported by the commands that write, so that listing is fast."""
 
@@ -27,7 +27,6 @@ from replaybuf.cli.app import (
     buffer_option,
     on_storage,
     option,
-    url_and,
     whole_number,
     with_bar,
 )
@@ -79,17 +78,17 @@ class _Verbs(TyperGroup):
 app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls", cls=Command)(ls)
 
-_Step = Annotated[str | None, argument("STEP", "The train step of the checkpoint.")]
+_Step = Annotated[str, argument("STEP", "The train step of the checkpoint.")]
 _Yes = Annotated[bool, YES]
 
 
 @app.callback()
 def checkpoint() -> None:
-    """List, make, restore or drop the step checkpoints in a database."""
+    """Step checkpoints in a database (ls, make, restore, drop), and snapshots of a buffer in files (save, resume)."""
 
 
 @app.command("make", cls=Command)
-def make(url: Url, output: Out = TEXT, step: _Step = None, buffer: OneBuffer = None) -> None:
+def make(url: Url, output: Out = TEXT, step: _Step = "", buffer: OneBuffer = None) -> None:
     """Make a checkpoint of a buffer at a train step, as buffer.checkpoint() does; others go on meanwhile.
 
     It replaces an older one of the same step, and drops no other.
@@ -98,8 +97,7 @@ def make(url: Url, output: Out = TEXT, step: _Step = None, buffer: OneBuffer = N
     Examples:
       replaybuf checkpoint make run.db 400
     """
-    url, number = url_and(url, step, "STEP")
-    wanted = check_step(whole_number(number, "STEP"), "STEP")
+    wanted = check_step(whole_number(step, "STEP"), "STEP")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
     on_storage(reader.url, name, lambda storage: storage.checkpoint(wanted, None))
@@ -110,7 +108,7 @@ def make(url: Url, output: Out = TEXT, step: _Step = None, buffer: OneBuffer = N
 def restore(
     url: Url,
     output: Out = TEXT,
-    step: _Step = None,
+    step: _Step = "",
     keep_new: Annotated[bool, option("--keep-new", "Keep the groups that were put since the checkpoint.")] = False,
     buffer: OneBuffer = None,
     yes: _Yes = False,
@@ -138,7 +136,7 @@ def restore(
 
 
 @app.command("drop", cls=Command)
-def drop(url: Url, output: Out = TEXT, step: _Step = None, buffer: OneBuffer = None, yes: _Yes = False) -> None:
+def drop(url: Url, output: Out = TEXT, step: _Step = "", buffer: OneBuffer = None, yes: _Yes = False) -> None:
     """Drop the checkpoint of a step, and the payloads that nothing else needs, after asking.
 
     \b
@@ -153,10 +151,9 @@ def drop(url: Url, output: Out = TEXT, step: _Step = None, buffer: OneBuffer = N
     output.note("dropped")
 
 
-def _find(url: str, step: str | None, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
+def _find(url: str, step: str, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
     """Return the reader of the database, the name of the buffer, and the checkpoint of the step."""
-    url, number = url_and(url, step, "STEP")
-    wanted = whole_number(number, "STEP")
+    wanted = whole_number(step, "STEP")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
     return reader, name, reader.read(lambda tx: find_stored(tx, name, wanted))
@@ -184,7 +181,7 @@ def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
 
 # Copies in files
 
-Folder = Annotated[str | None, argument("FOLDER", "The folder of the snapshot.")]
+Folder = Annotated[str, argument("FOLDER", "The folder of the snapshot.")]
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into that of its own.")]
 _COPIES = columns("buffer", "file", "groups", "bytes")
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
@@ -199,10 +196,11 @@ _Place = Annotated[
 _For = Annotated[str | None, option("--policy", f"For a run of another policy: {_NAMES}", metavar="NAME")]
 
 
+@app.command("save", cls=Command)
 def save(
     url: Url,
     output: Out = TEXT,
-    folder: Folder = None,
+    folder: Folder = "",
     buffer: OneBuffer = None,
     policy: _Of = None,
     payloads: _Payloads = "copy",
@@ -210,8 +208,8 @@ def save(
     """Write a snapshot of a buffer into a folder, while the run goes on.
 
     It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in, that buffer.resume()
-    and "replaybuf resume" load into another. It appears under its name only when it is complete, over an older one.
-    Leased groups are in it as if they had been given back.
+    and "replaybuf checkpoint resume" load into another. It appears under its name only when it is complete, over an
+    older one. Leased groups are in it as if they had been given back.
 
     A buffer resumes from a snapshot of its own policy only. The database doesn't know the policy of its run: with
     --policy the snapshot is for buffers of that one, without it for those of any.
@@ -221,14 +219,13 @@ def save(
 
     \b
     Examples:
-      replaybuf save run.db backup
-      replaybuf save postgresql://rl@db/run7 backup --buffer eval --policy staleness
+      replaybuf checkpoint save run.db backup
+      replaybuf checkpoint save postgresql://rl@db/run7 backup --buffer eval --policy staleness
     """
     from replaybuf.buffer.copies import snapshot_file
     from replaybuf.rules.policies import resolve_policy
     from replaybuf.storage.sql.inspection.writer import save_snapshot
 
-    url, folder = url_and(url, folder, "FOLDER")
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
     about = {"policy": resolve_policy(policy).name} if policy else {}
@@ -239,10 +236,11 @@ def save(
     output.rows([row], _COPIES)
 
 
+@app.command("resume", cls=Command)
 def resume(
     url: Url,
     output: Out = TEXT,
-    folder: Folder = None,
+    folder: Folder = "",
     buffer: _Loaded = None,
     policy: _For = None,
     payloads: _Place = "database",
@@ -266,15 +264,14 @@ def resume(
 
     \b
     Examples:
-      replaybuf resume new.db backup --step 400
-      replaybuf resume postgresql://rl@db/run8 backup --buffer train
+      replaybuf checkpoint resume new.db backup --step 400
+      replaybuf checkpoint resume postgresql://rl@db/run8 backup --buffer train
     """
     from replaybuf.buffer.copies import snapshot_file
     from replaybuf.rules.limits import Rules
     from replaybuf.rules.policies import resolve_policy
     from replaybuf.storage.sql.inspection.writer import Target, saved_buffer
 
-    url, folder = url_and(url, folder, "FOLDER")
     target, file = Target.at(url), str(snapshot_file(Path(folder)))
     own_name, saved = saved_buffer(file)
     name = buffer or own_name

@@ -1,4 +1,4 @@
-"""`replaybuf doctor`: checks and repairs a database; `replaybuf db`: shows and upgrades its schema."""
+"""`replaybuf doctor` checks, repairs and upgrades a database; `replaybuf bench` puts load on one."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import os
 import shutil
 import sys
 import textwrap
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf.cli.app import TEXT, Command, Out, Url, option
-from replaybuf.cli.output import Output
+from replaybuf.cli.app import TEXT, Out, Url, option, read_size
+from replaybuf.cli.output import Output, print_json
 from replaybuf.progress import progress_bar
-from replaybuf.redact import escape
-from replaybuf.storage.sql.inspection.reader import HEAD, Reader, State, open_reader, state_of
+from replaybuf.redact import escape, escape_line
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.view.columns import Column
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def doctor(
     probe: Annotated[
         bool, option("--probe", "Also make each call once in a buffer of its own, which is removed afterwards.")
     ] = False,
+    upgrade: Annotated[
+        bool, option("--upgrade", "Bring the schema up to date, or create the tables, and check nothing.")
+    ] = False,
     take_over: Annotated[
         bool, option("--take-over", "Make places for payloads this copy's: nobody may use the original any more.")
     ] = False,
@@ -55,6 +59,8 @@ def doctor(
     --probe tells whether a server has all that a run needs, and names the first call that fails. It makes the tables if
     they don't exist, as the first run would.
 
+    --upgrade happens in one transaction, whole or not at all. Close all users of the database first.
+
     --take-over is for a copy of a database that is used in place of the original, such as one that was moved to another
     host: until then it reads payloads in the original's folder or object store, and neither writes nor deletes there.
 
@@ -63,10 +69,14 @@ def doctor(
       replaybuf doctor run.db
       replaybuf doctor postgresql://rl@db/run7 --repair
       replaybuf doctor postgresql://rl@db/run7 --probe
+      replaybuf doctor postgresql://admin@db/run7 --upgrade
     """
     from replaybuf.doctor import Severity
 
     reader = open_reader(url)
+    if upgrade:
+        _upgrade(reader, output)
+        return
     if take_over:
         from replaybuf.doctor.check_places import take_over_places
 
@@ -128,51 +138,92 @@ def print_finding(finding: Finding) -> None:
         typer.echo(start + line, color=False if os.environ.get("NO_COLOR") else None)
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-
-_STATES = {
-    State.MISSING: "no replaybuf tables",
-    State.CURRENT: "up to date",
-    State.OLDER: "older: run replaybuf db upgrade",
-    State.NEWER: "newer: upgrade replaybuf",
-}
-
-
-@app.callback()
-def db() -> None:
-    """Show or upgrade the schema of a database."""
-
-
-@app.command("current", cls=Command)
-def current(url: Url, output: Out = TEXT) -> None:
-    """Show the revision of a database's schema, and the one that this replaybuf works with.
-
-    \b
-    Example:
-      replaybuf db current run.db
-    """
-    reader = open_reader(url)
-    revision = reader.read_any(lambda tx: tx.revision())
-    row = {"url": reader.where, "revision": revision, "wanted": HEAD, "state": _STATES[state_of(revision)]}
-    output.rows([row], [Column(name, name, "word") for name in ("revision", "wanted", "state")])
-
-
-@app.command("upgrade", cls=Command)
-def upgrade_command(url: Url, output: Out = TEXT) -> None:
-    """Bring the schema of a database up to date.
-
-    Close all users of the database first. It happens in one transaction, whole or not at all. In an empty database the
-    tables are created.
-
-    \b
-    Example:
-      replaybuf db upgrade postgresql://admin@db/run7
-    """
+def _upgrade(reader: Reader, output: Output) -> None:
     from replaybuf.storage.sql.inspection.writer import upgrade_database
 
-    reader = open_reader(url)
     before, after = upgrade_database(reader)
     row = {"url": reader.where, "before": before, "after": after}
     output.rows([row], [Column(name, name, "word") for name in ("before", "after")])
     if before == after:
         output.note("it was up to date already")
+
+
+def bench(
+    url: Url,
+    workers: Annotated[int, option("--workers", "Processes that put groups.", min=1, max=1024)] = 8,
+    trainers: Annotated[int, option("--trainers", "Processes that take batches.", min=0, max=256)] = 1,
+    group: Annotated[
+        str, option("--group", "Rollouts in a group, and response tokens of each.", metavar="NxTOKENS")
+    ] = "8x4000",
+    minutes: Annotated[float, option("--minutes", "How long; 0.5 is half a minute.", metavar="N")] = 1.0,
+    groups: Annotated[int, option("--groups", "Groups of each worker, then it ends; 0: any number.", min=0)] = 0,
+    rate: Annotated[float, option("--rate", "Groups a second of each worker; 0: as fast as it can.", min=0)] = 0.0,
+    concurrency: Annotated[int, option("--concurrency", "Puts of a worker at once.", min=1, max=1024)] = 1,
+    take: Annotated[int, option("--take", "Groups in a batch.", min=1)] = 64,
+    leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
+    step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
+    most: Annotated[int, option("--most", "Workers pause while there are more groups; 0: never.", min=0)] = 4096,
+    extra: Annotated[
+        str | None, option("--extra", "One more array in each group: 20M for pictures, experts.", metavar="SIZE")
+    ] = None,
+    payloads: Annotated[
+        str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
+    ] = "database",
+    keep: Annotated[bool, option("--keep", "Leave the groups and the buffer behind.")] = False,
+    output: Out = TEXT,
+) -> None:
+    """Put load on a database: processes that put and take groups, as workers and trainers do.
+
+    It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), what the processes
+    waited for, and what was the limit. Every group is accounted for. It ends by itself, and removes what it has put. A
+    database that holds groups of anybody else is refused.
+
+    Ctrl-C ends it early. Exit status 1: errors, a process that died, or groups that were lost or doubled.
+
+    \b
+    Examples:
+      replaybuf bench bench.db
+      replaybuf bench postgresql://trainer@db.cluster/bench --workers 64 --trainers 4 --minutes 5
+      replaybuf bench URL --workers 64 --rate 2 --group 16x8000 --leases --step-seconds 10
+      replaybuf bench URL --format json > bench.json
+    """
+    from replaybuf.bench.load import BenchSettings, parse_group
+    from replaybuf.bench.report import passed, results_of, text_of
+    from replaybuf.bench.run import PREFIX, run
+
+    rollouts, tokens = parse_group(group)
+    settings = BenchSettings(
+        url=url if "://" in url else f"sqlite:///{url}",
+        buffer=PREFIX + uuid.uuid4().hex[:8],
+        workers=workers,
+        trainers=trainers,
+        rollouts=rollouts,
+        tokens=tokens,
+        extra=0 if extra is None else read_size(extra, "--extra"),
+        seconds=minutes * 60,
+        groups=groups,
+        rate=rate,
+        concurrency=concurrency,
+        take=take,
+        leases=leases,
+        step_seconds=step_seconds,
+        most=most,
+        payloads=payloads,
+        keep=keep,
+    )
+    outcome = run(settings, _tell)
+    results = results_of(outcome)
+    if output.for_people:
+        typer.echo(text_of(results), nl=False)
+    else:
+        print_json(results)
+    if outcome.signalled:
+        raise typer.Exit(128 + outcome.signalled)
+    if not passed(results):
+        raise typer.Exit(1)
+
+
+def _tell(line: str) -> None:
+    """Print a line of progress on stderr, if that is a terminal."""
+    if sys.stderr.isatty():
+        typer.echo(escape_line(line), err=True)

@@ -29,7 +29,6 @@ from replaybuf.cli.app import (
     option,
     read_limit,
     status_of,
-    url_and,
     with_bar,
 )
 from replaybuf.cli.groups import nothing_in, order_of, query_of
@@ -47,14 +46,14 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns
 
-_ToFile = Annotated[str | None, argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
+_ToFile = Annotated[str, argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
 _UNREADABLE_SHOWN = 5
 
 
 def export(
     url: Url,
     output: Out = TEXT,
-    file: _ToFile = None,
+    file: _ToFile = "",
     where: Where = None,
     buffer: OneBuffer = None,
     task: OfTask = None,
@@ -77,7 +76,6 @@ def export(
       replaybuf export postgresql://rl@db/run7 rollouts.jsonl.gz --task math
       replaybuf export run.db - --limit 1 | jq .response
     """
-    url, file = url_and(url, file, "FILE")
     chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit), exact)
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
@@ -113,7 +111,7 @@ def export(
         output.rows([row], columns("buffer", "file", "groups", "rollouts", "bytes"))
 
 
-_FromFile = Annotated[str | None, argument("FILE", "JSONL or Parquet; - for JSONL on stdin.")]
+_FromFile = Annotated[str, argument("FILE", "JSONL or Parquet; - for JSONL on stdin.")]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
 ]
@@ -122,7 +120,7 @@ _Imported = Annotated[
 def import_(
     url: Url,
     output: Out = TEXT,
-    file: _FromFile = None,
+    file: _FromFile = "",
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,
     task: OfTask = None,
@@ -158,7 +156,6 @@ def import_(
       replaybuf import run.db completions.parquet --as-task math --field response=completion
       zcat old.jsonl.gz | replaybuf import run.db -
     """
-    url, file = url_and(url, file, "FILE")
     wanted = ImportOptions(task, status_of(status), partial, again, dry_run)
     mapped = ColumnMapping(_fields(field), as_task, status_of(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT

@@ -1,22 +1,51 @@
-"""Selecting groups: --where, --task and --status as a query; sentences about groups and the trainer."""
+"""Groups: `ls` and `sql` read them, `rm` and `requeue` change those that a query matches; queries of options."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from replaybuf import units
-from replaybuf.errors import QueryError
-from replaybuf.query import LogicNode, Node, parse, span_of
+from replaybuf.cli.app import (
+    TEXT,
+    YES,
+    Buffer,
+    Limit,
+    OfStatus,
+    OfTask,
+    OneBuffer,
+    OrderBy,
+    Out,
+    Url,
+    Where,
+    argument,
+    ask,
+    on_storage,
+    option,
+    read_limit,
+)
+from replaybuf.cli.output import Output, print_table
+from replaybuf.errors import InputError, QueryError
+from replaybuf.query import LogicNode, Node, ScalarNode, SetNode, parse, span_of
 from replaybuf.redact import escape, may_hold_password, redact
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.groups import tasks_of
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.inspection.groups import archived_at, choose, list_oldest, tasks_of
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.user_sql import run_statement
+from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
+from replaybuf.view.columns import GROUPS, Column, columns
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.backend import SQLStorage
+    from replaybuf.storage.sql.inspection.group_queries import Removable
+
+T = TypeVar("T")
 
 
 def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
@@ -117,3 +146,279 @@ def _read_json(where: str, given_as: str) -> dict[str, Any]:
     if not isinstance(query, dict):
         raise typer.BadParameter("a query is a JSON object, such as {}", param_hint=given_as)
     return query
+
+
+# Groups, listed
+
+
+def ls(
+    url: Url,
+    output: Out = TEXT,
+    where: Where = None,
+    buffer: Buffer = None,
+    task: OfTask = None,
+    status: OfStatus = None,
+    order_by: OrderBy = None,
+    limit: Limit = "20",
+) -> None:
+    """List groups without reading their payloads.
+
+    Fields of queries and orders are uid, task_name, status, staleness, priority, times_sampled, created_at (seconds
+    since the epoch), reward (the mean of the group) and, in queries, tags.NAME. Without an order the oldest come first.
+    Leased and archived groups are listed, too: "leased" says when the lease ends.
+
+    \b
+    Examples:
+      replaybuf ls run.db --task math --order-by -reward --limit 5
+      replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
+      replaybuf ls run.db --status failed --format json --limit all | jq '.[].error'
+    """
+    reader, at_most = open_reader(url), read_limit(limit)
+    query, order, count = query_of(where, task, status), order_of(order_by), output.for_people
+    if where or order_by or status not in (None, *Status):
+        from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
+
+        found = reader.read(lambda tx: list_groups(tx, buffer, query, order, at_most, count=count))
+    else:
+        found = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
+    rows = found.rows
+    if not rows and at_most != 0 and output.for_people:
+        output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
+        return
+    if output.for_people:
+        rows = [row | {"archived_at": archived_at(row), "prompt": row["error"] or row["prompt"]} for row in rows]
+    output.rows(rows, [one for one in GROUPS if found.several or one.name != "buffer"], found.now)
+    if found.matching > len(rows):
+        output.note(f"{len(rows):,} of {found.matching:,} groups; --limit all shows all")
+
+
+# SQL
+
+_LONGEST = 600.0
+_VIEWS = [Column("view", "view", "word"), *(Column(name, name, "text") for name in ("column", "type", "meaning"))]
+
+
+def sql(
+    url: Url,
+    output: Out = TEXT,
+    statement: Annotated[str | None, argument("[STATEMENT]", "One SQL statement; without it the views.")] = None,
+    timeout: Annotated[
+        float, option("--timeout", "Stop the statement after this.", metavar="SECONDS", min=0.001, max=_LONGEST)
+    ] = 60.0,
+) -> None:
+    """Run one SQL statement that only reads; without one, list the views for people, with what their columns mean.
+
+    The database itself refuses to write: a SQLite file is opened read-only, PostgreSQL runs a read-only transaction
+    that the statement can't leave. All rows are fetched before the first is printed, so that the run is never held up.
+
+    The views are the same in every database of this version, on SQLite and PostgreSQL: names, order and meaning of
+    columns stay, new ones come at the end; docs/sql.md has answers to copy. "prompt" and "response" are cut after 200
+    characters, "full_prompt" and "full_response" are whole. Times are UTC. Groups of all named buffers are there,
+    leased ones too (with a "leased_until").
+
+    On a terminal that is too narrow for the table, each row is printed with a line for each field.
+
+    \b
+    Examples:
+      replaybuf sql run.db
+      replaybuf sql run.db "SELECT task_name, count(*), avg(reward) FROM groups GROUP BY 1"
+      replaybuf sql run.db "SELECT * FROM rollouts WHERE finish_reason = 'length'" --format csv > long.csv
+      replaybuf sql run.db "SELECT tags ->> 'level' AS level, avg(reward) FROM groups GROUP BY 1"
+      replaybuf sql run.db "SELECT worker, avg(reward) FROM batch_groups WHERE step = 413 GROUP BY 1"
+      replaybuf sql run.db "SELECT worker, wants, reason FROM waiters"
+    """
+    if statement is None:
+        open_reader(url).read(lambda tx: None)
+        output.rows(_view_columns(), _VIEWS)
+        return
+    if not statement.strip():
+        raise typer.BadParameter("the statement is empty", param_hint="STATEMENT")
+    names, found = run_statement(open_reader(url), statement, timeout)
+    if not names:
+        output.note("the statement gave no rows")
+        return
+    rows = [dict(zip(names, row, strict=True)) for row in found]
+    output.rows(rows, [_column(name, rows) for name in names])
+    if not found:
+        output.note(f"no rows (columns: {', '.join(names)})")
+
+
+def _column(name: str, rows: Sequence[dict[str, Any]]) -> Column:
+    number = all(isinstance(row[name], int | float | Decimal | None) for row in rows)
+    return Column(name, name, "number" if number else "cell")
+
+
+def _view_columns() -> list[dict[str, str]]:
+    """Return the columns of the views for SQL, with their meaning."""
+    return [
+        {"view": name, "column": one.name, "type": one.type, "meaning": without_markup(one.meaning)}
+        for name, view in VIEW_COLUMNS.items()
+        for one in view.columns
+    ]
+
+
+# Deleting, and bringing back
+
+Uids = Annotated[list[int] | None, option("--uid", "Only this group. May be repeated.", metavar="UID")]
+Everything = Annotated[bool, option("--all", "All groups, if no condition is given.")]
+
+
+def _query(
+    where: str | None, task: str | None, status: str | None, uids: list[int] | None, everything: bool, does: str
+) -> Node:
+    """Return the conjunction of all conditions. Raises InputError when there is none and --all isn't given.
+
+    `does` is the part of its message about the effect on all groups ("this deletes all").
+    """
+    query = query_of(where, task, status)
+    if uids:
+        query = LogicNode("$and", (query, SetNode("uid", "$in", tuple(uids))))
+    if _is_everything(query) and not everything:
+        raise InputError(f"without a condition (--where, --task, --status, --uid) {does}: give --all to do so")
+    return query
+
+
+def _is_everything(query: Node) -> bool:
+    """Return whether a query has no condition."""
+    return isinstance(query, LogicNode) and query.relation == "$and" and all(map(_is_everything, query.conditions))
+
+
+def _others(found: Removable) -> str:
+    """Return a sentence about matching groups, none of which can be brought back."""
+    numbers: dict[str, int] = {}
+    for row in found.rows:
+        numbers[row["status"]] = numbers.get(row["status"], 0) + row["groups"]
+    said = [f"{_groups(count)} {status}" for status, count in sorted(numbers.items())]
+    said += [f"{_groups(found.leased)} leased"] if found.leased else []
+    return f"what matches can't be brought back: {', '.join(said)}; failed, filtered and expired groups can"
+
+
+def _change(
+    url: str,
+    output: Output,
+    buffer: str | None,
+    task: str | None,
+    query: Node,
+    verb: str,
+    work: Callable[[SQLStorage, Node], Awaitable[T]],
+    *,
+    dry_run: bool,
+    yes: bool,
+    whatever: Node | None = None,
+) -> tuple[dict[str, Any], T | None]:
+    """Show the selected groups, ask for confirmation, and run `work` on them. Raises InputError without it.
+
+    Returns a row for machine-readable output, and the result of `work`; None when no group matched, or in a dry run.
+    Groups that are put after the count are left alone. `whatever` is the query without the statuses that the command
+    can change.
+    """
+    from replaybuf.storage.sql.inspection.group_queries import removable  # imports SQLAlchemy
+
+    reader = open_reader(url)
+    name = reader.read(lambda tx: choose(tx, buffer))
+    found = reader.read(lambda tx: removable(tx, name, query))
+    if found.groups and output.for_people:
+        total = [{"task_name": "total", "status": "", "groups": found.groups}] if len(found.rows) > 1 else []
+        print_table([*found.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
+    if found.leased:
+        output.note(f"leased, and therefore left alone: {_groups(found.leased)}")
+    elif not found.groups and output.for_people:
+        others = None if whatever is None else reader.read(lambda tx: removable(tx, name, whatever))
+        output.note(_others(others) if others and (others.groups or others.leased) else nothing_in(reader, name, task))
+    row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased}
+    if not found.groups or dry_run:
+        return row, None
+    ask(f"{verb} {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
+    until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", found.last)))
+    return row, on_storage(reader.url, name, lambda storage: work(storage, until_now))
+
+
+def _tell(output: Output, row: dict[str, Any], done: str) -> None:
+    """Print the numbers in a machine-readable format, or a sentence about the result."""
+    if not output.for_people:
+        output.rows([row], [])
+    elif done:
+        output.note(done)
+
+
+def _groups(count: int) -> str:
+    return units.number_of(count, "group")
+
+
+def rm(
+    url: Url,
+    output: Out = TEXT,
+    where: Where = None,
+    task: OfTask = None,
+    status: OfStatus = None,
+    uid: Uids = None,
+    everything: Everything = False,
+    buffer: OneBuffer = None,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be deleted.")] = False,
+    yes: Annotated[bool, YES] = False,
+) -> None:
+    """Delete groups, as buffer.delete() does, after asking with their exact number.
+
+    All the conditions have to hold; without any, --all is needed. Groups that are leased stay, and so do those that are
+    put after the count. A run may go on meanwhile. What is deleted is gone, unless a checkpoint has it.
+
+    \b
+    Examples:
+      replaybuf rm run.db --status expired --dry-run
+      replaybuf rm run.db --task math --where '{"reward": 0}'
+      replaybuf rm run.db --uid 17 --uid 23 --yes
+    """
+    query = _query(where, task, status, uid, everything, "this deletes all")
+    row, deleted = _change(
+        url, output, buffer, task, query, "Delete", lambda storage, of: storage.delete(of), dry_run=dry_run, yes=yes
+    )
+    nothing = "nothing was deleted (--dry-run)" if dry_run else ""
+    _tell(output, row | {"deleted": deleted or 0}, nothing if deleted is None else f"{_groups(deleted)} deleted")
+
+
+_SET_ASIDE = ("failed", "filtered", "expired")
+
+
+def requeue(
+    url: Url,
+    output: Out = TEXT,
+    where: Where = None,
+    task: OfTask = None,
+    status: Annotated[
+        str | None, option("--status", "Only groups that are failed, filtered or expired.", metavar="STATUS")
+    ] = None,
+    uid: Uids = None,
+    everything: Everything = False,
+    buffer: OneBuffer = None,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would come back.")] = False,
+    yes: Annotated[bool, YES] = False,
+) -> None:
+    """Bring back groups that are failed, filtered or expired, after asking with their exact number.
+
+    Groups whose rollouts all have their responses, such as filtered ones and those that were delivered too often, can
+    be drawn again. The others become aborted, and producers generate them again: those that a worker put as failed, and
+    expired ones, whose responses are gone. A group's error and failed deliveries are forgotten; what its rollouts say
+    of errors stays with them until they are generated again. Each requeue is an event.
+
+    All the conditions have to hold; without any, --all is needed. A run may go on meanwhile.
+
+    \b
+    Examples:
+      replaybuf requeue run.db --status failed --dry-run
+      replaybuf requeue run.db --status filtered --where '{"reward": {"$gte": 0.5}}'
+      replaybuf requeue run.db --uid 17 --uid 23 --yes
+    """
+    if status is not None and status not in _SET_ASIDE:
+        raise typer.BadParameter(f"{status!r:.100} is none of {', '.join(_SET_ASIDE)}.", param_hint="--status")
+    query = _query(where, task, status, uid, everything, "all of them come back")
+    set_aside = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
+    row, moved = _change(
+        *(url, output, buffer, task, set_aside, "Requeue", lambda storage, of: storage.requeue(of)),
+        dry_run=dry_run,
+        yes=yes,
+        whatever=query,
+    )
+    back = {str(name): number for name, number in (moved or {}).items()}
+    told = "; ".join(f"{_groups(number)} now {name}" for name, number in sorted(back.items())) or "none is left"
+    nothing = "nothing was changed (--dry-run)" if dry_run else ""
+    _tell(output, row | {"completed": 0, "aborted": 0, **back}, nothing if moved is None else told)

@@ -1,30 +1,19 @@
-"""`replaybuf show`: one group in full, several side by side, or the rollouts with extreme rewards."""
+"""`replaybuf show`: groups in full, or the rollouts with extreme rewards."""
 
 from __future__ import annotations
 
-import math
-import sys
-from enum import StrEnum
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replaybuf import units
-from replaybuf.cli.app import TEXT, Buffer, OfTask, Out, Url, Where, argument, option, url_and_uids, whole_number
-from replaybuf.cli.conversation import (
-    Layout,
-    ShownRollout,
-    answers_of,
-    fields_of,
-    names_are_ours,
-    print_beside,
-    print_prompt,
-    print_rollouts,
-)
+from replaybuf.cli.app import TEXT, Buffer, OfTask, Out, Url, Where, argument, option, whole_number
 from replaybuf.cli.groups import ARCHIVE, gone_of, query_of
-from replaybuf.cli.output import STYLES, Output, console, print_facts, print_table, write
+from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_table, write
 from replaybuf.errors import InputError
-from replaybuf.redact import escape_line
+from replaybuf.redact import escape, escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
@@ -33,10 +22,72 @@ from replaybuf.view.columns import ARRAYS, ROLLOUTS
 if TYPE_CHECKING:
     from replaybuf.storage.sql.inspection.group_payloads import StoredArray
 
-Rollouts = list[dict[Any, Any]]
+Decoded = dict[Any, Any]
+
+_LINES = "\n\t"
+#: The fields of a rollout that are shown below its response.
+_BELOW = ("tool_calls", "error_msg", "extra_fields")
+_METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
+#: Longer lists of numbers (tokens) are shown by their length.
+_FEW_NUMBERS = 32
+#: Texts of extreme answers are cut after so many characters.
+_CUT = 2000
 
 
-def read(reader: Reader, uid: int, *, full: bool = True) -> tuple[Described, Rollouts, list[StoredArray]]:
+def show(
+    url: Url,
+    output: Out = TEXT,
+    uids: Annotated[list[str] | None, argument("[UID]...", "The uids of groups, from replaybuf ls.")] = None,
+    full: Annotated[
+        bool, option("--full", "Decode the payload: messages and responses in full, all fields in JSON.")
+    ] = False,
+    worst: Annotated[int | None, option("--worst", "The answers with the lowest rewards.", min=1, max=100)] = None,
+    best: Annotated[int | None, option("--best", "The answers with the highest rewards.", min=1, max=100)] = None,
+    where: Where = None,
+    task: OfTask = None,
+    buffer: Buffer = None,
+) -> None:
+    """Show groups: their metadata, prompts and rollouts; or the best and worst rollouts.
+
+    Of a group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
+    shows all of it, and lists the arrays and tensors with the places of their bytes.
+
+    --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all of them:
+    a million take a while. Of equal rewards one of each group is shown before a second one of any. Up to 2,000
+    characters of each are shown, unless --full is given.
+
+    --format csv prints the rollouts, json all there is.
+
+    \b
+    Examples:
+      replaybuf show run.db 17
+      replaybuf show run.db 17 --full | less
+      replaybuf show run.db --worst 3 --task math
+      replaybuf show run.db --worst 3 --where '{"worker": "gpu-node-7"}'
+      replaybuf show run.db 17 --full --format json | jq '.rollouts[].response'
+    """
+    reader = open_reader(url)
+    if worst is not None or best is not None:
+        if uids or (worst is not None and best is not None):
+            raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
+        _show_extremes(reader, output, worst or best or 1, worst is not None, buffer, task, where, full=full)
+        return
+    for name, given in {"--where": where, "--task": task, "--buffer": buffer}.items():
+        if given is not None:
+            raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
+    if not uids:
+        raise typer.BadParameter("it is missing. --worst N and --best N choose the rollouts instead.", param_hint="UID")
+    found = [_read(reader, number, full=full) for number in [whole_number(uid, "UID") for uid in uids]]
+    values = [_value(*one) for one in found]
+    rollouts = [row for one in values for row in one["rollouts"]]
+    if output.printed(lambda: values[0] if len(values) == 1 else values, lambda: rollouts):
+        return
+    for number, (described, decoded, arrays) in enumerate(found):
+        write(["\n"] if number else [])
+        _print_group(described, decoded, arrays)
+
+
+def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Decoded] | None, list[StoredArray]]:
     """Return the metadata of a group; if `full`, also its decoded rollouts and the descriptions of their arrays.
 
     Arrays outside the database that can't be read are left out, with a note on stderr. Raises InputError if the group
@@ -55,50 +106,60 @@ def read(reader: Reader, uid: int, *, full: bool = True) -> tuple[Described, Rol
         raise InputError(f"there is no group {uid} in {reader.where}: {seen}{keep if seen.startswith('gone') else ''}")
     found, stored = seen
     if not full:
-        return found, [], []
+        return found, None, []
     rollouts, missing = decode_payload(uid, stored)
     if missing is not None:
         typer.echo(escape_line(missing), err=True)
     return found, rollouts, arrays_of(stored)
 
 
-def show_several(reader: Reader, uids: list[int], output: Output, layout: Layout) -> None:
-    """Show several groups: the best rollouts of each side by side, then the worst."""
-    groups = [read(reader, uid)[:2] for uid in uids]
-    chosen = []
-    for kind, pick in (("best", max), ("worst", min)):
-        of_groups = [
-            answers_of(one.rollouts, decoded, f"{kind} of group {one.group['uid']}: ") for one, decoded in groups
-        ]
-        chosen.append([pick(answers, key=lambda one: _number(one.row["reward"])) for answers in of_groups if answers])
-    if not output.for_people:
-        _print_rows([one for answers in chosen for one in answers], output)
+def _value(found: Described, decoded: list[Decoded] | None, arrays: Sequence[StoredArray]) -> dict[str, Any]:
+    """Return a group for JSON."""
+    if decoded is None:
+        return {**found.group, "rollouts": found.rollouts}
+    names = ("rollout", "name", "dtype", "nbytes", "where")
+    described = [{**{name: getattr(one, name) for name in names}, "shape": list(one.shape)} for one in arrays]
+    rollouts = [{**row, **_fields(rollout)} for row, rollout in zip(found.rollouts, decoded, strict=True)]
+    return {**found.group, "rollouts": rollouts, "arrays": described}
+
+
+def _fields(rollout: Decoded) -> dict[str, Any]:
+    """Return the fields of a rollout for JSON, without those in the metadata."""
+    return {str(name): value for name, value in rollout.items() if name not in _METADATA}
+
+
+def _print_group(found: Described, decoded: list[Decoded] | None, arrays: Sequence[StoredArray]) -> None:
+    group, facts = found.group, facts_of(found.group, found.now)
+    facts |= {"buffer": group["buffer"] if found.several else "", "prompt": "" if decoded else group["prompt"]}
+    print_facts(f"group {group['uid']}", facts, 14, {"status": STYLES[group["status"]]})
+    if decoded is None:
+        write("\n")
+        print_table(
+            [one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts], ROLLOUTS
+        )
         return
-    for found, decoded in groups:
-        print_group(found, with_prompt=False)
-        ours = decoded and names_are_ours(found.rollouts[0], decoded[0])
-        print_prompt(decoded[0].get("message") if ours else found.group["prompt"])
-        console().print()
-    for answers in chosen:
-        print_beside(answers, layout)
+    _print_rollouts(found.rollouts, decoded)
+    if arrays:
+        from replaybuf.storage.sql.inspection.group_payloads import footnotes
+
+        write("\n")
+        if large := [one for one in arrays if not one.small]:
+            print_table(large, ARRAYS)
+        write(f"{escape_line(note)}\n" for note in footnotes(arrays))
 
 
-def _number(reward: float | None) -> float:
-    return -math.inf if reward is None else reward
-
-
-def show_extremes(
+def _show_extremes(
     reader: Reader,
     output: Output,
-    layout: Layout,
-    *,
     count: int,
     worst: bool,
     buffer: str | None,
     task: str | None,
     where: str | None,
+    *,
+    full: bool,
 ) -> None:
-    """Show rollouts with the lowest or the highest rewards side by side, after the prompt of each.
+    """Show rollouts with the lowest or the highest rewards, after the prompt of each.
 
     The rollouts are of one buffer and task, or of all (None), and of groups that match a query.
     """
@@ -109,139 +170,125 @@ def show_extremes(
 
         query = query_of(where, task, None)
         places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
-    answers, prompts, left = [], {}, 0
-    for uid, position in places:
+    groups: dict[int, tuple[Described, list[Decoded]]] = {}
+    for uid in dict.fromkeys(uid for uid, _ in places):
         try:
-            found, decoded, _ = read(reader, uid)
+            found, decoded, _ = _read(reader, uid, full=True)
         except InputError:  # taken since the query
-            left += 1
             continue
-        prompt = decoded[position].get("message")
-        prompts[uid] = found.group["prompt"] if prompt is None else prompt  # other field names: the metadata's prefix
-        title = f"group {uid}, {found.group['task_name']}, "
-        answers.append(answers_of(found.rollouts, decoded, title)[position])
-    if not output.for_people:
-        _print_rows(answers, output)
-    elif not answers and not left:
+        groups[uid] = found, decoded or []
+    shown = [(groups[uid], position) for uid, position in places if uid in groups]
+    rows = [{**found.rollouts[position], **_fields(decoded[position])} for (found, decoded), position in shown]
+    if output.printed(lambda: rows, lambda: rows):
+        return
+    if not places:
         output.note("there are no completed rollouts with a reward")
-    else:
-        for uid, prompt in prompts.items():
-            print_prompt(prompt, f" of group {uid}")
-        print_beside(answers, layout)
-    if left:
+    for (found, decoded), position in shown:
+        of = f"group {found.group['uid']}, {found.group['task_name']}, "
+        row, rollout = found.rollouts[position], decoded[position]
+        _print_rollouts([row], [rollout], of, None if full else _CUT, found.group["prompt"])
+    if left := len(places) - len(shown):
         output.note(f"{left} of them left the buffer while they were read")
     if where is None and (gone := reader.read(lambda tx: gone_of(tx, buffer, task))):
         output.note(gone)
 
 
-def _print_rows(answers: list[ShownRollout], output: Output) -> None:
-    output.rows([{**one.row, **fields_of(dict(one.fields))} for one in answers], [])
+# Conversations
 
 
-def print_group(found: Described, *, with_prompt: bool) -> None:
-    """Print the metadata of a group, one field on each line."""
-    group, facts = found.group, facts_of(found.group, found.now)
-    facts |= {"buffer": group["buffer"] if found.several else "", "prompt": group["prompt"] if with_prompt else ""}
-    print_facts(f"group {group['uid']}", facts, 14, {"status": STYLES[group["status"]]})
-
-
-class Colours(StrEnum):
-    """The values of --colour."""
-
-    LOGPROBS = "logprobs"
-    MASK = "mask"
-    STEPS = "steps"
-
-
-Colour = Annotated[
-    Colours | None,
-    option("--colour", "Colour tokens by logprobs, mask or steps (of the model that made them).", metavar="BY"),
-]
-
-
-def show(
-    url: Url,
-    output: Out = TEXT,
-    uids: Annotated[list[str] | None, argument("[UID]...", "The uids of groups, from replaybuf ls.")] = None,
-    full: Annotated[
-        bool, option("--full", "Decode the payload: messages and responses in full, all fields in JSON.")
-    ] = False,
-    columns: Annotated[int | None, option("--columns", "So many responses side by side.", min=1, max=50)] = None,
-    colour: Colour = None,
-    worst: Annotated[int | None, option("--worst", "The answers with the lowest rewards.", min=1, max=100)] = None,
-    best: Annotated[int | None, option("--best", "The answers with the highest rewards.", min=1, max=100)] = None,
-    where: Where = None,
-    task: OfTask = None,
-    buffer: Buffer = None,
+def _print_rollouts(
+    rows: Sequence[Row], decoded: Sequence[Decoded], of: str = "", cut: int | None = None, prompt: str | None = None
 ) -> None:
-    """Show a group: its metadata, the prompt and its rollouts; or the best and worst rollouts.
+    """Print the messages, once if all rollouts share them, and every response.
 
-    Of one group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
-    shows all of it, and lists the arrays and tensors with the places of their bytes. --columns and --colour decode it,
-    too, and show the responses side by side, up to 2,000 characters of each unless --full is given. Of several groups
-    the best and the worst response of each are shown, side by side.
-    --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all
-    of them: a million take a while. Of equal rewards one of each group is shown before a second one of any.
-
-    Tokens are coloured where their texts are in the rollout (in a field of its own, or because a token is a character);
-    else their ids are. --format csv prints the rollouts, json all there is.
-
-    \b
-    Examples:
-      replaybuf show run.db 17
-      replaybuf show run.db 17 --full | less
-      replaybuf show run.db 17 --colour logprobs --columns 2
-      replaybuf show run.db 17 18 19
-      replaybuf show run.db --worst 3 --task math
-      replaybuf show run.db --worst 3 --where '{"worker": "gpu-node-7"}'
-      replaybuf show run.db 17 --full --format json | jq '.rollouts[].response'
+    Rollouts with other names for these fields are printed field by field; a cut one by its metadata, with the beginning
+    of its `prompt`.
     """
-    layout = Layout(columns, colour, full)
-    if worst is not None or best is not None:
-        if uids or (worst is not None and best is not None):
-            raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
-        chosen = {"buffer": buffer, "task": task, "where": where}
-        show_extremes(open_reader(url), output, layout, count=worst or best or 1, worst=worst is not None, **chosen)
+    messages = [rollout.get("message") for rollout in decoded]
+    ours = all(_names_are_ours(row, rollout) for row, rollout in zip(rows, decoded, strict=True))
+    shared = len({json.dumps(units.plain(one)) for one in messages}) == 1  # as texts: prompts may be arrays
+    if ours and shared:
+        _say(f"\nprompt of {of.split(',')[0]}" if of else "\nprompt", "bold")
+        _print_messages(messages[0], cut)
+    for row, rollout, message in zip(rows, decoded, messages, strict=True):
+        _print_heading(row, of)
+        if not ours and cut is None:
+            _print_fields(_fields(rollout))
+            continue
+        if not ours:
+            message, rollout = prompt, {"response": row["response"]}
+        if not (ours and shared):
+            _print_messages(message, cut)
+            _say("[response]", "dim")
+        _print_text(rollout.get("response"), cut)
+        for name in _BELOW:
+            if _is_there(rollout.get(name)):
+                _say(f"[{name}]", "dim")
+                _print_text(rollout[name], cut)
+
+
+def _names_are_ours(row: Row, rollout: Decoded) -> bool:
+    """Return whether a rollout has its prompt and response in the fields of RolloutState."""
+    response_is_there = rollout.get("response") is not None or not row["response"]
+    return rollout.get("message") is not None and response_is_there
+
+
+def _print_heading(row: Row, of: str) -> None:
+    from rich.text import Text
+
+    facts = {
+        "id": row["rollout_id"],
+        "reward": units.reward(row["reward"], row["rewards"]),
+        "staleness": row["staleness"],
+        "step": row["oldest_model_step"],
+        "tokens": row["response_tokens"],
+        "finish": row["finish_reason"],
+    }
+    said = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
+    line = Text(f"\n{escape_line(of)}{' ' if of else ''}rollout {row['position']}", style="bold").append("  ")
+    console().print(line.append(escape_line(said), style=f"not bold {STYLES.get(row['status'], '')}"), soft_wrap=True)
+
+
+def _print_fields(fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if value is None or (isinstance(value, (str, list, dict)) and not value):
+            continue
+        _say(f"[{name}]", "dim")
+        if isinstance(value, list) and len(value) > _FEW_NUMBERS and isinstance(value[0], int | float):
+            _print_text(f"{len(value):,} numbers", None)
+        elif isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value):
+            _print_messages(value, None)
+        else:
+            _print_text(value, None)
+
+
+def _print_messages(messages: Any, cut: int | None) -> None:
+    for message in messages if isinstance(messages, list) else [messages]:
+        if not isinstance(message, dict) or message is messages:
+            _print_text(message, cut)
+            continue
+        _say(f"[{message.get('role', 'message')}]", "dim")
+        _print_text(message.get("content"), cut)
+        rest = {name: one for name, one in message.items() if name not in ("role", "content") and _is_there(one)}
+        if rest:
+            _print_text(rest, cut)
+
+
+def _print_text(value: Any, cut: int | None) -> None:
+    """Print a text as it is, anything else as JSON. Long lines are wrapped by the terminal."""
+    if value is None:
+        _say("(none)", "dim")
         return
-    for name, given in {"--where": where, "--task": task, "--buffer": buffer}.items():
-        if given is not None:
-            raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
-    url, numbers = url_and_uids(url, uids)
-    wanted = [whole_number(number, "UID") for number in numbers]
-    reader = open_reader(url)
-    beside = columns is not None or colour is not None
-    if len(wanted) > 1:
-        show_several(reader, wanted, output, layout)
-        return
-    decodes = full or beside
-    found, decoded, arrays = read(reader, wanted[0], full=decodes)
-    group, rollouts = found.group, found.rollouts
-    shown_arrays = {"arrays": [_facts_of(one) for one in arrays]} if full else {}
-    if decodes and not output.for_people:
-        rollouts = [{**row, **fields_of(rollout)} for row, rollout in zip(rollouts, decoded, strict=True)]
-    if output.printed(lambda: {**group, "rollouts": rollouts, **shown_arrays}, lambda: rollouts):
-        return
-    if not decodes:
-        print_group(found, with_prompt=True)
-        write("\n")
-        rows = [row | {"rewards": units.reward(row["reward"], row["rewards"])} for row in found.rollouts]
-        print_table(rows, ROLLOUTS)
-    else:
-        print_group(found, with_prompt=False)
-        print_rollouts(rollouts, decoded, layout if beside or sys.stdout.isatty() else None)
-        if full and arrays:
-            _print_arrays(arrays)
+    text = units.as_text(units.joined_parts(value))
+    more = f"… {len(text) - cut:,} more characters (--full)" if cut is not None and len(text) > cut else ""
+    _say(text[:cut] + more)
 
 
-def _facts_of(array: StoredArray) -> dict[str, Any]:
-    facts = {name: getattr(array, name) for name in ("rollout", "name", "dtype", "nbytes", "where")}
-    return {**facts, "shape": list(array.shape)}
+def _say(text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console().print(Text(escape(text, keep=_LINES), style=style), soft_wrap=True)
 
 
-def _print_arrays(arrays: list[StoredArray]) -> None:
-    from replaybuf.storage.sql.inspection.group_payloads import footnotes
-
-    write("\n")
-    if large := [one for one in arrays if not one.small]:
-        print_table(large, ARRAYS)
-    write(f"{escape_line(note)}\n" for note in footnotes(arrays))
+def _is_there(value: Any) -> bool:
+    return units.is_there(value) and not (isinstance(value, int) and not value)

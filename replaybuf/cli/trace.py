@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,14 +13,12 @@ import typer
 from replaybuf import units
 from replaybuf.cli.app import (
     TEXT,
-    URL_VARIABLE,
     OneBuffer,
     Out,
     Url,
     argument,
     option,
     read_limit,
-    url_of_variable,
     whole_number,
 )
 from replaybuf.cli.groups import ARCHIVE
@@ -51,8 +48,8 @@ _KINDS = ("steps", "step", "uid", "worker")
 _STEPS, _GROUPS = 20, 10
 _NAMED = 10
 
-_What = Annotated[str | None, argument("WHAT", "steps, step, uid or worker, or a step; steps if left out.")]
-_Which = Annotated[str | None, argument("WHICH", "The step, the uid or the worker's name.")]
+_What = Annotated[str | None, argument("[WHAT]", "steps, step, uid or worker, or a step; steps if left out.")]
+_Which = Annotated[str | None, argument("[WHICH]", "The step, the uid or the worker's name.")]
 
 
 def trace(
@@ -90,7 +87,7 @@ def trace(
       replaybuf trace run.db worker gpu-node-7 --limit 100
       replaybuf trace run.db step 413 --format json | jq '.runs[0].workers[0]'
     """
-    url, what, which = _words(url, what, which)
+    what, which = _words(what or _KINDS[0], which)
     if worst is not None and what != "step":
         raise typer.BadParameter("it goes with a step", param_hint="--worst")
     reader = open_reader(url)
@@ -106,21 +103,15 @@ def trace(
         _steps(reader, output, buffer, before, _or(limit, _STEPS))
 
 
-def _words(url: str, what: str | None, which: str | None) -> tuple[str, str, str | None]:
-    """Return URL, WHAT and WHICH; the URL may come from its environment variable."""
-    known = os.environ.get(URL_VARIABLE)
-    if known and url in _KINDS and (what is None or what not in _KINDS) and which is None:
-        url, what, which = url_of_variable(), url, what
-    elif known and what is None and url.isdecimal():
-        url, what = url_of_variable(), url
-    what = what or _KINDS[0]
+def _words(what: str, which: str | None) -> tuple[str, str | None]:
+    """Return WHAT and WHICH; a number alone is a step."""
     if which is None and what.removeprefix("-").isdecimal():
-        return url, "step", what
+        return "step", what
     if what not in _KINDS:
         raise typer.BadParameter(f"{redact(what)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
     if what == "steps" and which is not None:
         raise typer.BadParameter(f"steps takes none; did you mean: step {redact(which):.100}", param_hint="WHICH")
-    return url, what, which
+    return what, which
 
 
 def _number(text: str | None, what: str) -> int:

@@ -180,7 +180,7 @@ def serve(
             "--token",
             "Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
             "typed here other users of the machine can see.",
-            variable="REPLAYBUF_TOKEN",
+            envvar="REPLAYBUF_TOKEN",
             metavar="TEXT",
         ),
     ] = None,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 from replaybuf import units
 from replaybuf.cli.app import (
     TEXT,
-    URL_VARIABLE,
     Buffer,
     Out,
     Url,
@@ -19,7 +16,6 @@ from replaybuf.cli.app import (
     argument,
     option,
     status_of,
-    url_of_variable,
 )
 from replaybuf.cli.groups import query_of, trainer_text
 from replaybuf.cli.output import print_line, print_table, write
@@ -65,9 +61,6 @@ def why(
       replaybuf why run.db math --where '{"reward": {"$gte": 0.9}}'
       replaybuf why run.db --format json | jq -r '.[].waits[].reason'
     """
-    variable = os.environ.get(URL_VARIABLE)
-    if task is None and variable and url != variable and "://" not in url and not Path(url).exists():
-        url, task = url_of_variable(), url  # if the variable is set, a single argument that is no database is the task
     query_of(where, None, None)  # raises for an invalid query before the database is opened
     question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)

@@ -105,7 +105,7 @@ def _find_revision(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
         case State.MISSING:
             return [problem("no replaybuf tables", "check the name, or wait until a run has opened it")]
         case State.OLDER:
-            mend = f"close all users of it, then: replaybuf db upgrade {context.where}"
+            mend = f"close all users of it, then: replaybuf doctor {context.where} --upgrade"
             return [problem(f"schema {found} of an older replaybuf, wanted {HEAD}", mend)]
         case State.NEWER:
             newer = f"schema {found}, which this replaybuf doesn't know (newest known {HEAD})"

@@ -53,7 +53,7 @@ def _find_may_make_tables(tx: Transaction, context: CheckContext) -> Sequence[Fi
         return [problem(f"no schema of the search path of the user {user} is there", mend)]
     if not may:
         mend = (
-            "as the owner of the database: replaybuf db upgrade URL, and the GRANTs of docs/postgresql-access.md; or, "
+            "as the owner: replaybuf doctor URL --upgrade, and the GRANTs of docs/postgresql-access.md; or, "
             f"for this user to make them: GRANT CREATE ON SCHEMA {schema} TO {user}"
         )
         return [problem(f"the user {user} may not make the tables: it lacks CREATE on the schema {schema}", mend)]

@@ -153,8 +153,8 @@ _PARQUET: Final = b"PAR1"
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
 _DATABASE: Final = (
-    "this is a database: replaybuf save and resume, or export, copy the groups of one of replaybuf's; those of others "
-    "are imported from JSONL"
+    "this is a database: replaybuf checkpoint save and resume, or export, copy the groups of one of replaybuf's; "
+    "those of others are imported from JSONL"
 )
 _PICKLED: Final = (
     "this is a pickle, or a file of torch.save or numpy: load it where its classes are, if you trust it, and write its "

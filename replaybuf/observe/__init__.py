@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from replaybuf.observe.completions import batch_metrics as batch_metrics
     from replaybuf.observe.completions import completions_table as completions_table
     from replaybuf.observe.exposition import CONTENT_TYPE as CONTENT_TYPE
-    from replaybuf.observe.exposition import OPENMETRICS_CONTENT_TYPE as OPENMETRICS_CONTENT_TYPE
     from replaybuf.observe.exposition import Collector as Collector
     from replaybuf.observe.exposition import prometheus as prometheus
     from replaybuf.observe.exposition import read_figures as read_figures
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "catalogue": ("METRICS", "Metric"),
     "completions": ("Completions", "batch_metrics", "completions_table"),
-    "exposition": ("CONTENT_TYPE", "Collector", "OPENMETRICS_CONTENT_TYPE", "prometheus", "read_figures"),
+    "exposition": ("CONTENT_TYPE", "Collector", "prometheus", "read_figures"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,21 +1,21 @@
-"""Figures, which are nested dicts, as time series: in the formats of Prometheus and OpenMetrics, and for its client.
+"""Figures, which are nested dicts, as time series of prometheus_client, which writes them.
 
-prometheus_client writes both. Prometheus's format lacks gauge histograms: there the buckets are a `histogram`, and
-`_gcount` and `_gsum` are separate gauges."""
+Prometheus's format lacks gauge histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are separate
+gauges."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from replaybuf import __version__
 from replaybuf.buffer.metrics import DISTRIBUTIONS, Meter, add_distributions, of_tasks
 from replaybuf.errors import InputError, ReplayBufError
-from replaybuf.observe.catalogue import OF_BUFFER, OF_DATABASE, Metric
+from replaybuf.observe.catalogue import OF_BUFFER, OF_DATABASE
 from replaybuf.storage.sql.inspection.measures import (
     BufferMeasures,
     count_overdue,
@@ -94,71 +94,44 @@ def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-#: Maximum number of values of a label chosen by users: further tasks are added up as one.
-MOST_TASKS = 100
-_OTHERS = "(others)"
-_DONT_ADD_UP = ("reward", "oldest_at")
 
 
-class Sample(NamedTuple):
-    """A number of a time series."""
+def prometheus(figures: Mapping[str, Any], *, buffer: str = "default") -> str:
+    """Return figures in Prometheus's text format, of the type CONTENT_TYPE.
 
-    series: str
-    labels: dict[str, str]
-    value: float
-
-
-def samples_of(figures: Mapping[str, Any], buffer: str) -> list[tuple[Metric, list[Sample]]]:
-    """Return the samples of each metric that has any.
-
-    `figures` are those of `buffer.metrics()`, of the buffer named `buffer`, or of `read_figures`.
+    `figures` are those of `await buffer.metrics()`, and `buffer` the name of the buffer, or those of `read_figures`.
+    Rates are left out: Prometheus computes its own.
     """
+    from prometheus_client import generate_latest
+
+    registry: Any = SimpleNamespace(collect=lambda: _families(figures, buffer))
+    return generate_latest(registry).decode()
+
+
+def _families(figures: Mapping[str, Any], buffer: str) -> Iterator[Any]:
+    """Yield the metric families of prometheus_client that have any sample."""
+    from prometheus_client.core import CounterMetricFamily, GaugeHistogramMetricFamily, GaugeMetricFamily
+
     database = figures if "buffers" in figures else {"buffers": {buffer: figures}}
-    of_database = {"up": 1, "info": {__version__: 1}, **database}
-    buffers = {name: _bounded(numbers) for name, numbers in database["buffers"].items()}
-    found: dict[Metric, list[Sample]] = {}
-    for one in OF_BUFFER:
-        found[one] = [s for name, numbers in buffers.items() for s in _read(one, numbers, {"buffer": name})]
-    for one in OF_DATABASE:
-        found[one] = [*_read(one, of_database, {})]
-    return [(one, samples) for one, samples in found.items() if samples]
-
-
-def _bounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a buffer with at most `MOST_TASKS` tasks, and datasets."""
-    tasks = numbers.get("tasks", {})
-    bounded = {**numbers, "tasks": tasks}
-    if len(tasks) > MOST_TASKS:
-        names = sorted(tasks)
-        bounded["tasks"] = {name: tasks[name] for name in names[:MOST_TASKS]}
-        bounded["tasks"][_OTHERS] = _sum([tasks[name] for name in names[MOST_TASKS:]])
-    if prompts := numbers.get("prompts"):
-        bounded["prompts"] = dict(islice(sorted(prompts.items()), MOST_TASKS))
-    return bounded
-
-
-def _sum(several: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """Return the sums of nested dicts of numbers, key by key, without figures that can't be added up."""
-    total: dict[Any, Any] = {}
-    for one in several:
-        for name, value in one.items():
-            if isinstance(value, Mapping):
-                if name not in _DONT_ADD_UP:
-                    total[name] = _sum([total.get(name, {}), value])
-            elif name not in _DONT_ADD_UP and value is not None:
-                total[name] = total.get(name, 0) + value
-    return total
-
-
-def _read(metric: Metric, figures: Mapping[str, Any], labels: dict[str, str]) -> Iterator[Sample]:
-    for values, found in _follow(metric.path.split("/"), figures):
-        named = labels | dict(zip(metric.labels, values, strict=True))
-        if metric.bounds:
-            yield from _histogram(metric, found, named)
-        elif found is not None:
-            yield Sample(metric.name, named, found)
+    of_database = [((), {"up": 1, "info": {__version__: 1}, **database})]
+    of_buffers = [((name,), numbers) for name, numbers in database["buffers"].items()]
+    kinds = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "gaugehistogram": GaugeHistogramMetricFamily,
+    }
+    of = [(one, ("buffer",), of_buffers) for one in OF_BUFFER] + [(one, (), of_database) for one in OF_DATABASE]
+    for metric, labels, sources in of:
+        family = kinds[metric.kind](metric.name, metric.help, labels=[*labels, *metric.labels])
+        for names, numbers in sources:
+            for values, found in _follow(metric.path.split("/"), numbers):
+                shown = [_encodable(text) for text in (*names, *values)]
+                if metric.bounds:
+                    family.add_metric(shown, *_histogram(metric.bounds, found))
+                elif found is not None:
+                    family.add_metric(shown, found)
+        if family.samples:
+            yield family
 
 
 def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -172,45 +145,11 @@ def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]
                 yield ((str(name), *names) if star else names), found
 
 
-def _histogram(metric: Metric, counts: Mapping[int, int], labels: dict[str, str]) -> Iterator[Sample]:
-    bucket, gcount, gsum = metric.series
+def _histogram(bounds: Sequence[int], counts: Mapping[int, int]) -> tuple[list[tuple[str, int]], int]:
+    """Return the numbers up to each bound, and the sum of all values."""
     numbers = {int(value): count for value, count in counts.items()}
-    for bound in metric.bounds:
-        yield Sample(bucket, {**labels, "le": str(bound)}, sum(n for value, n in numbers.items() if value <= bound))
-    total = sum(numbers.values())
-    yield Sample(bucket, {**labels, "le": "+Inf"}, total)
-    yield Sample(gcount, labels, total)
-    yield Sample(gsum, labels, sum(value * n for value, n in numbers.items()))
-
-
-def prometheus(
-    figures: Mapping[str, Any], *, buffer: str = "default", openmetrics: bool = False, only: str = ""
-) -> str:
-    """Return figures in Prometheus's text format, of the type CONTENT_TYPE (or OPENMETRICS_CONTENT_TYPE).
-
-    `figures` are those of `await buffer.metrics()`, and `buffer` the name of the buffer, or those of `read_figures`.
-    Rates are left out: Prometheus computes its own. `only` is a prefix of the metrics' names.
-    """
-    from prometheus_client.exposition import generate_latest
-    from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-
-    chosen = [(metric, samples) for metric, samples in samples_of(figures, buffer) if metric.name.startswith(only)]
-    generate: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
-    return generate(_Families(chosen)).decode()
-
-
-class _Families(list[tuple[Metric, list[Sample]]]):
-    """Metrics and their samples as a registry of prometheus_client."""
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client import Metric as Family
-
-        for metric, samples in self:
-            family = Family(metric.name.removesuffix("_total"), metric.help, metric.kind)
-            for sample in samples:
-                labels = {name: _encodable(text) for name, text in sample.labels.items()}
-                family.add_sample(sample.series, labels, sample.value)
-            yield family
+    upto = [(str(bound), sum(n for value, n in numbers.items() if value <= bound)) for bound in bounds]
+    return [*upto, ("+Inf", sum(numbers.values()))], sum(value * n for value, n in numbers.items())
 
 
 def _encodable(text: str) -> str:
@@ -258,7 +197,7 @@ class Collector:
     def collect(self) -> Iterator[Any]:
         """Yield the metric families of prometheus_client."""
         name = "" if isinstance(self._source, str) else str(self._source.storage.name)
-        yield from _Families(samples_of(self._figures(), name)).collect()
+        yield from _families(self._figures(), name)
 
     def _figures(self) -> Mapping[str, Any]:
         try:

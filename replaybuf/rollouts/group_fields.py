@@ -9,11 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.rollouts.fields import as_array
+from replaybuf.rollouts.rewards import as_array
 from replaybuf.rollouts.rollout_type import RolloutType
-
-#: Smaller arrays are compared as bytes, which is faster than comparing numbers.
-_LARGE: Final = 16384
 
 
 @dataclass(slots=True)
@@ -68,14 +65,6 @@ class GroupFields:
 _NAMES: Final = tuple(GroupFields.__slots__[:14])
 
 
-def is_empty(tokens: Any) -> bool:
-    """Return whether there are no tokens."""
-    try:
-        return len(tokens) == 0
-    except OverflowError:  # a range with more numbers than any memory holds
-        return False
-
-
 def is_text(response: Any) -> bool:
     """Return whether a response is a text."""
     return isinstance(response, str) and response != ""
@@ -91,7 +80,7 @@ def _step_range(
     oldest = int(steps[0]) if same else int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
     if agentic:
         return oldest, None
-    if response_ids is None or is_empty(response_ids):
+    if response_ids is None or len(response_ids) == 0:
         return oldest, oldest if is_text(response) else None
     if mask is None:
         return oldest, oldest if same else _highest(steps)
@@ -107,10 +96,7 @@ def _are_same(steps: Any) -> bool:
     Most responses are written by the same weights from beginning to end.
     """
     if type(steps) is np.ndarray:
-        if steps.ndim != 1 or steps.nbytes > _LARGE:
-            return steps.ndim == 1 and bool((steps == steps[0]).all())
-        raw, size = steps.tobytes(), steps.itemsize
-        return raw[size:] == raw[:-size]
+        return steps.ndim == 1 and bool((steps == steps[0]).all())
     return type(steps) is list and steps.count(steps[0]) == len(steps)
 
 

@@ -59,7 +59,8 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
         def look():
             # Those who only look can export and save, too, after the run has ended.
             folder = tempfile.mkdtemp(dir="/tmp")
-            for call in (["export", sys.argv[1], f"{folder}/all.jsonl"], ["save", sys.argv[1], f"{folder}/saved"]):
+            calls = (["export", sys.argv[1], "all.jsonl"], ["checkpoint", "save", sys.argv[1], "saved"])
+            for call in ([*words, f"{folder}/{name}"] for *words, name in calls):
                 done = CliRunner().invoke(app, call)
                 assert done.exit_code == 0, done.output
             with open(f"{folder}/all.jsonl") as lines:

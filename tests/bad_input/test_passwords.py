@@ -200,21 +200,21 @@ COMMANDS = [
     "stats -",
     "ls -",
     "show - 1",
-    "save - copy",
-    "resume - copy",
-    "resume new.db -",
-    "save made.db copy --buffer -",
-    "save made.db copy --policy -",
+    "checkpoint save - copy",
+    "checkpoint resume - copy",
+    "checkpoint resume new.db -",
+    "checkpoint save made.db copy --buffer -",
+    "checkpoint save made.db copy --policy -",
     "checkpoints -",
     "doctor -",
-    "db upgrade -",
+    "doctor - --upgrade",
     "demo --steps 1 --url -",
     "stats run.db -",
     "ls run.db --limit -",
     "ls run.db --status -",
     "ls run.db --order-by -",
     "-",
-    "db -",
+    "checkpoint -",
 ]
 
 
@@ -256,7 +256,7 @@ def test_a_known_slip_in_a_url_shows_no_password(url: str) -> None:
 
 
 def test_a_url_in_the_place_of_a_folder_is_refused() -> None:
-    texts = shown_by_command("postgresql://user:geheim@127.0.0.1/db", "save made.db -")
+    texts = shown_by_command("postgresql://user:geheim@127.0.0.1/db", "checkpoint save made.db -")
     assert "expected the path of a folder, got the URL ***@127.0.0.1/db" in "".join(texts)
     assert leaks("geheim", texts) == []
 

@@ -1,4 +1,4 @@
-"""`replaybuf db`."""
+"""`replaybuf doctor --upgrade`."""
 
 from __future__ import annotations
 
@@ -28,52 +28,31 @@ async def _write(url: str, work: Callable[[Connection], object]) -> None:
     await over_sqlalchemy(parse_url(url), work)
 
 
-def test_current_shows_revision_and_state(filled: str) -> None:
-    [row] = run_json("db", "current", filled)
-    assert (row["revision"], row["wanted"], row["state"]) == (HEAD, HEAD, "up to date")
-    assert HEAD in run("db", "current", filled).stdout
-
-
-def test_current_of_an_empty_database_is_none(empty: str) -> None:
-    [row] = run_json("db", "current", empty)
-    assert (row["revision"], row["state"]) == (None, "no replaybuf tables")
-
-
-def test_upgrade_makes_the_tables_in_an_empty_database(empty: str) -> None:
-    [row] = run_json("db", "upgrade", empty)
+def test_upgrade_makes_the_tables_in_an_empty_database_and_then_changes_nothing(empty: str) -> None:
+    [row] = run_json("doctor", empty, "--upgrade")
     assert (row["before"], row["after"]) == (None, HEAD)
     assert run_json("ls", empty) == []
-
-
-def test_an_older_schema_is_to_be_upgraded(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("db", "upgrade", empty)
-    monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
-    execute(empty, "UPDATE rb_version SET version_num = '0000'")
-    assert "replaybuf db upgrade" in run("ls", empty, code=1).stderr
-    assert "older" in run("db", "current", empty).stdout
-
-
-def test_upgrade_again_changes_nothing(empty: str) -> None:
-    run("db", "upgrade", empty)
-    again = run("db", "upgrade", empty)
+    again = run("doctor", empty, "--upgrade")
     assert again.stdout.splitlines()[-1].split() == [HEAD, HEAD]
     assert again.stderr == "it was up to date already\n"
 
 
-def test_upgrade_refuses_a_newer_schema(empty: str) -> None:
-    run("db", "upgrade", empty)
+def test_an_older_schema_is_to_be_upgraded_and_a_newer_one_is_refused(
+    empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("doctor", empty, "--upgrade")
     execute(empty, "UPDATE rb_version SET version_num = '9999'")
-    assert "newer" in run("db", "current", empty).stdout
-    assert "9999" in run("db", "upgrade", empty, code=1).stderr
+    assert "9999" in run("doctor", empty, "--upgrade", code=1).stderr
+    monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
+    execute(empty, "UPDATE rb_version SET version_num = '0000'")
+    assert "--upgrade" in run("ls", empty, code=1).stderr
 
 
 def test_upgrade_leaves_other_databases_alone(empty: str) -> None:
     execute(empty, "CREATE TABLE other (a int)")
-    assert "belongs to something else" in run("db", "upgrade", empty, code=1).stderr
-    assert run_json("db", "current", empty)[0]["revision"] is None
+    assert "belongs to something else" in run("doctor", empty, "--upgrade", code=1).stderr
 
 
-@pytest.mark.parametrize("command", [("db", "current"), ("db", "upgrade")])
-def test_no_file_is_created(tmp_path: Path, command: tuple[str, str]) -> None:
-    assert "there is no database" in run(*command, tmp_path / "typo.db", code=1).stderr
+def test_no_file_is_created(tmp_path: Path) -> None:
+    assert "there is no database" in run("doctor", tmp_path / "typo.db", "--upgrade", code=1).stderr
     assert list(tmp_path.iterdir()) == []

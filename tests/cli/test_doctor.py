@@ -103,7 +103,7 @@ async def drop_checkpoint(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "mend"), [("0000", "db upgrade"), ("9999", "upgrade replaybuf"), (None, "check the name")]
+    ("revision", "mend"), [("0000", "--upgrade"), ("9999", "upgrade replaybuf"), (None, "check the name")]
 )
 def test_another_schema_is_a_problem_and_left_alone(
     url: str, revision: str | None, mend: str, monkeypatch: pytest.MonkeyPatch

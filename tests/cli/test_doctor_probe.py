@@ -37,7 +37,7 @@ _IDLE = "CREATE FUNCTION no_advisory_xact_lock(bigint) RETURNS void LANGUAGE sql
 def with_tables(postgres_url: str) -> Iterator[str]:
     """The URL of a database that a run has made its tables in."""
     with new_database(postgres_url) as url:
-        run("db", "upgrade", url)
+        run("doctor", url, "--upgrade")
         execute(url, _IDLE)
         yield url
 

@@ -16,7 +16,7 @@ from tests.postgres import execute
 
 @pytest.fixture
 def url(postgres_database: str) -> str:
-    run("db", "upgrade", postgres_database)
+    run("doctor", postgres_database, "--upgrade")
     return postgres_database
 
 

@@ -127,7 +127,7 @@ def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path
         (("export", "{file}"), 2, "FILE"),
         (("export", "{file}", "{there}"), 1, "or replace it (--force; force=True in Python)"),
         (("import", "{folder}/new.db", "{folder}/none.jsonl"), 1, "none.jsonl can't be read: No such file"),
-        (("import", "{folder}/new.db", "{file}"), 1, "this is a database: replaybuf save and resume"),
+        (("import", "{folder}/new.db", "{file}"), 1, "this is a database: replaybuf checkpoint save and resume"),
         (("import", "{folder}/new.db", "{file}", "--field", "response"), 2, "is no mapping"),
         (("import", "{folder}/new.db", "{file}", "--field", "respnse=a"), 1, "respnse is no field of rollouts; did"),
         (("import", "{folder}/new.db", "{file}", "--field", "pg://me:pw@db/rl"), 2, "'***' is no mapping"),

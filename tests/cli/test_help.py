@@ -15,13 +15,13 @@ import pytest
 import typer
 
 from replaybuf.cli.app import COMMANDS as LISTED
-from replaybuf.cli.app import ONLY_TYPED, app
+from replaybuf.cli.app import app
 from replaybuf.storage.sql.inspection.writer import saved_buffer
 from tests.cli.conftest import run
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its path: ("db", "upgrade")."""
+    """Every command with its path: ("checkpoint", "make")."""
     group = group or typer.main.get_command(app)
     for name in group.list_commands(None):
         command = group.get_command(None, name)
@@ -42,19 +42,15 @@ def test_help_has_examples(path: tuple[str, ...], command: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)
-def test_every_option_has_a_text_and_a_variable_unless_it_widens(path: tuple[str, ...], command: Any) -> None:
+def test_every_option_has_a_text_and_none_but_the_token_has_a_variable(path: tuple[str, ...], command: Any) -> None:
     for parameter in command.params:
         if parameter.name == "help":
             continue
         assert parameter.help
         if parameter.param_type_name == "option":
             [option] = parameter.opts
-            variable = "REPLAYBUF_CLI_" + option.removeprefix("--").replace("-", "_").upper()
-            if option in ONLY_TYPED or path == ("demo",):
-                assert parameter.envvar is None
-            else:
-                assert parameter.envvar == ("REPLAYBUF_TOKEN" if option == "--token" else variable)
-        if parameter.name == "url" and path != ("demo",):
+            assert parameter.envvar == ("REPLAYBUF_TOKEN" if option == "--token" else None)
+        elif parameter.name == "url":
             assert parameter.envvar == "REPLAYBUF_URL"
 
 
@@ -64,7 +60,7 @@ def test_every_option_has_a_text_and_a_variable_unless_it_widens(path: tuple[str
         (("stats",), " [URL]"),
         (("export",), " [URL] FILE"),
         (("import",), " [URL] FILE"),
-        (("db", "upgrade"), " [URL]"),
+        (("checkpoint", "save"), " [URL] FOLDER"),
         (("demo",), ""),
     ],
 )
@@ -79,29 +75,20 @@ def test_help_shows_the_variables_of_the_url_and_the_token_only(path: tuple[str,
     assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_TOKEN"}
 
 
-def test_errors_name_the_variables_that_set_something(filled: str) -> None:
-    assert "REPLAYBUF" not in run("ls", filled, "--limit", "many", code=2).stderr
-    for call, env, code in (
-        (["ls", filled], {"REPLAYBUF_CLI_LIMIT": "many"}, 2),
-        (["ls", filled], {"REPLAYBUF_CLI_STATUS": "nope"}, 1),
-        (["ls"], {"REPLAYBUF_URL": "nowhere.db"}, 1),
-        (["save", "backup"], {"REPLAYBUF_URL": "nowhere.db"}, 1),
-        (["show", 17], {"REPLAYBUF_URL": "nowhere.db"}, 1),
-        (["why", "math"], {"REPLAYBUF_URL": "nowhere.db"}, 1),
-        (["trace", "step", 3], {"REPLAYBUF_URL": "nowhere.db"}, 1),
-    ):
-        [name] = env
-        assert f"is from the environment variable {name}.)" in run(*call, env=env, code=code).stderr
+def test_errors_name_the_variable_that_set_the_url(filled: str) -> None:
+    for call in ("ls", "checkpoint save backup", "show 17", "why math", "trace step 3", "trace 3"):
+        stderr = run(*call.split(), env={"REPLAYBUF_URL": "nowhere.db"}, code=1).stderr
+        assert "(URL is from the environment variable REPLAYBUF_URL.)" in stderr, call
+    assert "REPLAYBUF" not in run("show", filled, 999, env={"REPLAYBUF_URL": "nowhere.db"}, code=1).stderr
 
 
 def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -> None:
     """Neither a config's, nor what Kubernetes sets for a service of our name; and none confirms a deletion."""
     env = {"REPLAYBUF_PAYLOADS": "/x", "REPLAYBUF_POLICY": "fifo", "REPLAYBUF_PORT": "tcp://10.0.0.1:80"}
-    run("save", file, tmp_path / "backup", env=env)
+    run("checkpoint", "save", file, tmp_path / "backup", env=env)
     assert saved_buffer(str(tmp_path / "backup" / "replaybuf.sqlite")) == ("default", None)
     assert run("serve", tmp_path / "gone.db", env=env, code=1).stderr.startswith("Error: there is no database")
-    for prefix in ("REPLAYBUF_", "REPLAYBUF_CLI_"):
-        run("rm", file, env={f"{prefix}ALL": "1", f"{prefix}YES": "1"}, code=1)
+    run("rm", file, env={"REPLAYBUF_ALL": "1", "REPLAYBUF_YES": "1"}, code=1)
 
 
 # They go on until they are stopped, or print one report.
@@ -113,7 +100,13 @@ def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> 
     assert "--format" in {option for parameter in command.params for option in parameter.opts}
 
 
-@pytest.mark.parametrize(("command", "rest"), [("ls", ["--format=csv"]), ("show", [15]), ("why", ["code"])])
+@pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        *(("ls", ["--format=csv"]), ("show", [15]), ("why", ["code"])),
+        *(("sql", ["SELECT 1"]), ("trace", ["step", 42])),
+    ],
+)
 def test_the_url_may_come_from_the_variable(filled: str, command: str, rest: list[object]) -> None:
     found = [
         run(command, *args, env=env).stdout for args, env in ((rest, {"REPLAYBUF_URL": filled}), ([filled, *rest], {}))
@@ -121,21 +114,7 @@ def test_the_url_may_come_from_the_variable(filled: str, command: str, rest: lis
     assert found[0].splitlines()[0] == found[1].splitlines()[0]
 
 
-def test_options_may_come_from_variables(filled: str) -> None:
-    env = {"LIMIT": "2", "TASK": "code", "FORMAT": "csv", "ORDER_BY": "-uid"}
-    assert (
-        run("ls", filled, env={f"REPLAYBUF_CLI_{name}": value for name, value in env.items()}).stdout
-        == run("ls", filled, "--limit", 2, "--task", "code", "--format=csv", "--order-by", "-uid").stdout
-    )
-
-
-def test_a_typed_format_goes_before_that_of_a_variable(filled: str) -> None:
-    shown = run("ls", filled, "--format=csv", env={"REPLAYBUF_CLI_FORMAT": "json"}).stdout
-    assert shown == run("ls", filled, "--format=csv").stdout
-    assert "'nl' is none of text, json, csv" in run("ls", filled, "--format=nl", code=2).stderr
-
-
-@pytest.mark.parametrize("path", ["stats", "why", "trace", "db current", "checkpoint ls", "export"])
+@pytest.mark.parametrize("path", ["stats", "why", "trace", "checkpoint ls", "export"])
 def test_a_missing_url_names_the_variable(path: str) -> None:
     said = "Missing argument 'URL'. Name the database here, or in the environment variable REPLAYBUF_URL.\n"
     assert run(*path.split(), code=2).stderr.endswith(said)
@@ -182,7 +161,7 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
             ["sql", "SELECT 1"],
             ["why", "math"],
         ),
-        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoint ls"], ["db current"]),
+        *(["trace", "step", 42], ["trace", "uid", 15], ["checkpoint ls"]),
     ],
     ids=lambda command: " ".join(map(str, command)),
 )

@@ -8,12 +8,12 @@ import pytest
 
 from tests.cli.conftest import run
 
-DRAW = "ls - --explain --task math --policy fifo"
 #: Calls, with `-` for the URL; their exit codes; and what is said.
 MISTAKES = [
     ("", 2, ""),
     ("nope", 2, ""),
-    ("db", 2, ""),
+    ("checkpoint", 2, ""),
+    ("export -", 2, "FILE"),
     ("stats --nope", 2, ""),
     ("stat run.db", 2, "No such command 'stat'. Did you mean 'stats'?"),
     ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
@@ -36,11 +36,6 @@ MISTAKES = [
     ("why - --status done", 1, "unknown status 'done'"),
     ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
     ("why - --where 'reward > 1'", 2, "a query is JSON"),
-    ("ls - --explain --task no --policy fifo", 1, "tasks: code, math"),
-    ("ls - --explain --policy fifo", 2, "--task"),
-    ("ls - --explain --task math --policy no", 1, "unknown policy"),
-    (f"{DRAW} --status no", 1, "unknown status"),
-    (f"{DRAW} --order-by uid", 2, "order of its policy"),
     *(
         (f"trace - {of}", 2, "Invalid value for")
         for of in ("step", "step many", "uid", "worker", "steps 413", "nothing")
@@ -57,3 +52,13 @@ MISTAKES = [
 def test_what_cannot_be_right_is_said(filled: str, call: str, code: int, said: str) -> None:
     stderr = run(*(filled if word == "-" else word for word in shlex.split(call)), code=code).stderr
     assert said in " ".join(stderr.split())
+
+
+def test_a_mistake_is_shown_where_it_is(filled: str) -> None:
+    said = run("ls", filled, "--where", '{"$and": [{"staleness": {"$gt": 1, "$lt": "x"}}]}', code=1).stderr.splitlines()
+    assert said[0].startswith("Error: $and[0].staleness.$lt: ")
+    assert said[1][said[2].index("^") : said[2].rindex("^") + 1] == '"$lt": "x"'
+    said = run("ls", filled, "--where", '{"staleness": {"$gt": 1]', code=2).stderr.splitlines()
+    assert "--where" in said[-3]
+    assert said[-2][said[-1].index("^")] == "]"
+    assert "secret" not in run("ls", filled, "--where", "postgresql://me:secret@host/db", code=2).stderr

@@ -17,12 +17,12 @@ from replaybuf.errors import AccessError
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from tests.cli.conftest import run, run_json
 
-COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("db", "current")]
+COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("checkpoint", "ls")]
 
 
 def at(command: tuple[str, ...], url: object) -> tuple[object, ...]:
     """The command with the URL in its place."""
-    place = 2 if command[0] == "db" else 1
+    place = 2 if command[0] == "checkpoint" else 1
     return (*command[:place], url, *command[place:])
 
 
@@ -53,7 +53,7 @@ def test_a_path_stands_for_its_url(file: Path, name: str, monkeypatch: pytest.Mo
 
 
 def test_postgres_is_short_for_postgresql(postgres_database: str) -> None:
-    run("db", "upgrade", postgres_database.replace("postgresql://", "postgres://"))
+    run("doctor", postgres_database.replace("postgresql://", "postgres://"), "--upgrade")
     assert run_json("ls", postgres_database.replace("postgresql://", "postgres://")) == []
 
 

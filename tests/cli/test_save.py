@@ -1,10 +1,11 @@
-"""`replaybuf save`, `replaybuf resume`, `replaybuf checkpoint ls`."""
+"""`replaybuf checkpoint`: ls, save, resume."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from tests.cli.conftest import run, run_json, start
 from tests.contract.harness import group
 from tests.reasons import because
 
+save = partial(run, "checkpoint", "save")
+resume = partial(run, "checkpoint", "resume")
+
 
 def groups_of(url: object) -> list[dict[str, Any]]:
     """The groups, without what the databases round in ways of their own."""
@@ -25,12 +29,12 @@ def groups_of(url: object) -> list[dict[str, Any]]:
 
 def test_what_was_saved_is_what_is_resumed(filled: str, shared_url: str, tmp_path: Path) -> None:
     """From any database into any, counts included."""
-    [saved] = run_json("save", filled, tmp_path / "backup")
+    [saved] = run_json("checkpoint", "save", filled, tmp_path / "backup")
     rows = groups_of(filled)
     assert (saved["groups"], saved["bytes"]) == (len(rows), sum(row["bytes"] for row in rows))
     if shared_url.startswith("postgresql"):
-        run("db", "upgrade", shared_url)
-    [resumed] = run_json("resume", shared_url, tmp_path / "backup")
+        run("doctor", shared_url, "--upgrade")
+    [resumed] = run_json("checkpoint", "resume", shared_url, tmp_path / "backup")
     assert (resumed["groups"], resumed["bytes"]) == (saved["groups"], saved["bytes"])
     assert groups_of(shared_url) == rows
     before, after = (run_json("stats", url)["buffers"]["default"]["tasks"] for url in (filled, shared_url))
@@ -44,13 +48,13 @@ async def policy_of(url: str, policy: str, folder: Path) -> int:
 
 
 def test_without_a_policy_a_snapshot_is_for_all(filled: str, tmp_path: Path) -> None:
-    run("save", filled, tmp_path)
+    save(filled, tmp_path)
     for policy in ("fifo", "prioritized"):
         assert asyncio.run(policy_of("sqlite:///:memory:", policy, tmp_path)) == 13
 
 
 def test_a_policy_is_kept_and_compared(filled: str, tmp_path: Path) -> None:
-    run("save", filled, tmp_path, "--policy", "lifo")
+    save(filled, tmp_path, "--policy", "lifo")
     assert asyncio.run(policy_of("sqlite:///:memory:", "lifo", tmp_path)) == 13
     with pytest.raises(SnapshotError, match=r"'lifo'.*'fifo'", check=because("mismatch")):
         asyncio.run(policy_of("sqlite:///:memory:", "fifo", tmp_path))
@@ -62,63 +66,63 @@ def test_resume_takes_the_policy_of_the_snapshot_unless_told(tmp_path: Path, opt
         buffer.put(group(1), "math")
         buffer.get(1, "math")
         buffer.save(tmp_path)
-    [row] = run_json("resume", tmp_path / "new.db", tmp_path, *option)
+    [row] = run_json("checkpoint", "resume", tmp_path / "new.db", tmp_path, *option)
     assert row["policy"] == policy
 
 
 def test_a_policy_of_ones_own_needs_not_be_there(tmp_path: Path, filled: str) -> None:
-    run("save", filled, tmp_path)
+    save(filled, tmp_path)
     with closing(sqlite3.connect(tmp_path / "replaybuf.sqlite")) as connection, connection:
         connection.execute("INSERT INTO rb_info VALUES ('policy', 'my own')")
         connection.execute("DELETE FROM rb_info WHERE name = 'digest'")
-    [row] = run_json("resume", tmp_path / "new.db", tmp_path)
+    [row] = run_json("checkpoint", "resume", tmp_path / "new.db", tmp_path)
     assert (row["policy"], row["groups"]) == ("my own", 13)
 
 
 def test_the_buffer_is_chosen_by_its_name(busy: str, tmp_path: Path) -> None:
     """Or is the only one, or the one without a name."""
-    assert run_json("save", busy, tmp_path / "1", "--buffer", "eval")[0]["groups"] == 1
-    assert run_json("save", busy, tmp_path / "2")[0]["buffer"] == "default"
-    assert "there is no buffer 'other'" in run("save", busy, tmp_path / "3", "--buffer", "other", code=1).stderr
-    run("resume", tmp_path / "new.db", tmp_path / "1", "--buffer", "one")
-    assert run_json("save", tmp_path / "new.db", tmp_path / "4")[0]["buffer"] == "one"
-    run("resume", tmp_path / "new.db", tmp_path / "1", "--buffer", "two")
-    assert "--buffer" in run("save", tmp_path / "new.db", tmp_path / "5", code=1).stderr
+    assert run_json("checkpoint", "save", busy, tmp_path / "1", "--buffer", "eval")[0]["groups"] == 1
+    assert run_json("checkpoint", "save", busy, tmp_path / "2")[0]["buffer"] == "default"
+    assert "there is no buffer 'other'" in save(busy, tmp_path / "3", "--buffer", "other", code=1).stderr
+    resume(tmp_path / "new.db", tmp_path / "1", "--buffer", "one")
+    assert run_json("checkpoint", "save", tmp_path / "new.db", tmp_path / "4")[0]["buffer"] == "one"
+    resume(tmp_path / "new.db", tmp_path / "1", "--buffer", "two")
+    assert "--buffer" in save(tmp_path / "new.db", tmp_path / "5", code=1).stderr
 
 
 def test_a_quiet_file_is_left_as_it_is(file: Path, tmp_path: Path) -> None:
     before = file.read_bytes()
-    run("save", file, tmp_path / "backup")
+    save(file, tmp_path / "backup")
     assert file.read_bytes() == before
     assert sorted(path.name for path in file.parent.iterdir()) == ["backup", "run.db"]
-    run("save", tmp_path / "backup" / "replaybuf.sqlite", tmp_path / "again")
+    save(tmp_path / "backup" / "replaybuf.sqlite", tmp_path / "again")
     assert [path.name for path in (tmp_path / "backup").iterdir()] == ["replaybuf.sqlite"]
 
 
 def test_errors_are_on_one_line(file: Path, tmp_path: Path) -> None:
-    run("save", file, tmp_path / "backup")
-    assert "unknown policy" in run("save", file, tmp_path / "b", "--policy", "bogus", code=1).stderr
-    assert "unknown policy" in run("resume", tmp_path / "new.db", tmp_path / "backup", "--policy", "x", code=1).stderr
-    assert "there is no snapshot" in run("resume", tmp_path / "new.db", tmp_path / "nothing", code=1).stderr
-    assert "the buffer holds 13 groups" in run("resume", file, tmp_path / "backup", code=1).stderr
-    assert "there is no database" in run("save", tmp_path / "typo.db", tmp_path / "b", code=1).stderr
-    assert "in memory" in run("resume", "sqlite://", tmp_path / "backup", code=1).stderr
+    save(file, tmp_path / "backup")
+    assert "unknown policy" in save(file, tmp_path / "b", "--policy", "bogus", code=1).stderr
+    assert "unknown policy" in resume(tmp_path / "new.db", tmp_path / "backup", "--policy", "x", code=1).stderr
+    assert "there is no snapshot" in resume(tmp_path / "new.db", tmp_path / "nothing", code=1).stderr
+    assert "the buffer holds 13 groups" in resume(file, tmp_path / "backup", code=1).stderr
+    assert "there is no database" in save(tmp_path / "typo.db", tmp_path / "b", code=1).stderr
+    assert "in memory" in resume("sqlite://", tmp_path / "backup", code=1).stderr
     assert not (tmp_path / "typo.db").exists()
     snapshot = tmp_path / "backup" / "replaybuf.sqlite"
     snapshot.write_bytes(snapshot.read_bytes()[:100_000])
-    assert "cut short" in run("resume", tmp_path / "other.db", tmp_path / "backup", code=1).stderr
+    assert "cut short" in resume(tmp_path / "other.db", tmp_path / "backup", code=1).stderr
     assert not (tmp_path / "other.db").exists()
 
 
 def test_the_folder_may_follow_the_variable(file: Path, tmp_path: Path) -> None:
-    run("save", tmp_path / "backup", env={"REPLAYBUF_URL": str(file)})
-    run("resume", tmp_path / "backup", env={"REPLAYBUF_URL": str(tmp_path / "new.db")})
+    save(tmp_path / "backup", env={"REPLAYBUF_URL": str(file)})
+    resume(tmp_path / "backup", env={"REPLAYBUF_URL": str(tmp_path / "new.db")})
     assert len(groups_of(tmp_path / "new.db")) == 13
-    assert "FOLDER" in run("save", file, code=2).stderr
+    assert "FOLDER" in save(file, code=2).stderr
 
 
 def test_there_is_no_bar_where_there_is_no_terminal(file: Path, tmp_path: Path) -> None:
-    process = start("save", file, tmp_path / "backup", "--format=json")
+    process = start("checkpoint", "save", file, tmp_path / "backup", "--format=json")
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert '"groups": 13' in output
@@ -159,7 +163,7 @@ def test_a_run_is_moved_as_the_page_says(shared_url: str, tmp_path: Path, monkey
     """Its buffer keeps its name, beside another that is in use, and is restored to the step of its weights."""
     monkeypatch.chdir(tmp_path)
     if shared_url.startswith("postgresql"):
-        run("db", "upgrade", shared_url)
+        run("doctor", shared_url, "--upgrade")
 
     async def fill(url: str, name: str, *numbers: int) -> None:
         async with ReplayBufferConfig(url=url, name=name, policy="fifo").build() as buffer:

@@ -169,7 +169,7 @@ def test_json_tells_of_the_whole_database(filled: str) -> None:
 
 
 def test_an_empty_buffer_is_no_error(empty: str) -> None:
-    run("db", "upgrade", empty)
+    run("doctor", empty, "--upgrade")
     assert run("stats", empty).stdout.startswith("The buffer is empty.\n")
 
 

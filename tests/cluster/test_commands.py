@@ -40,8 +40,8 @@ def test_commands_read_and_write_with_several_hosts(asynchronous: Cluster) -> No
         ("sql", to_read, "SELECT count(*) FROM groups"),
         ("doctor", to_read),
         ("why", to_read),
-        ("db", "current", to_read),
-        ("db", "upgrade", url),
+        ("checkpoint", "ls", to_read),
+        ("doctor", url, "--upgrade"),
         ("checkpoint", "restore", url, "1", "--yes"),
         ("rm", url, "--where", '{"task_name": "math"}', "--yes"),
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,11 +51,6 @@ def test_the_file_system_is_that_of_the_nearest_mount_point(mounts: str, path: s
     assert filesystem_type(path, mounts) == kind
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
-def test_the_table_of_mounts_is_that_of_this_machine() -> None:
-    assert filesystem_type("/proc/version") == "proc"
-
-
 def test_nothing_is_known_of_a_system_without_a_table_of_mounts(tmp_path: Path) -> None:
     assert filesystem_type("/run.db", str(tmp_path / "none")) is None
     refuse_network_filesystem("/run.db", str(tmp_path / "none"))
@@ -98,18 +92,13 @@ async def test_whoever_knows_better_may_allow_it(tmp_path: Path, on_network: Non
         assert await buffer.put(group(1), TASK) == 1
 
 
-async def test_a_database_in_memory_is_on_no_file_system(on_network: None) -> None:
-    async with build("sqlite:///:memory:") as buffer:
-        assert await buffer.put(group(1), TASK) == 1
-
-
 async def test_the_command_line_reads_there_and_upgrades_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.db"
     async with build(f"sqlite:///{path}") as buffer:
         await buffer.put(group(1), TASK)
     monkeypatch.setattr(sqlite_files, "filesystem_type", lambda *_: "nfs4")
     assert TASK in run("ls", str(path)).stdout
-    assert "nfs4" in run("db", "upgrade", str(path), code=1).stderr
+    assert "nfs4" in run("doctor", str(path), "--upgrade", code=1).stderr
 
 
 @pytest.fixture

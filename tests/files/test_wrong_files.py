@@ -244,8 +244,8 @@ def test_a_wrong_table_is_refused_with_its_row_and_column(tmp_path: Path, name: 
 
 _SQLITE = b"SQLite format 3\0"
 OTHERS = {
-    "run.db": (_SQLITE, "this is a database: replaybuf save and resume"),
-    "postgresql://rl:secret@db/run": (b"", "this is a database: replaybuf save and resume"),
+    "run.db": (_SQLITE, "this is a database: replaybuf checkpoint save and resume"),
+    "postgresql://rl:secret@db/run": (b"", "this is a database: replaybuf checkpoint save and resume"),
     "a.arrow": (b"ARROW1", "this is an Arrow file"),
     "a.jsonl.zst": (b"\x28\xb5\x2f\xfd", "or compressed by zstd: what can be read is JSONL"),
     "a.pkl": (pickle.dumps([{}]), "this is a pickle, .*load it where its classes are"),

@@ -122,7 +122,7 @@ _CODEC = [
     ("fold-lost", "codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
     ("open-tags", "codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
     ("twin-classes", "rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
-    ("annotated-text-run", "rollouts/annotations.py", "elif origin in _ANNOTATED:", "elif origin is None:", "what stands beside a type in Annotated is no annotation"),
+    ("annotated-text-run", "rollouts/annotations.py", "if origin in _ANNOTATED:", "if origin is Ellipsis:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "codec/user_classes.py", "member = cls[names[0]] if names else cls(value)", "member = value", "enum members come back as members"),
     ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
     ("unknown-converter-read", "codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),
@@ -239,8 +239,7 @@ _PRODUCE = [
 
 _OBSERVE = [
     ("observe-bucket", "observe/exposition.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
-    ("observe-others-lost", "observe/exposition.py", "for name in names[MOST_TASKS:]", "for name in names[MOST_TASKS + 1 :]", "tasks beyond the bound are added up"),
-    ("observe-escape", "observe/exposition.py", "name: _encodable(text)", "name: text", "a name stays within its label"),
+    ("observe-escape", "observe/exposition.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "WHEN g.leased_until <= :now THEN", "WHEN 1 = 1 THEN", "a lease that goes on isn't overdue"),
     ("observe-down", "observe/exposition.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),

@@ -144,20 +144,20 @@ def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Pa
     found = checksums(filled)
     assert (found["level"], found["repairable"]) == ("ok", False)
     assert "without what is out of reach" in found["text"]
-    assert "mount or put back" in run("save", filled, tmp_path / "snapshot", code=1).stderr
+    assert "mount or put back" in run("checkpoint", "save", filled, tmp_path / "snapshot", code=1).stderr
 
 
 def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_path: Path) -> None:
-    run("save", filled, tmp_path / "whole")
-    run("save", filled, tmp_path / "references", "--payloads", "keep")
+    run("checkpoint", "save", filled, tmp_path / "whole")
+    run("checkpoint", "save", filled, tmp_path / "references", "--payloads", "keep")
     sizes = [(tmp_path / name / "replaybuf.sqlite").stat().st_size for name in ("whole", "references")]
     assert sizes[0] > sizes[1] + 100_000
     (tmp_path / "others").mkdir()
     other = f"sqlite:///{tmp_path}/other.db"
-    run("resume", other, tmp_path / "references", "--payloads", tmp_path / "others")
+    run("checkpoint", "resume", other, tmp_path / "references", "--payloads", tmp_path / "others")
     shutil.rmtree(place)
     assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
-    again = run("resume", f"sqlite:///{tmp_path}/third.db", tmp_path / "references", code=1)
+    again = run("checkpoint", "resume", f"sqlite:///{tmp_path}/third.db", tmp_path / "references", code=1)
     assert "mount it" in again.stderr
 
 

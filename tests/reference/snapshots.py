@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections import Counter
@@ -92,11 +93,8 @@ def _group(row: dict[str, Any], codec: Codec, races: dict[LaneName, Race]) -> St
     pinned = row["pinned_staleness"]
     refreshed_to = row["step"] if pinned is None else row["pinned_step"]
     if refreshed_to is not None or marks.get("expired") or marks.get("masked"):
-        try:
-            copying = codec.as_stored()
-            payload = copying.encode(decode_stored(copying, uid, payload, row["marks"], refreshed_to))
-        except DecodeError:  # as damaged as it was
-            pass
+        with contextlib.suppress(DecodeError):  # as damaged as it was
+            payload = codec.encode(decode_stored(codec, uid, payload, row["marks"], refreshed_to))
     item = StorageItem(
         timestamp_id=uid,
         status=status,

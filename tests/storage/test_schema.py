@@ -237,7 +237,7 @@ async def test_an_older_schema_is_refused(two_urls: tuple[str, str], monkeypatch
     await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'")))
     monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
     buffer = build(url)
-    with pytest.raises(StorageError, match=r"revision 0000.*replaybuf db upgrade", check=because("schema")):
+    with pytest.raises(StorageError, match=r"revision 0000.*replaybuf doctor .* --upgrade", check=because("schema")):
         await buffer.put(new_group(1), "math")
     await buffer.close()
 
@@ -289,7 +289,7 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
     try:
         async with first.transaction(write=True) as steps:
             await steps.run(create_version)
-            found = asyncio.create_task(second.write(find_version, fenced=False))
+            found = asyncio.create_task(second.write(find_version))
             await asyncio.wait_for(waits(), 30)
         assert await found == HEAD
     finally:

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.rollouts.fields import as_array
-from replaybuf.rollouts.rewards import SCORE, reward_value
+from replaybuf.rollouts.rewards import SCORE, as_array, reward_value
 from replaybuf.rules.balance import packed_rows
 from replaybuf.storage.values import StorageItem
 

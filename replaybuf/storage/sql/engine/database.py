@@ -34,9 +34,6 @@ class DependsOn(Enum):
 class Database(ABC):
     """The connections of one store to its database. `lock_timeout` bounds each wait for a lock, in seconds.
 
-    `guard(tx)` is run at the beginning of each write transaction with `fenced=True`; it raises FencedError in a store
-    that may not write any more.
-
     Once `opened` is true (the schema exists), operations whose connection was lost are retried up to the reconnect
     timeout; until then an unreachable server is an error at once.
     """
@@ -45,14 +42,13 @@ class Database(ABC):
     #: The number of concurrent commits of one store that raises its throughput.
     writers = 1
 
-    def __init__(self, url: URL, lock_timeout: float, guard: Function[object] | None = None) -> None:
+    def __init__(self, url: URL, lock_timeout: float) -> None:
         self.url = url
         self.where = public_url(url)
         self.lock_timeout = lock_timeout
         self.opened = False
         #: The file of the database, where it is a file.
         self.path: str | None = None
-        self._guard = guard
 
     @abstractmethod
     async def read(
@@ -78,14 +74,12 @@ class Database(ABC):
         *,
         alone: bool = False,
         brief: bool = False,
-        fenced: bool = True,
         patience: float | None = None,
         depends_on: DependsOn = DependsOn.NOTHING,
     ) -> T:
-        """Run `function(tx)` in a fenced write transaction and commit; `alone` excludes all other writers.
+        """Run `function(tx)` in a write transaction and commit; `alone` excludes all other writers.
 
-        `brief` as in `read`. With `fenced=False` the function checks the fence itself, or needs none. `patience` bounds
-        each wait for a lock, in seconds, in place of `lock_timeout`.
+        `brief` as in `read`. `patience` bounds each wait for a lock, in seconds, in place of `lock_timeout`.
 
         With SEEN_COMMITS, FencedError is raised once the database lacks commits that this store has seen, until a
         write with CHECKPOINT (a restore) has been committed.
@@ -94,17 +88,6 @@ class Database(ABC):
         UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be
         determined in time.
         """
-
-    def _behind_fence(self, function: Function[T]) -> Function[T]:
-        guard = self._guard
-        if guard is None:
-            return function
-
-        def guarded(tx: Transaction) -> T:
-            guard(tx)
-            return function(tx)
-
-        return guarded
 
     @abstractmethod
     def transaction(

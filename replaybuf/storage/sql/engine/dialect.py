@@ -51,21 +51,6 @@ class RowLimit:
         return size + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStep:
-    """A line of a query plan: a read of `table`, by `index`, or a sort.
-
-    `whole`: the whole table is scanned, directly or through an index.
-    """
-
-    depth: int
-    text: str
-    table: str | None = None
-    index: str | None = None
-    whole: bool = False
-    sorts: bool = False
-
-
 #: The drivers' JSON values are text.
 JSON_OPTIONS: dict[str, Any] = {
     "json_serializer": lambda value: to_json(value).decode(),
@@ -169,10 +154,6 @@ class Dialect(ABC):
     @abstractmethod
     def row_limit(self, tx: Transaction) -> RowLimit:
         """Return the maximum size of a row."""
-
-    @abstractmethod
-    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        """Return the query plan of a statement with the driver's parameters (EXPLAIN, without running it)."""
 
     # The schema as it is
 

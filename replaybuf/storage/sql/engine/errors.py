@@ -278,8 +278,8 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
     "42501": [
         (
             r"for schema (\S+)",
-            "let the owner make the tables (replaybuf db upgrade URL) and GRANT USAGE ON SCHEMA {0} TO {user}; or, for "
-            "this role to make them, GRANT USAGE, CREATE ON SCHEMA {0} TO {user}",
+            "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT USAGE ON SCHEMA {0} TO {user}; "
+            "or, for this role to make them, GRANT USAGE, CREATE ON SCHEMA {0} TO {user}",
         ),
         (r"for (?:table|view|relation) (\S+)", f"on {{0}} the role {{user}} lacks {_TABLES}"),
         (r"for sequence (\S+)", "GRANT USAGE, SELECT, UPDATE ON SEQUENCE {0} TO {user}"),

@@ -56,9 +56,8 @@ class PostgresDatabase(Database):
         reconnect_timeout: float = RECONNECT_SECONDS,
         read_only: bool = False,
         password: PasswordFunction | None = None,
-        guard: Function[object] | None = None,
     ) -> None:
-        super().__init__(url, lock_timeout, guard)
+        super().__init__(url, lock_timeout)
         with translated(url, lock_timeout):
             self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
         self._read_only = read_only
@@ -94,17 +93,15 @@ class PostgresDatabase(Database):
         *,
         alone: bool = False,
         brief: bool = False,
-        fenced: bool = True,
         patience: float | None = None,
         depends_on: DependsOn = DependsOn.NOTHING,
     ) -> T:
-        work = self._behind_fence(function) if fenced else function
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
 
         async def once(attempt: Attempt[T]) -> T:
             def transact(session: PostgresSession) -> Sequence[str] | None:
                 tx = Transaction(session, scope)
-                attempt.result = work(tx)
+                attempt.result = function(tx)
                 # A take that found no groups needn't wait for the disk.
                 return tx.last if session.has_written or tx.last else None
 
@@ -133,7 +130,6 @@ class PostgresDatabase(Database):
         """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
         async with self._waits.bounded(since, patient=self.opened):
             await commit(connection, last)
-        self._waits.end()
 
     def _check_followed(self, depends_on: DependsOn) -> None:
         if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:

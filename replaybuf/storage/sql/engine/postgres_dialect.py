@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, PlanStep, RowLimit
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, payload, uid_sequence
 
@@ -112,11 +111,6 @@ class PostgresDialect(Dialect):
     def row_limit(self, tx: Transaction) -> RowLimit:
         return ROW_LIMIT
 
-    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        [(answer,)] = tx.run(f"EXPLAIN (FORMAT JSON) {sql}", *values)
-        [plan] = json.loads(answer)
-        return list(_steps(plan["Plan"], 0))
-
     def tables(self, tx: Transaction) -> set[str]:
         return {name for (name,) in tx.run(f"SELECT relname {_RELATIONS} IN ('r', 'p')")}
 
@@ -130,27 +124,6 @@ class PostgresDialect(Dialect):
 ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
 
 _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
-
-
-def _steps(node: dict[str, Any], depth: int) -> Iterator[PlanStep]:
-    kind, table, index = node["Node Type"], node.get("Relation Name"), node.get("Index Name")
-    text = " ".join(filter(None, (kind, f"on {table}" if table else "", f"using {index}" if index else "")))
-    conditions = [f"{name}: {node[name]}" for name in ("Index Cond", "Filter", "Sort Key") if name in node]
-    text += f" (about {node['Plan Rows']:,} rows)" + "".join(f", {condition}" for condition in conditions)
-    children = node.get("Plans", ())
-    if kind.startswith("Bitmap Heap"):  # its index is in the child node
-        index = ", ".join(name for child in children for name in _indexes(child)) or None
-    whole = kind == "Seq Scan" or (kind in ("Index Scan", "Index Only Scan") and "Index Cond" not in node)
-    yield PlanStep(depth, text, table, index if table else None, whole, "Sort" in kind)
-    for child in children:
-        yield from _steps(child, depth + 1)
-
-
-def _indexes(node: dict[str, Any]) -> Iterator[str]:
-    if "Index Name" in node:
-        yield node["Index Name"]
-    for child in node.get("Plans", ()):
-        yield from _indexes(child)
 
 
 NOW = PostgresDialect.now

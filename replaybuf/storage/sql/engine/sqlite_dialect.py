@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import pysqlite
 
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, PlanStep, RowLimit
+from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, payload
@@ -122,28 +121,12 @@ class SqliteDialect(Dialect):
         # A reserve of 0.1 % (a megabyte of a gigabyte), as on PostgreSQL.
         return RowLimit(limit - limit // 1000, "SQLite's limit SQLITE_MAX_LENGTH")
 
-    def explain(self, tx: Transaction, sql: str, values: Sequence[Any]) -> list[PlanStep]:
-        depths = {0: -1}
-        steps = []
-        for number, parent, _, text in tx.run(f"EXPLAIN QUERY PLAN {sql}", *values):
-            depths[number] = depth = depths.get(parent, -1) + 1
-            found = _ACCESS.match(text)
-            if found:
-                key = "the primary key" if "INTEGER PRIMARY KEY" in text else None
-                steps.append(PlanStep(depth, text, found[2], found[3] or key, whole=found[1] == "SCAN"))
-            else:
-                steps.append(PlanStep(depth, text, sorts="TEMP B-TREE" in text))
-        return steps
-
     def tables(self, tx: Transaction) -> set[str]:
         names = tx.run("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'")
         return {name for (name,) in names}
 
     def views(self, tx: Transaction) -> dict[str, str]:
         return dict(map(tuple, tx.run("SELECT name, sql FROM sqlite_master WHERE type = 'view'")))
-
-
-_ACCESS = re.compile(r"(SCAN|SEARCH) (\w+)(?:.*? USING (?:COVERING )?INDEX (\w+)| USING INTEGER PRIMARY KEY)?")
 
 
 def _session(tx: Transaction) -> SqliteSession:

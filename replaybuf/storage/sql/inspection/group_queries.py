@@ -16,10 +16,7 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, true, union_all
 
 from replaybuf.query import TAG_PREFIX, Node
 from replaybuf.query.sql_conditions import compile_sql
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Order, OrderTerm
-from replaybuf.storage.sql.engine.dialect import PlanStep
-from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.groups import (
     Listing,
@@ -31,9 +28,7 @@ from replaybuf.storage.sql.inspection.groups import (
 )
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
-from replaybuf.storage.sql.statements.lanes import find_lanes
-from replaybuf.storage.sql.statements.matching import count_groups, find_uids, finding, select_matching
-from replaybuf.storage.sql.statements.ordering import Source
+from replaybuf.storage.sql.statements.matching import count_groups, find_uids, select_matching
 from replaybuf.storage.sql.statements.rows import FIELDS
 
 #: With more lanes than this, one scan replaces the reads by lane; a database has a few lanes for each task.
@@ -226,76 +221,6 @@ def _behind(value: ColumnElement[Any], after: Key, down: bool) -> ColumnElement[
         return and_(value.is_(None), uid)
     beyond = value < after.value if down else value > after.value
     return or_(beyond, and_(value == after.value, uid), value.is_(None))
-
-
-_GROUPS = group.name
-
-
-@dataclass(frozen=True, slots=True)
-class QueryPlan:
-    """A statement as it is sent to the database, its parameters in order, its plan, and a sentence about the plan."""
-
-    sql: str
-    parameters: list[Any]
-    plan: list[PlanStep]
-    sentence: str
-
-    @property
-    def indexes(self) -> list[str]:
-        """The indexes used to find groups."""
-        return sorted({step.index for step in self.plan if step.table == _GROUPS and step.index})
-
-    @property
-    def sorts(self) -> bool:
-        return any(step.sorts for step in self.plan)
-
-
-def explain_query(tx: ReadTransaction, buffer: str | None, query: Node, order: Order, limit: int | None) -> QueryPlan:
-    """Return the query plan of `find` and `replaybuf ls` for the groups that match, in order."""
-    looking = read_scope(tx, buffer)
-    return _explain(looking, Statement(lambda _: finding(looking, query, order, limit)), {}, limited=limit is not None)
-
-
-def explain_draw(
-    tx: ReadTransaction, buffer: str, task: str, status: Status, where: Node | None, order: Order, size: int
-) -> list[QueryPlan]:
-    """Return the query plans of a draw of the first `size` groups of a task and status that match `where`.
-
-    An order by staleness has two statements. Returns [] if no group of this task and status was ever put.
-    """
-    drawing = tx.of(Scope(buffer))
-    home = find_lanes(drawing, [(task, status)]).get((task, status))
-    if home is None:
-        return []
-    statements, values = Source(home, where).explained(drawing, size, order)
-    return [_explain(drawing, one, values, limited=True) for one in statements]
-
-
-#: The number of groups in the database, which a scan reads.
-_COUNT = "SELECT sum(amount) FROM rb_tally WHERE name IN ('size', 'leased')"
-
-
-def _explain(tx: Transaction, statement: Statement, values: dict[str, Any], *, limited: bool) -> QueryPlan:
-    form = statement.form(tx.dialect)
-    parameters = form.values(values)
-    plan = tx.dialect.explain(tx, form.sql, parameters)
-    groups = int(tx.value(_COUNT) or 0)
-    return QueryPlan(form.sql, list(parameters), plan, _sentence(plan, groups, limited=limited))
-
-
-def _sentence(plan: Sequence[PlanStep], groups: int, *, limited: bool) -> str:
-    reads = [step for step in plan if step.table == _GROUPS]
-    indexes = ", ".join(dict.fromkeys(step.index for step in reads if step.index))
-    if not reads:
-        how = "reads no group: nothing can match"
-    elif any(step.whole for step in reads):
-        along = f" along {indexes}" if indexes else ""
-        if limited and not any(step.sorts for step in plan):
-            return f"scans groups{along} until enough match, at worst all {groups:,} of the database, without a sort"
-        how = f"scans all {groups:,} groups of the database{along}"
-    else:
-        how = f"reads groups by {indexes}"
-    return f"{how}, and sorts those that match" if any(step.sorts for step in plan) else f"{how}, without a sort"
 
 
 @dataclass(frozen=True, slots=True)

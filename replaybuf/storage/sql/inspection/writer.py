@@ -80,7 +80,7 @@ class Writer:
         async def work(engine: Database) -> bool:
             async with engine.transaction(write=True, alone=True):
                 try:
-                    await engine.write(lambda tx: None, fenced=False, patience=_LOCKED_SECONDS)
+                    await engine.write(lambda tx: None, patience=_LOCKED_SECONDS)
                 except LockedError:
                     return True
             return False

@@ -36,7 +36,7 @@ def check_revision(revision: str | None, where: str) -> bool:
     if state is State.OLDER:
         raise StorageError(
             f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "
-            f"close all users of it, then run: replaybuf db upgrade {where}",
+            f"close all users of it, then run: replaybuf doctor {where} --upgrade",
             reason="schema",
         )
     if state is State.NEWER:

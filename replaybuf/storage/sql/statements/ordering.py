@@ -206,12 +206,6 @@ class Source:
                 row.payload = tx.dialect.read_payload(tx, row.uid)
         return rows
 
-    def explained(self, tx: Transaction, size: int, order: Order) -> tuple[list[Statement], dict[str, Any]]:
-        """Return the statements of `read`, to be explained, and their values."""
-        first = _Query(order, _PINNED), _Query(order, _FOLLOWING, whole=True)
-        queries = first if _merges(order) else (_Query(order, whole=True),)
-        return [_statement(query, self._where) for query in queries], self._values(tx, size)
-
     def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
         """Return the first groups as `read` does, in one statement; None if the lane or the buffer's epoch changed.
 

@@ -167,7 +167,7 @@ class Presence:
             beat = Beat(workers, waits, sorted(self._shown - numbers), events, ended, noted - self._limits_noted)
             try:
                 write = partial(write_beat, process=self._process, beat=beat)
-                await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE, fenced=False)
+                await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
                 for name, counts in done.items():
                     self.of(name).add(counts)
@@ -183,7 +183,7 @@ class Presence:
         if minute == self._minute:
             return
         noted = await self._engine.read(is_noted, self._transactions.scope)
-        if noted or await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE, fenced=False):
+        if noted or await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE):
             self._minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _failed(self, error: Exception) -> None:

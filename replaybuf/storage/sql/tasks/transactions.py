@@ -13,6 +13,7 @@ from replaybuf.storage.sql.engine.database import Database, DependsOn
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import make_checkpoint
+from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
 from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.watch import Watch
@@ -56,15 +57,15 @@ class Transactions:
 
         `alone` and `brief` as in `Database.write`. With `fenced=False` the function checks the fence itself.
         """
+        work = _behind_fence(function) if fenced else function
         while True:
             scope = self.scope
             try:
                 result = await self.engine.write(
-                    function,
+                    work,
                     scope,
                     alone=alone,
                     brief=brief,
-                    fenced=fenced,
                     depends_on=DependsOn.SEEN_COMMITS,
                 )
             except RaceNotRunError:
@@ -103,9 +104,7 @@ class Transactions:
         # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
-            made, self.scope = await self.engine.write(
-                work, self.scope, alone=True, fenced=False, depends_on=DependsOn.CHECKPOINT
-            )
+            made, self.scope = await self.engine.write(work, self.scope, alone=True, depends_on=DependsOn.CHECKPOINT)
         self._watch.committed()
         return made
 
@@ -140,6 +139,16 @@ class Transactions:
     def end_computing(self, *, wait: bool) -> None:
         """End the threads of `compute` (any thread)."""
         self._executor.shutdown(wait=wait)
+
+
+def _behind_fence(function: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+    """Return the function with a check of the fence before it."""
+
+    def guarded(tx: Transaction) -> T:
+        check_fence(tx)
+        return function(tx)
+
+    return guarded
 
 
 def _threads() -> ThreadPoolExecutor:
