@@ -7,11 +7,12 @@ the store keeps the numbers and asks these rules what is allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.statuses import ASIDE, Status
@@ -213,6 +214,21 @@ class Limits:
                 raise ConfigError(f"{name} must be a positive time, got {seconds!r} seconds")
         self._check_capacity()
         self._check_rate()
+
+    @property
+    def in_force(self) -> dict[str, Any]:
+        """The fields that differ from the defaults, as processes record them."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
+    @classmethod
+    def recorded(cls, stored: Mapping[str, Any]) -> Limits | None:
+        """Return the limits of which a process recorded what is `in_force`; None if they can't be read."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
+        }
+        with suppress(ConfigError, TypeError):  # written by another version
+            return cls(**values)
+        return None
 
     def _check_capacity(self) -> None:
         if self.capacity is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait, in_force
+from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Fact, diagnose
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
@@ -208,7 +208,7 @@ def _explained(tx: ReadTransaction, buffer: str, one: Waiter, about: Circumstanc
         wait.query,
         time_of(wait.since),
         time_of(wait.deadline),
-        None if limits is None else in_force(limits),
+        None if limits is None else limits.in_force,
         found.facts,
     )
 
@@ -237,7 +237,7 @@ def _task(about: Circumstances, task: str) -> dict[str, Any]:
         "prompts": about.count(task, Status.INIT, Tally.PUT),
         "put": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
         "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
-        "completed_per_hour": about.hourly(task, Status.COMPLETED),
+        "completed_per_hour": about.rate(task, Status.COMPLETED) * 3600 or None,
         "last_put": time_of(about.last(task)),
         "refreshed_to": about.steps.get(task),
     }

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, insert, text
+from sqlalchemy import Connection, create_engine, delete, insert, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
@@ -62,14 +62,24 @@ def _rollout(chance: random.Random, prompt: str, text: str | None = None, *, fai
 
 async def _insert_records(url: str) -> None:
     """Insert what processes write of what they do, as it is after two hours of a run."""
-    now, scheme = time.time(), "postgresql+asyncpg" if url.startswith("postgresql") else "sqlite"
-    engine = create_async_engine(f"{scheme}:{url.partition(':')[2]}")
-    async with engine.begin() as connection:
-        await connection.execute(delete(records.history))  # a minute may have ended meanwhile
+    now = time.time()
+
+    def insert_all(connection: Connection) -> None:
+        connection.execute(delete(records.history))  # a minute may have ended meanwhile
         for table, rows in _records(now).items():
-            await connection.execute(insert(getattr(records, table)), rows)
-        await connection.execute(text(_groups_drawn(now)))
-    await engine.dispose()
+            connection.execute(insert(getattr(records, table)), rows)
+        connection.execute(text(_groups_drawn(now)))
+
+    if url.startswith("sqlite"):
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            insert_all(connection)
+        engine.dispose()
+        return
+    remote = create_async_engine(f"postgresql+asyncpg:{url.partition(':')[2]}")
+    async with remote.begin() as other:
+        await other.run_sync(insert_all)
+    await remote.dispose()
 
 
 def _groups_drawn(now: float) -> str:

@@ -24,12 +24,9 @@ from replaybuf.storage.sql.inspection.group_payloads import (
     read_payload,
 )
 from replaybuf.storage.sql.inspection.group_queries import (
-    COUNTED,
     Chosen,
     Key,
-    newest_groups,
     page_of_groups,
-    values_of_groups,
 )
 from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
@@ -37,7 +34,7 @@ from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.tokens import SHADES, strip
 from replaybuf.view.columns import ARRAYS, columns
-from replaybuf.web.ask import Ask, NotThereError, facet_of
+from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.tables import Listed, table_of
 
 _SIZE, _MOST = 50, 500
@@ -78,39 +75,22 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "statuses": STATUSES,
         "fields": (*FIELDS, "tags.NAME"),
         "total": None if where else _total(tasks, task, status),
-        "looked_at": 0,
-        "values": {},
     }
     query = _query(where)
     if isinstance(query, Marked):
         return {**data, "error": query}
     order = _order(ask)
     chosen = Chosen(query, order, ask.text("buffer"), task, status)
-    after, newest = _after(ask, order), newest_groups(tx, chosen)
-    rows, key = page_of_groups(tx, chosen, after, size, newest)
+    rows, key = page_of_groups(tx, chosen, _after(ask, order), size)
     last = None if key is None else json.dumps([key.value, key.uid])
-    values = {name: [*of_name.items()] for name, of_name in values_of_groups(tx, newest).items() if of_name}
-    return {**data, "rows": rows, "next": last, "looked_at": len(newest), "values": values}
-
-
-_PARAMETERS = {"status": "status", "task_name": "task"}
-_FACETS = 12
+    return {**data, "rows": rows, "next": last}
 
 
 def draw_groups(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the facets: the statuses, tasks, workers and tags of the newest groups that match."""
-    facets = [
-        facet_of(name, dict(values), ask, parameter=_PARAMETERS.get(name))
-        for name, values in [*data["values"].items()][:_FACETS]
-    ]
-    newest = "" if data["looked_at"] < COUNTED else f"of the newest {COUNTED:,}"
+    """Return the table of the groups."""
     rows = [row | {"prompt": row["error"] or row["prompt"]} for row in data["rows"]]
     here = Listed(rows, len(rows), 0, None)
-    return {
-        "facets": facets,
-        "counted": newest or f"of {units.number_of(data['looked_at'], 'group')}",
-        "table": table_of("Groups", rows, _GROUPS, ask, data["now"], usual="-uid", sorts=FIELDS, here=here),
-    }
+    return {"table": table_of("Groups", rows, _GROUPS, ask, data["now"], usual="-uid", sorts=FIELDS, here=here)}
 
 
 _GROUPS = [

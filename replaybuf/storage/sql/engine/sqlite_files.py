@@ -24,7 +24,7 @@ from replaybuf.errors import (
 )
 from replaybuf.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.redact import redact
-from replaybuf.rules.circumstances import brief
+from replaybuf.rules.words import brief
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
 _Identity = tuple[int, int] | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
@@ -45,7 +43,6 @@ from replaybuf.storage.values import LOCK_SECONDS
 
 T = TypeVar("T")
 
-_LOG_TIMEOUT_MS = 2000
 _LOCKED_SECONDS = 0.2
 
 
@@ -87,16 +84,6 @@ class Writer:
 
         # SQLite has one writer at a time, and this process one connection to write.
         return self._engine.dialect is SQLITE or self._runner.run(work(self._engine))
-
-    def empty_log(self) -> bool:
-        """Checkpoint and restart the WAL of a SQLite file; return False while another process reads from it."""
-
-        def work(connection: sqlite3.Connection) -> bool:
-            connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
-            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-
-        assert isinstance(self._engine, SqliteDatabase)
-        return self._runner.run(self._engine.outside(work))
 
 
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:

@@ -20,8 +20,8 @@ from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
 from replaybuf.rollouts.rewards import numeric_parts
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rules.circumstances import brief, listed
 from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.rules.words import brief, listed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.inserts import Row
 from replaybuf.storage.sql.statements.lanes import Lane

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from heapq import nsmallest
 from typing import Any, TypedDict, Unpack
 
-from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
@@ -194,7 +193,7 @@ def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
     newest = """SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = :kind
 ORDER BY happened_at DESC, id DESC LIMIT 1"""
     known = tx.value(newest, buffer=tx.scope.buffer, kind=str(EventKind.LIMITS))
-    shown = json.dumps(in_force(tx.scope.rules.limits))
+    shown = json.dumps(tx.scope.rules.limits.in_force)
     if shown != (known or "{}") and (draws or known is None):
         note(tx, EventKind.LIMITS, worker=name, detail=shown)
 
@@ -250,7 +249,7 @@ def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float,
         since=now if wait.since is None else wait.since + ahead,
         deadline=None if wait.deadline is None else wait.deadline + ahead,
         seen_at=now,
-        limits=in_force(waiting.limits),
+        limits=waiting.limits.in_force,
         reason=waiting.reason,
     )
 
