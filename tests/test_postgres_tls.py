@@ -10,12 +10,15 @@ import asyncio
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import make_url
 
 from replaybuf.errors import ConfigError, ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine import urls
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
@@ -205,6 +208,16 @@ def test_options_that_can_not_work_are_refused_before_a_connection(
         build(f"postgresql://trainer@db.invalid/rl?{options(authority, trainer, tmp_path)}")
     assert message in str(caught.value)
     assert "the PostgreSQL url: " in str(caught.value)
+
+
+def test_a_key_of_root_may_be_read_by_its_group(
+    authority: Authority, trainer: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a secret that a container mounts."""
+    for owner, works in ((0, True), (1000, False)):
+        monkeypatch.setattr(urls.os, "stat", lambda _path, owner=owner: SimpleNamespace(st_uid=owner, st_mode=0o640))
+        with nullcontext() if works else pytest.raises(ConfigError, match="can be read by others"):
+            parse_url(f"postgresql://trainer@db.invalid/rl?sslmode=require&{trainer.options}")
 
 
 async def test_what_the_driver_makes_nothing_of_is_an_error_with_the_reason(proxy: Proxy, authority: Authority) -> None:

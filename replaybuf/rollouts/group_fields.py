@@ -62,6 +62,8 @@ class GroupFields:
         return self._ranges
 
 
+#: Smaller arrays are compared as bytes, which is faster than comparing numbers.
+_LARGE: Final = 16384
 _NAMES: Final = tuple(GroupFields.__slots__[:14])
 
 
@@ -96,7 +98,10 @@ def _are_same(steps: Any) -> bool:
     Most responses are written by the same weights from beginning to end.
     """
     if type(steps) is np.ndarray:
-        return steps.ndim == 1 and bool((steps == steps[0]).all())
+        if steps.ndim != 1 or steps.nbytes > _LARGE:
+            return steps.ndim == 1 and bool((steps == steps[0]).all())
+        raw, size = steps.tobytes(), steps.itemsize
+        return raw[size:] == raw[:-size]
     return type(steps) is list and steps.count(steps[0]) == len(steps)
 
 

@@ -22,7 +22,6 @@ from replaybuf.rollouts.staleness import (
     date_responses,
     expired_before,
     find_expired,
-    group_staleness,
     has_response,
     mask_stale_tokens,
     refresh_group,
@@ -216,7 +215,7 @@ def _apply_rules(
     rule: ExpiryRule,
 ) -> Normalised:
     refreshed = None if train_step is None else refresh_group(rollouts, train_step, kind, group)
-    staleness = group_staleness(rollouts, kind, group) if refreshed is None else max(refreshed)
+    staleness = max(refreshed if refreshed is not None else [int(value or 0) for value in group.seq_staleness])
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:

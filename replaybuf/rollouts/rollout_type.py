@@ -301,10 +301,7 @@ class RolloutType:
         Raises DecodeError, naming the fields, if there are unknown or missing ones, as in a payload of another rollout
         type.
         """
-        if problem := self._shape.problem(fields):
-            raise DecodeError(
-                f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
-            )
+        self._check_stored(fields)
         return self._shape.build(fields)
 
     def rows(self, rollouts: Sequence[Any]) -> list[Fields]:
@@ -328,11 +325,14 @@ class RolloutType:
         """Build rollouts from the values of each field, as `from_fields` does from those of one rollout."""
         if not columns:
             return [self.from_fields({}) for _ in range(rows)]
-        if problem := self._shape.problem(dict.fromkeys(columns)):
+        self._check_stored(dict.fromkeys(columns))
+        return self._shape.build_all(columns, rows)
+
+    def _check_stored(self, fields: Fields) -> None:
+        if problem := self._shape.problem(fields):
             raise DecodeError(
                 f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
             )
-        return self._shape.build_all(columns, rows)
 
     def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
         """Return these names of fields whose arrays can be read later. Raises InputError."""

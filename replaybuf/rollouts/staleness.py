@@ -127,11 +127,6 @@ def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutT
             kind.set(rollout, "seq_staleness", staleness)
 
 
-def group_staleness(rollouts: Sequence[Any], kind: RolloutType, group: GroupFields | None = None) -> int:
-    """Return a group's staleness: the largest `seq_staleness` of its rollouts (0 for rollouts without that field)."""
-    return max(int(value or 0) for value in (group or GroupFields.of(rollouts, kind)).seq_staleness)
-
-
 def find_expired(
     rollouts: Sequence[Any],
     rule: ExpiryRule,

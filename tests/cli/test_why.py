@@ -64,8 +64,6 @@ def has_put(tx: ReadTransaction, buffer: str) -> bool:
 def silence(url: str, worker: str, seconds: int = 600) -> None:
     """Let a worker that was killed, and its waits, be silent for ten minutes."""
     change(url, f"UPDATE rb_worker SET seen_at = seen_at - {seconds} WHERE name = '{worker}'")
-    of_worker = f"SELECT id FROM rb_worker WHERE name = '{worker}'"
-    change(url, f"UPDATE rb_waiter SET seen_at = seen_at - {seconds} WHERE worker_id IN ({of_worker})")
 
 
 def change(url: str, statement: str) -> None:

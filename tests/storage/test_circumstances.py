@@ -19,6 +19,7 @@ from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.inspection import circumstances
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.schema.records import ACTIVITIES
 from replaybuf.storage.sql.statements.presence import note_minute
 from replaybuf.worker_name import working_as
 from tests.postgres import execute
@@ -147,13 +148,16 @@ async def test_what_was_lost_counts_from_the_first_put_of_a_young_buffer(shared_
         assert filtered(await read(shared_url)) == (6, 6)
         with pytest.raises(NotReadyError, match=r"\(2 of 4\): 6 of the 8 groups put were filtered\."):
             await buffer.take_batch({TASK: 4}, timeout=0.05)
-        change(shared_url, "UPDATE rb_activity SET groups = 1")
+        change(shared_url, f"UPDATE rb_worker SET activity = '{json.dumps(_FEW)}'")
         assert filtered(await read(shared_url)) == (3, 6)
 
 
 def filtered(about: Circumstances) -> tuple[int, int]:
     """Return the groups put as FILTERED in the last hour, and ever."""
     return about.put(TASK, Status.FILTERED, about.before), about.put(TASK, Status.FILTERED)
+
+
+_FEW = dict.fromkeys(ACTIVITIES, 1) | {"marks": {}}
 
 
 async def test_what_is_put_and_not_kept_is_counted_as_its_workers(shared_url: str) -> None:

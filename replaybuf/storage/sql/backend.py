@@ -403,22 +403,18 @@ class SQLStorage(Store):
             file.write_bytes(snapshot)
             self._blocking(lambda: self._resume(str(file), expected))
 
-    async def save(
-        self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
-    ) -> None:
+    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Write a consistent snapshot to the SQLite file `path`, replacing it, without blocking writers.
 
         `about` is stored in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
-        Unless `whole`, the snapshot refers to payloads that are kept apart, and is valid as long as those exist.
         """
-        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress, whole=whole))
+        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress))
 
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Load the snapshot at `path` into this buffer, wholly or not at all.
 
         Raises SnapshotError when the buffer isn't empty, or when the snapshot's `about` differs from
-        `expected`, SnapshotError when it is incomplete or its payloads were deleted, and PayloadStoreError when they
-        can't be reached. `progress` is called from time to time, in any thread.
+        `expected`, or it is incomplete. `progress` is called from time to time, in any thread.
         """
 
         await self._run(lambda: self._resume(path, expected, progress))

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf import units
-from replaybuf.buffer.metrics import of_tasks
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
@@ -28,9 +27,8 @@ from replaybuf.storage.sql.inspection.group_queries import (
     Key,
     page_of_groups,
 )
-from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
+from replaybuf.storage.sql.inspection.groups import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
-from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.tokens import SHADES, strip
 from replaybuf.view.columns import ARRAYS, columns
@@ -64,17 +62,15 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise InputError(f"status must be one of {', '.join(STATUSES)}, not {status!r:.100}")
     size = ask.number("size", _SIZE, least=1, most=_MOST) or _SIZE
     where = ask.text("where") or ""
-    of_buffers = tallies_of(tx, ask.text("buffer")).values()
-    tasks = [{"task": one, **numbers} for tallies in of_buffers for one, numbers in of_tasks(tallies).items()]
+    check_buffer(tx, ask.text("buffer"))
     data: dict[str, Any] = {
         "where": where,
         "error": None,
         "rows": [],
         "next": None,
-        "tasks": sorted({one["task"] for one in tasks}),
+        "tasks": tasks_of(tx, ask.text("buffer")),
         "statuses": STATUSES,
         "fields": (*FIELDS, "tags.NAME"),
-        "total": None if where else _total(tasks, task, status),
     }
     query = _query(where)
     if isinstance(query, Marked):
@@ -143,18 +139,6 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
         return Key(value, uid)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError("after must be as the link to the next page has it") from error
-
-
-def _total(tasks: list[dict[str, Any]], task: str | None, status: str | None) -> int | None:
-    """Return the number of groups of a task and status, from tallies; None if leased groups make it unknown."""
-    chosen = [one for one in tasks if task in (None, one["task"])]
-    if status is not None:
-        return None if any(one["leased"] for one in chosen) else sum(_of_status(one, status) for one in chosen)
-    return sum(sum(_of_status(one, status) for status in STATUSES) + int(one["leased"]) for one in chosen)
-
-
-def _of_status(numbers: dict[str, Any], status: str) -> int:
-    return int(numbers["archived"] if status == Status.ARCHIVED else numbers["buffered"].get(status, 0))
 
 
 # One group

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from enum import Enum, auto
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import URL
@@ -21,14 +20,6 @@ from replaybuf.storage.sql.engine.urls import public_url
 T = TypeVar("T")
 
 Function = Callable[[Transaction], T]
-
-
-class DependsOn(Enum):
-    """The commits that an operation depends on, where a failover may have lost some that this store has seen."""
-
-    NOTHING = auto()
-    SEEN_COMMITS = auto()
-    CHECKPOINT = auto()
 
 
 class Database(ABC):
@@ -58,12 +49,12 @@ class Database(ABC):
         *,
         brief: bool = False,
         single: bool = False,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
     ) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
         `brief`: the function takes milliseconds at most, and may run in this thread. `single`: it is one statement,
-        which on a server is one round trip. `depends_on` as in `write`.
+        which on a server is one round trip. `follows` as in `write`.
         """
 
     @abstractmethod
@@ -75,14 +66,15 @@ class Database(ABC):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
+        accepts: bool = False,
     ) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` excludes all other writers.
 
         `brief` as in `read`. `patience` bounds each wait for a lock, in seconds, in place of `lock_timeout`.
 
-        With SEEN_COMMITS, FencedError is raised once the database lacks commits that this store has seen, until a
-        write with CHECKPOINT (a restore) has been committed.
+        With `follows`, FencedError is raised once the database lacks commits that this store has seen, until a write
+        that `accepts` this (a restore) has been committed.
 
         The function may run more than once: after a deadlock, a serialization failure, or a lost connection. Raises
         UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be
@@ -136,24 +128,26 @@ class Steps:
         await self._roll_back()
 
 
-class CommitWatch(ABC):
-    """Detects commits of other processes, and notifies them of commits of this store."""
+class CommitWatch:
+    """Detects commits of other processes, and notifies them of commits of this store.
+
+    This class is for a database in memory, which no other process can open.
+    """
 
     #: The longest time between two polls, in seconds.
-    seconds: float
+    seconds: float = 0.5
     #: Whether other processes listen for notifications, besides polling.
     announces: bool = False
 
-    @abstractmethod
     async def look(self) -> bool:
         """Poll: return whether another process may have committed since the last poll."""
+        return False
 
-    def switch(self, on: bool) -> None:  # noqa: B027
+    def switch(self, on: bool) -> None:
         """Start or stop calling `hint`, where that saves work. A commit while off is reported once on again."""
 
-    async def announce(self) -> None:  # noqa: B027
+    async def announce(self) -> None:
         """Notify other processes of a commit by this one."""
 
-    @abstractmethod
     async def close(self) -> None:
         """Release connections; another poll opens new ones."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from sqlalchemy.engine import URL
 
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, DependsOn, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -65,7 +65,7 @@ class SqliteDatabase(Database):
         *,
         brief: bool = False,
         single: bool = False,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
     ) -> T:
         with translated(self.url, self.lock_timeout):
             if self.memory or (brief and not self._turn.locked()):
@@ -85,7 +85,8 @@ class SqliteDatabase(Database):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
+        accepts: bool = False,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
         with translated(self.url, self.lock_timeout if patience is None else patience):
@@ -163,7 +164,7 @@ class SqliteDatabase(Database):
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return NeverChanges() if self.path is None else DataVersion(self.path, self.connections, hint)
+        return CommitWatch() if self.path is None else DataVersion(self.path, self.connections, hint)
 
     @property
     def lent(self) -> int:
@@ -208,18 +209,6 @@ def watch_writes(path: str) -> int:
             os.close(descriptor)
         raise OSError(number, os.strerror(number))
     return descriptor
-
-
-class NeverChanges(CommitWatch):
-    """The watch of a database in memory, which no other process can open."""
-
-    seconds = 0.5
-
-    async def look(self) -> bool:
-        return False
-
-    async def close(self) -> None:
-        pass
 
 
 class DataVersion(CommitWatch):

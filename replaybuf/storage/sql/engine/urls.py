@@ -292,7 +292,9 @@ def check_files(url: URL) -> None:
     for name, path in files.items():
         if not os.access(path, os.R_OK):
             raise ConfigError(f"{name}: {path} can't be read: {'no permission' if os.path.exists(path) else 'no file'}")
-        if name in ("passfile", "sslkey") and os.name == "posix" and os.stat(path).st_mode & 0o077:
+        found = os.stat(path)
+        others = 0o037 if name == "sslkey" and found.st_uid == 0 else 0o077  # root's may be for a group, as of libpq
+        if name in ("passfile", "sslkey") and os.name == "posix" and found.st_mode & others:
             raise ConfigError(f"{name}: {path} can be read by others; allow nobody else to: chmod 600 {path}")
     if url.query.get("sslmode", "prefer") in ("prefer", "allow") and (unused := [one for one in files if "ssl" in one]):
         raise ConfigError(

@@ -28,6 +28,7 @@ from replaybuf.rules.circumstances import (
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.schema.records import ACTIVITIES
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.worker_name import is_gone
 
@@ -51,24 +52,36 @@ class Waiter:
     limits: Limits | None
 
 
-_WAITERS = """
-SELECT w.name, a.kind, a.wants, a.status, a.query, a.since AS began, a.deadline AS ends, a.limits
-FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
-WHERE w.buffer = :buffer AND a.seen_at > :live ORDER BY a.since, a.number"""
+#: The workers, last seen first, with their activity and waits (`schema.records`).
+_WORKERS = """
+SELECT name, host, pid, machine, started_at AS began, seen_at AS seen, ended_at AS ended, activity, waits
+FROM rb_worker WHERE buffer = :buffer AND seen_at > :after ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 _LIMITS = """
 SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = 'limits' ORDER BY happened_at DESC, id DESC LIMIT 1"""
 
 
+def read_signs(tx: ReadTransaction, buffer: str, after: float = 0.0) -> list[dict[str, Any]]:
+    """Return the workers of a buffer that were seen after a time, with their activity and waits, last seen first."""
+    return tx.rows(_WORKERS, buffer=buffer, after=after)
+
+
 def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
     """Return the current waits in a buffer, longest first."""
     found = []
-    for row in tx.rows(_WAITERS, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
-        wants = {str(task): int(n) for task, n in row["wants"].items()}
-        status = Status(row["status"] or Status.COMPLETED)
-        wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"])
-        found.append(Waiter(wait, Limits.recorded(row["limits"])))
-    return found
+    for row in read_signs(tx, buffer, tx.seconds() - LIVE_SECONDS):
+        for one in row["waits"]:
+            status = Status(one["status"] or Status.COMPLETED)
+            about = one["kind"], status, one["query"], row["name"], one["since"], one["deadline"]
+            found.append(Waiter(Wait(one["wants"], *about), Limits.recorded(one["limits"])))
+    return sorted(found, key=lambda one: one.wait.since or 0.0)
+
+
+def did_since(worker: Mapping[str, Any], what: str, time: float) -> bool:
+    """Return whether a worker (of `read_signs`) has put "groups", or "taken" some, after a time, to a few minutes."""
+    activity, place = worker["activity"], ACTIVITIES.index(what)
+    before = [mark[place] for since, mark in activity["marks"].items() if int(since) <= time]
+    return bool(activity[what] > max(before, default=0))
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
@@ -91,10 +104,20 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
     errors, failed_by = _read_failures(tx, buffer)
     minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
     recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
-    workers = []
-    for name, began, seen, ended, put, failed, taken, host, pid, waiting, on in tx.table(_WORKERS, buffer=buffer)[1]:
-        killed, did = ended is None and is_gone(on, pid), (int(put), int(failed), int(taken))
-        workers.append(Worker(name, began, seen, ended, *did, host, pid, bool(waiting), killed))
+    workers = [
+        Worker(
+            row["name"],
+            row["began"],
+            row["seen"],
+            row["ended"],
+            **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
+            host=row["host"],
+            pid=row["pid"],
+            waits=bool(row["waits"]),
+            killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
+        )
+        for row in read_signs(tx, buffer)
+    ]
     puts = {(task, status): count for (task, status, name), count in tallies.items() if name == Tally.PUT}
     last_puts = _last_changes(minutes, puts)
     for lane, last in _read_last_puts(tx, buffer, drawn).items():
@@ -145,16 +168,6 @@ SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until)
 FROM rb_lane l JOIN rb_group g ON g.lane = l.id
 WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
 GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
-
-# The workers, last seen first, with their recorded activity.
-_WORKERS = """
-SELECT w.name, w.started_at, w.seen_at, w.ended_at,
-       coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid,
-       EXISTS (SELECT 1 FROM rb_waiter t WHERE t.worker_id = w.id AND t.seen_at >= w.seen_at), w.machine
-FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1000) w
-     LEFT JOIN rb_activity a ON a.worker_id = w.id
-GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid, w.machine ORDER BY w.seen_at DESC, w.id"""
-
 
 # Times of the last put, draw and restore
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, NullPool, create_engine, delete, event
+from sqlalchemy import Connection, NullPool, create_engine, event, update
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -32,6 +32,7 @@ from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
+from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Row, Scope, Session, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
@@ -49,7 +50,7 @@ _LOCKED_SECONDS = 0.2
 @contextmanager
 def open_writer(reader: Reader) -> Iterator[Writer]:
     """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal mode."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=KeepaliveLoop) as runner:
         engine = open_database(reader.url, durability="full")
         try:
             yield Writer(engine, runner)
@@ -123,19 +124,17 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
         check_revision(revision, where)
 
 
-def save_snapshot(
-    reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress, *, whole: bool = True
-) -> None:
-    """Write a snapshot of a buffer, with facts about it, and if `whole` with all payloads kept apart."""
+def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
+    """Write a snapshot of a buffer, with facts about it, and with all payloads kept apart."""
     # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
-    notes = whole and reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
+    notes = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
     async def save() -> None:
         read_only = opens_read_only(reader) and not notes
         engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
         try:
             scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, file, about, tell, whole=whole)
+            await copy_to(engine, scope, file, about, tell)
         finally:
             await engine.dispose()
 
@@ -153,11 +152,10 @@ def opens_read_only(reader: Reader) -> bool:
 
 
 _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
-_OF_WORKERS = "worker_id IN (SELECT id FROM rb_worker WHERE buffer = :buffer)"
 #: The rows of a buffer other than groups and checkpoints, and their conditions.
 _TRACES = (
     ("rb_past", f"{_OF_LANES} AND removed_at IS NULL"),  # of draws; others wait for the sweep, with their payloads
-    *(("rb_tally", _OF_LANES), ("rb_activity", _OF_WORKERS), ("rb_waiter", _OF_WORKERS)),
+    ("rb_tally", _OF_LANES),
     *((f"rb_{name}", "buffer = :buffer") for name in ("lane", "worker", "batch", "event", "history", "cursor")),
     ("rb_buffer", "name = :buffer"),
 )
@@ -303,4 +301,4 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
     # The snapshot's rows are no longer those that were saved.
-    connection.execute(delete(info).where(info.c.name == DIGEST))
+    connection.execute(update(info).where(info.c.name == DIGEST).values(value=""))

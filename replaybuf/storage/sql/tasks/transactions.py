@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.sql.engine.database import Database, DependsOn
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, restore
@@ -65,7 +65,7 @@ class Transactions:
                     scope,
                     alone=alone,
                     brief=brief,
-                    depends_on=DependsOn.SEEN_COMMITS,
+                    follows=True,
                 )
             except RaceNotRunError:
                 await self.write(begin_races, alone=True)
@@ -82,9 +82,7 @@ class Transactions:
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(
-                    function, scope, brief=True, single=True, depends_on=DependsOn.SEEN_COMMITS
-                )
+                return await self.engine.read(function, scope, brief=True, single=True, follows=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -103,7 +101,7 @@ class Transactions:
         # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
-            made, self.scope = await self.engine.write(work, self.scope, alone=True, depends_on=DependsOn.CHECKPOINT)
+            made, self.scope = await self.engine.write(work, self.scope, alone=True, accepts=True)
         self._watch.committed()
         return made
 
