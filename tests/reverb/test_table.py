@@ -244,9 +244,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "narrow": ({"rate_limiter": SampleToInsertRatio(1, 1, 0.5)}, "error_buffer 0.5 is too small"),
     "ours": ({"capacity": 4}, "capacity is what the arguments of the table say"),
-    "unknown": ({"durabilty": "full"}, r"durabilty is no option of a table; did you mean durability\?$"),
-    "unknown argument": ({"max_sise": 3}, r"^table \w+: max_sise is no option of a table; did you mean max_size\?$"),
-    "strange": ({"flavour": 3}, r"flavour is no option of a table \(options: url, (?!.*capacity)"),
+    "unknown": ({"durabilty": "full"}, r"^table \w+: durabilty is no field; did you mean durability\?$"),
+    "strange": ({"flavour": 3}, r"^table \w+: flavour is no field \(fields: url, "),
     "option": ({"durability": "total"}, r"^table \w+: durability: Input should be"),
 }
 

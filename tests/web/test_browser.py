@@ -347,4 +347,4 @@ def test_the_first_pages_of_a_million_groups_look_at_few_of_them(
                 driver.get(address + path)
                 took.append(driver.execute_script("return performance.getEntriesByType('navigation')[0].responseEnd"))
             assert min(took) < 800, (path, took)  # ms, of some 100; looking at all of them takes seconds
-        assert "1,000,000" in text_of(driver)
+            assert path != "/" or "1,000,000" in text_of(driver)

@@ -17,7 +17,6 @@ from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
 from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
-from replaybuf.readable_config import nearest
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import is_namedtuple
 from replaybuf.rules.transitions import Tally, levels
@@ -392,14 +391,8 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
         "rollout_type": dict,
         **arguments["rate_limiter"].limits,
     }
-    further = [field for field in ReplayBufferConfig.model_fields if field not in ours]
-    for option in options:
-        if option in ours:
-            raise wrong(f"{option} is what the arguments of the table say; leave it out")
-        if option not in further:
-            near = nearest(option, [known for known in (*arguments, *further) if known not in options])
-            hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
-            raise wrong(f"{option} is no option of a table{hint}")
+    if twice := sorted(ours.keys() & options.keys()):
+        raise wrong(f"{', '.join(twice)} is what the arguments of the table say; leave it out")
     try:
         config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **ours, **options)
         config.rules()
