@@ -11,10 +11,10 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
+from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts, set_aside
 from replaybuf.storage.sql.statements.lanes import need_lane
 from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.restore import raise_uid
 from replaybuf.units import some
 
 #: What to do with groups that were set aside.

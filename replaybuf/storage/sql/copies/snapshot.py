@@ -44,13 +44,13 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
+from replaybuf.storage.sql.statements.checkpoints import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
-from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import rescoped_key
 
 if TYPE_CHECKING:

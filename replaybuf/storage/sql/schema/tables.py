@@ -67,10 +67,9 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TextClause,
     UniqueConstraint,
-    and_,
     case,
-    or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
@@ -260,16 +259,13 @@ DIGEST = "digest"
 #: The name of the fact with the database's unique id, random: it tells leases of different databases apart.
 IDENTITY = "identity"
 
-#: Pinned groups to be processed by the next refresh of their lane. (Groups without model steps have staleness 0 for
-#: good once they are refreshed.)
-unsettled: ColumnElement[bool] = and_(
-    group.c.pinned_staleness.is_not(None),
-    or_(group.c.oldest_step.is_not(None), group.c.pinned_step.is_(None)),
-)
+#: Pinned groups to be processed by the next refresh of their lane, as text of SQL. (Groups without model steps have
+#: staleness 0 for good once they are refreshed.)
+UNSETTLED = "pinned_staleness IS NOT NULL AND (oldest_step IS NOT NULL OR pinned_step IS NULL)"
 
 
 def partial_index(
-    name: str, *columns: ColumnElement[object], where: ColumnElement[bool], unique: bool = False
+    name: str, *columns: ColumnElement[object], where: ColumnElement[bool] | TextClause, unique: bool = False
 ) -> Index:
     """Return an index of the rows that meet a condition."""
     return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
@@ -290,7 +286,7 @@ partial_index(
     group.c.uid,
     where=group.c.pinned_staleness.is_not(None),
 )
-partial_index("rb_group_unsettled", group.c.lane, where=unsettled)
+partial_index("rb_group_unsettled", group.c.lane, where=text(UNSETTLED))
 partial_index("rb_group_key", group.c.scoped_key, where=group.c.scoped_key.is_not(None), unique=True)
 # Includes the priority, so that the sum of priorities for importance weights is an index-only scan.
 partial_index(

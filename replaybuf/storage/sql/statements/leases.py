@@ -19,8 +19,8 @@ from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, add_to_checkpoints, change, move
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
-from replaybuf.storage.sql.statements.inserts import insert_payloads
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
+from replaybuf.storage.sql.statements.new_rows import insert_payloads
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows

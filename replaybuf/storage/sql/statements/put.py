@@ -30,7 +30,6 @@ from replaybuf.storage.sql.statements.eviction import (
 )
 from replaybuf.storage.sql.statements.fence import ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.inserts import insert_groups
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import (
@@ -38,6 +37,7 @@ from replaybuf.storage.sql.statements.new_rows import (
     bytes_of,
     check_size,
     group_row,
+    insert_groups,
     most_bytes,
     payload_row,
 )

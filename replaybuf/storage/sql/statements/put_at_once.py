@@ -24,12 +24,16 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.inserts import MOST_BYTES, are_light, arrays, insert_payloads, insertion
 from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
 from replaybuf.storage.sql.statements.new_rows import (
+    MOST_BYTES,
     EncodedGroup,
+    are_light,
+    arrays,
     bytes_of,
     group_row,
+    insert_payloads,
+    insertion,
     most_bytes,
     payload_row,
 )

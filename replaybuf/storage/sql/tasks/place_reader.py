@@ -31,7 +31,7 @@ from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite_log import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
-from replaybuf.storage.sql.statements.home import has_left, home_of
+from replaybuf.storage.sql.statements.files import has_left, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.storage.sql.tasks.transactions import Transactions

@@ -12,10 +12,9 @@ from replaybuf.errors import FencedError
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.statements.checkpoints import make_checkpoint
+from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, restore
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
-from replaybuf.storage.sql.statements.restore import restore
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
 
