@@ -7,6 +7,7 @@ it itself, and says why it refuses clients.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -274,6 +275,24 @@ async def test_the_cas_of_the_machine_may_be_trusted(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     async with build(with_options(proxy, "sslrootcert=system")) as buffer:
         await buffer.put(group(1), TASK)
+
+
+async def test_a_file_that_can_not_be_read_in_time_is_named(
+    postgres_database: str, authority: Authority, tmp_path: Path
+) -> None:
+    """As on a file system of the network that hangs: a pipe into which nobody writes."""
+    root = tmp_path / "root.crt"
+    shutil.copy(authority.certificate, root)
+    async with proxied(postgres_database) as proxy:
+        buffer = build(with_options(proxy, "sslmode=verify-full", f"sslrootcert={root}", "connect_timeout=0.3"))
+        root.unlink()
+        os.mkfifo(root)
+        try:
+            with pytest.raises(UnreachableError, match=r"files of its URL could not be read within 0\.3 s"):
+                await buffer.put(group(1), TASK)
+        finally:
+            await buffer.close()
+            os.close(os.open(root, os.O_RDWR | os.O_NONBLOCK))  # the thread that reads it goes on
 
 
 # Certificates that change while a run goes on
