@@ -126,7 +126,7 @@ def test_a_run_goes_to_its_steps_and_when_it_has_ended_as_many_more(folder):
         (
             "postgresql://me:secret@h:1/rl?sslmode=require",
             "replaybuf-demo-rl.run",
-            ("postgresql://me@h:1/rl?ssl=require", True),
+            ("postgresql://me@h:1/rl?sslmode=require", True),
         ),
         ("postgresql://me@h/rl?password=secret", "replaybuf-demo-rl.run", ("postgresql://me@h/rl", True)),
     ],
