@@ -77,7 +77,9 @@ async def execute(url: str, statement: str) -> None:
 
 def engine_of(buffer: ReplayBuffer) -> Any:
     """Return an engine of SQLAlchemy for the database of a buffer, with connections of its own."""
-    return create_async_engine(buffer.storage.url, poolclass=NullPool)
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+    url = buffer.storage.url
+    return create_async_engine(url.set(drivername=drivers[url.get_backend_name()]), poolclass=NullPool)
 
 
 def sqlite_path(url: str) -> str:

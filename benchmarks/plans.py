@@ -49,7 +49,7 @@ async def explain_all(url: str) -> list[Explained]:
         await during("is_ready", lambda: buffer.is_ready({TASK: 64}))
         await during("count", lambda: buffer.count(TASK, "completed"))
         await during("count_statuses", lambda: buffer.count_statuses([TASK], ["completed"]))
-    for policy in ("lifo", "uniform", "prioritized"):
+    for policy in ("lifo", "prioritized"):
         async with _using(url, policy, caught) as (buffer, during):
             await buffer.get(1, TASK)  # the races begin
             await during(f"take {policy}", lambda buffer=buffer: buffer.get(64, TASK))

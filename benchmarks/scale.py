@@ -15,7 +15,7 @@ from replaybuf.rollouts.staleness import ExpiryRule, refresh_group
 
 BATCH = 64
 ORDERS = ("fifo", "lifo", "staleness")
-RACES = ("uniform", "prioritized")
+RACES = ("prioritized",)
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:

@@ -260,9 +260,7 @@ _LONG = (
     # Lost before the answer, which is the worst moment, of a put, a take and an acknowledgement
     "faults/test_postgres_connections.py::*before it arrives*",
     "faults/test_postgres_connections.py::test_a_lease_ends_once*give_back*",
-    "faults/test_postgres_connections.py::test_a_lease_is_given_once*",
     "faults/test_postgres_connections.py::test_a_take_hands_out_once*ended by the server*",
-    "faults/test_postgres_connections.py::test_a_refresh_expires_once*",
     *(f"faults/test_cancelled.py::*done_or_undone?postgresql-{name}*" for name in ("acknowledge", "restore", "lease")),
     *(f"faults/test_closed_loops.py::*postgresql-{name}*" for name in ("take", "acknowledge")),  # on SQLite
     # Each of the calls once, committed or not

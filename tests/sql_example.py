@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, activity, event, waiter, worker
+from replaybuf.storage.sql.schema.records import ACTIVITIES, ACTIVITY_SECONDS, event, worker
 from replaybuf.worker_name import working_as
 from tests.storage.test_schema import run
 
@@ -67,34 +67,30 @@ def _rollout(task_name: str, n: int, i: int, *, right: bool) -> dict[str, Any]:
 def _say_who(connection: Connection) -> None:
     """Write what the processes of such a run would have written of themselves, instead of what this one did."""
     now = time.time()
-    for table in (worker, activity, waiter, event):
+    for table in (worker, event):
         connection.execute(delete(table))
     alive = {"buffer": "default", "host": "node-1", "started_at": now - 7200, "seen_at": now - 2, "ended_at": None}
     names = dict(enumerate((*WORKERS, "trainer"), 1))
     workers = [alive | {"id": number, "name": name, "pid": 100 + number} for number, name in names.items()]
     workers[1]["seen_at"] = now - 2400  # gpu-2 was killed forty minutes ago
-    connection.execute(insert(worker), workers)
     since = int(now) // ACTIVITY_SECONDS * ACTIVITY_SECONDS - ACTIVITY_SECONDS
-    for number, name in names.items():
-        made = {"groups": 12, "rollouts": 24, "tokens": 9600, "failures": name == "gpu-2", "taken": 0}
-        taken = {"groups": 0, "rollouts": 0, "tokens": 0, "failures": 0, "taken": 17}
-        done = {"worker_id": number, "since": since} | (taken if name == "trainer" else made)
-        connection.execute(insert(activity), {**done, "failures": int(done["failures"])})
-    connection.execute(insert(waiter), _waiting(now))
+    for one in workers:
+        is_trainer = one["name"] == "trainer"
+        counts = (0, 0, 0, 0, 17) if is_trainer else (12, 24, 9600, int(one["name"] == "gpu-2"), 0)
+        one["activity"] = dict(zip(ACTIVITIES, counts, strict=True)) | {"marks": {str(since): counts}}
+        one["waits"] = [_waiting(now)] if is_trainer else []
+    connection.execute(insert(worker), workers)
     connection.execute(insert(event), _event(now))
 
 
 def _waiting(now: float) -> dict[str, Any]:
     return {
-        "worker_id": 4,
-        "number": 1,
         "kind": "groups",
         "wants": {"code": 8},
         "status": "completed",
         "query": None,
         "since": now - 300,
         "deadline": now + 300,
-        "seen_at": now - 1,
         "limits": {},
         "reason": "task code: 6 of 8 completed groups",
     }

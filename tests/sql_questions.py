@@ -48,10 +48,6 @@ SELECT worker, host, pid, CAST((julianday('now') - julianday(last_seen)) * 1440 
 SELECT worker, host, pid, CAST(floor(extract(epoch FROM now() - last_seen) / 60) AS int) AS minutes
   FROM workers WHERE ended_at IS NULL AND last_seen < now() - interval '2 minutes'
 
-Tokens an hour:
-SELECT worker, groups_last_hour AS groups, tokens_last_hour AS tokens, failures_last_hour AS failures
-  FROM workers WHERE groups_last_hour > 0 ORDER BY worker
-
 What failed, and why?
 SELECT uid, worker, error FROM groups WHERE status = 'failed'
 
@@ -70,10 +66,6 @@ SELECT r.uid, r.worker, length(r.full_response) AS characters, substr(r.full_res
   FROM batch_groups b JOIN rollouts r ON r.uid = b.uid
  WHERE b.step = 413 ORDER BY r.reward, r.uid, r.position LIMIT 3
 
-Which steps had group 9?
-SELECT step, taken_by, reward, staleness
-  FROM batch_groups WHERE uid = 9
-
 Was anything trained on twice? (A draw counts if all of it was consumed, and no restore undid it.)
 WITH runs AS (
     SELECT buffer, restores, min(step) AS first_step
@@ -84,13 +76,6 @@ SELECT m.uid, count(*) AS times FROM batches b JOIN batch_groups m ON m.batch = 
        AND coalesce(r.first_step <= b.step, TRUE))
  GROUP BY m.uid HAVING count(*) > 1 ORDER BY times DESC, m.uid
 
-How many seconds do groups wait before they are drawn?
-SELECT b.step, avg((julianday(b.taken_at) - julianday(m.created_at)) * 86400) AS seconds
-  FROM batches b JOIN batch_groups m ON m.batch = b.id GROUP BY b.step ORDER BY b.step
--- on PostgreSQL
-SELECT b.step, avg(extract(epoch FROM b.taken_at - m.created_at)) AS seconds
-  FROM batches b JOIN batch_groups m ON m.batch = b.id GROUP BY b.step ORDER BY b.step
-
 # Rewards
 
 By part, of rewards that are dicts:
@@ -100,29 +85,17 @@ SELECT task_name, avg(rewards ->> '$.score') AS score, avg(rewards ->> '$.format
 SELECT task_name, avg((rewards ->> 'score')::float) AS score, avg((rewards ->> 'format')::float) AS format
   FROM rollouts WHERE status = 'completed' GROUP BY task_name ORDER BY task_name
 
-By a tag:
-SELECT tags ->> 'level' AS level, count(*) AS groups, avg(reward) AS reward
-  FROM groups WHERE task_name = 'math' GROUP BY 1 ORDER BY 1
-
 Groups in which all answers are worth the same, so that nothing is learned from them:
 SELECT task_name, count(*) AS groups, sum(CASE WHEN lowest = highest THEN 1 ELSE 0 END) AS flat
   FROM (SELECT uid, task_name, min(reward) AS lowest, max(reward) AS highest
           FROM rollouts WHERE status = 'completed' GROUP BY uid, task_name) AS spread
  GROUP BY task_name ORDER BY task_name
 
-Prompts that are seldom solved:
-SELECT prompt, count(*) AS groups, avg(reward) AS reward
-  FROM groups WHERE task_name = 'math' GROUP BY prompt HAVING avg(reward) < 0.5 ORDER BY reward, prompt
-
 # Responses
 
 How long are responses, and how many were cut off?
 SELECT finish_reason, count(*) AS rollouts, avg(response_tokens) AS tokens, avg(reward) AS reward
   FROM rollouts GROUP BY finish_reason ORDER BY finish_reason
-
-Who says a thing?
-SELECT worker, count(*) AS rollouts FROM rollouts
- WHERE full_response LIKE '%I can''t say%' GROUP BY worker ORDER BY worker
 
 What was the conversation before it?
 SELECT m.value ->> '$.role' AS role, length(m.value ->> '$.content') AS characters

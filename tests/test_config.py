@@ -249,7 +249,7 @@ def test_what_is_kept_for_sql_is_a_number_or_a_time(archive: Any, groups: int | 
 
 
 def test_a_seed_is_that_of_both_policies() -> None:
-    rules = ReplayBufferConfig(url="memory://", policy="prioritized", remover="uniform", seed=7).rules()
+    rules = ReplayBufferConfig(url="memory://", policy="uniform", remover="uniform", seed=7).rules()
     assert (rules.sampler.seed, rules.remover.seed) == (7, 7)
 
 
@@ -379,7 +379,7 @@ async def test_a_change_of_the_working_directory_leads_to_no_other_file(
     monkeypatch.chdir(tmp_path / "there")
     async with buffer:
         await fill(buffer, 30)
-        assert buffer.storage.url.database == str(tmp_path / "here" / "run.db")
+        assert buffer.storage.database == str(tmp_path / "here" / "run.db")
         assert await asyncio.gather(*(buffer.count_where({}) for _ in range(20))) == [30] * 20
         assert buffer.storage.engine._log._path == str(tmp_path / "here" / "run.db-wal")  # type: ignore[attr-defined]
         calls = (buffer.save("saved"), buffer.export("all.jsonl"), buffer.to_pandas())

@@ -171,22 +171,6 @@ async def test_what_a_server_behind_a_pooler_has_no_room_for_waits(pooler: Poole
         await held.close()
 
 
-async def test_a_server_that_is_away_behind_a_pooler_is_said(pooler: Pooler) -> None:
-    more = "query_wait_timeout = 2"
-    with pooler.running(more=more, target=lambda _: "host=127.0.0.1 port=1 user=x dbname=rl"):
-        error = str(await refused_put(pooler.url, UnreachableError))
-        assert "query_wait_timeout; PgBouncer says this" in error
-
-
-def test_the_doctor_says_that_prepared_statements_get_lost(pooler: Pooler) -> None:
-    """With the option, or with a newer PgBouncer that keeps them, nothing is missing."""
-    with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
-        [found] = probe(open_reader(pooler.url.partition("?")[0]))
-        assert str(found.level) == "problem"
-        assert "docs/pgbouncer.md has the settings" in found.text
-        assert [str(one.level) for one in probe(open_reader(pooler.url))] == ["ok"]
-
-
 async def test_a_pooler_without_room_or_without_the_database_says_so(pooler: Pooler) -> None:
     with pooler.running(more="max_client_conn = 1"):
         held = await asyncpg.connect(pooler.url.partition("?")[0])
@@ -207,18 +191,6 @@ async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(
         async with build(url) as left, build(url) as right:
             await asyncio.gather(use(left), use(right), use(left), use(right))
             assert await left.count("other", "completed") == 0
-
-
-async def test_a_pooler_that_changes_its_mode_in_the_middle_of_a_run_loses_nothing(pooler: Pooler) -> None:
-    with pooler.running():
-        buffer = build(pooler.url)
-        await fill(buffer, 3)
-    with pooler.running("statement"), pytest.raises(StorageError, match="set pool_mode = transaction"):
-        await buffer.put(group(3), TASK)
-    with pooler.running():
-        await buffer.put(group(4), TASK)
-        assert await take_all(buffer) == [0, 1, 2, 4]
-        await buffer.close()
 
 
 async def test_tls_to_a_pooler(pooler: Pooler, tmp_path: Path) -> None:

@@ -77,15 +77,6 @@ async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pyt
     await until(closed)
 
 
-async def test_nothing_is_sent_when_one_is_lent_and_given_back(pool: Pool) -> None:
-    async with pool.lend() as connection:
-        queries: list[str] = []
-        connection.add_query_logger(lambda query: queries.append(query.query))
-    for _ in range(3):
-        await process_of(pool)
-    assert queries == []
-
-
 async def test_who_waits_has_the_next_one(postgres_database: str) -> None:
     pool = Pool(parse_url(postgres_database), lock_timeout=20, read_only=False)
     try:

@@ -16,15 +16,12 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import AccessError
-from replaybuf.produce import Sampler, SyncProduceStrategy
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
 from tests.pages import DOCS
-from tests.places.arrays import apart, heavy, numbers_in
 from tests.postgres import execute, new_database
-from tests.produce.scripted import ScriptedLoop, prompts
 from tests.stores import TASK, build, fill, group, numbers_of
 from tests.web.conftest import client_of
 from tests.web.example import fill as fill_example
@@ -81,27 +78,6 @@ async def test_a_trainer_does_all_that_a_run_does(trainer: str, tmp_path: Path) 
         assert [item async for item in buffer.find({"status": "archived"})] != []
     async with build(trainer, name="resumed") as buffer:
         await buffer.resume(tmp_path / "saved")
-
-
-async def test_a_trainer_makes_prompts_into_batches(trainer: str) -> None:
-    async with build(trainer, name="prompts") as buffer:
-        sampler = Sampler(buffer, prompts(6), TASK)
-        summary = await SyncProduceStrategy().produce_batch(ScriptedLoop(), sampler, 4, train_step=1, model_step=0)
-        assert summary.produced == 4
-
-
-async def test_a_trainer_keeps_payloads_in_a_folder(
-    trainer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with apart(trainer, tmp_path, name="apart") as buffer:
-        for number in range(3):
-            await buffer.put(heavy(number), TASK)
-        await buffer.checkpoint(1)
-        assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
-        await buffer.restore(1)
-        assert numbers_in(await buffer.get(3, TASK)) == [0, 1, 2]
-        await buffer.storage.thread.run(buffer.storage.sweeper._step)  # type: ignore[attr-defined]
-    assert [record for record in caplog.records if record.name.startswith("replaybuf")] == []
 
 
 #: What looks at a run, and what it says of it.

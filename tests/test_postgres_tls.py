@@ -7,15 +7,19 @@ it itself, and says why it refuses clients.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import make_url
 
 from replaybuf.errors import ConfigError, ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine import urls
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
@@ -207,6 +211,16 @@ def test_options_that_can_not_work_are_refused_before_a_connection(
     assert "the PostgreSQL url: " in str(caught.value)
 
 
+def test_a_key_of_root_may_be_read_by_its_group(
+    authority: Authority, trainer: Signed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a secret that a container mounts."""
+    for owner, works in ((0, True), (1000, False)):
+        monkeypatch.setattr(urls.os, "stat", lambda _path, owner=owner: SimpleNamespace(st_uid=owner, st_mode=0o640))
+        with nullcontext() if works else pytest.raises(ConfigError, match="can be read by others"):
+            parse_url(f"postgresql://trainer@db.invalid/rl?sslmode=require&{trainer.options}")
+
+
 async def test_what_the_driver_makes_nothing_of_is_an_error_with_the_reason(proxy: Proxy, authority: Authority) -> None:
     for options, kind, message in (
         (["sslmode=verify_all"], ConfigError, "`sslmode` parameter must be one of: disable, allow"),
@@ -261,6 +275,24 @@ async def test_the_cas_of_the_machine_may_be_trusted(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     async with build(with_options(proxy, "sslrootcert=system")) as buffer:
         await buffer.put(group(1), TASK)
+
+
+async def test_a_file_that_can_not_be_read_in_time_is_named(
+    postgres_database: str, authority: Authority, tmp_path: Path
+) -> None:
+    """As on a file system of the network that hangs: a pipe into which nobody writes."""
+    root = tmp_path / "root.crt"
+    shutil.copy(authority.certificate, root)
+    async with proxied(postgres_database) as proxy:
+        buffer = build(with_options(proxy, "sslmode=verify-full", f"sslrootcert={root}", "connect_timeout=0.3"))
+        root.unlink()
+        os.mkfifo(root)
+        try:
+            with pytest.raises(UnreachableError, match=r"files of its URL could not be read within 0\.3 s"):
+                await buffer.put(group(1), TASK)
+        finally:
+            await buffer.close()
+            os.close(os.open(root, os.O_RDWR | os.O_NONBLOCK))  # the thread that reads it goes on
 
 
 # Certificates that change while a run goes on

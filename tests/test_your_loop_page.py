@@ -70,19 +70,6 @@ def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, sh
     assert Counter(trained) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
 
 
-def test_the_loop_with_a_class_of_ones_own_runs_and_its_answers_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(program("loop.py"), "utf-8")
-    (tmp_path / "loop_own.py").write_text(program("loop_own.py", ROLLOUTS.read_text("utf-8")), "utf-8")
-    with run(tmp_path, "loop_own.py", "") as process:
-        output = process.communicate(timeout=60)[0]
-    assert [line.split(":")[0] for line in output.splitlines()] == [f"step {step}" for step in range(1, 31)]
-    seen = (
-        "SELECT prompt, max(staleness) FROM groups WHERE status = 'archived' AND response IS NOT NULL GROUP BY prompt"
-    )
-    found = dict(open_reader(f"sqlite:///{tmp_path}/own.db").read(lambda tx: tx.tuples(seen)))
-    assert found == {f"{number} + 5 =": 0 for number in range(PROMPTS)}
-
-
 def fields() -> str:
     """Return the table of the fields of RolloutState: names, types, and what the class says of them."""
     [found] = [one for one in ast.parse(inspect.getsource(rollout)).body if isinstance(one, ast.ClassDef)]

@@ -77,8 +77,7 @@ async def main() -> None:
             step = weights["step"] + 1
             summary = await STRATEGY.produce_batch(engine, sampler, BATCH_SIZE, train_step=step, model_step=step - 1)
             batch, _ = await buffer.take_batch({"math": BATCH_SIZE}, current_train_step=step)
-            with summary.training():
-                weights["trained"] += [group[0].group_id for group in batch["math"]]  # the train step
+            weights["trained"] += [group[0].group_id for group in batch["math"]]  # the train step
             weights["step"] = step
             await buffer.checkpoint(step)  # first the buffer, then the weights:
             save_weights(weights)  # killed in between, it goes on from the step before

@@ -290,8 +290,7 @@ async def run(options: argparse.Namespace) -> None:
                 engine, sampler, options.batch_size, train_step=step, model_step=step - 1, timeout=options.batch_timeout
             )
             batch, _ = await buffer.take_batch({TASK: options.batch_size}, current_train_step=step)
-            with summary.training():
-                trained = train(batch[TASK])
+            trained = train(batch[TASK])
             await buffer.checkpoint(step)  # then save the weights
             await update_server(step)
             print(f"step {step}: {trained}; {summary}", flush=True)

@@ -133,8 +133,7 @@ class Report:
     """What a process did: uids, latencies in seconds by call, and errors by call and text.
 
     `waited` are the seconds in which takes waited inside the buffer, or a worker paused because there were enough
-    groups; `late` counts puts that were due and not begun at the end, `in_doubt` puts that may or may not be stored;
-    `cpu` is in seconds.
+    groups; `in_doubt` counts puts that may or may not be stored; `cpu` is in seconds.
     """
 
     put: list[int] = field(default_factory=list)
@@ -142,7 +141,6 @@ class Report:
     latencies: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     waited: float = 0.0
-    late: int = 0
     in_doubt: int = 0
     cpu: float = 0.0
 
@@ -159,7 +157,6 @@ class Report:
             self.latencies[call] += seconds
         self.errors.update(other.errors)
         self.waited += other.waited
-        self.late += other.late
         self.in_doubt += other.in_doubt
         self.cpu += other.cpu
 
@@ -211,13 +208,10 @@ async def work(load: Load) -> None:
     async def one_after_another() -> None:
         for due in arrivals:
             if not await load.at(due) or not await _room(load):
-                load.report.late += bool(load.settings.rate)
                 return
             await _put(load, maker.make(), due)
 
     await asyncio.gather(*(one_after_another() for _ in range(load.settings.concurrency)))
-    if load.settings.rate:
-        load.report.late += sum(due < time.monotonic() for due in arrivals)
 
 
 def _arrivals(load: Load) -> Iterator[float]:

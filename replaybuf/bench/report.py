@@ -59,7 +59,6 @@ def results_of(outcome: Outcome) -> Results:
             "workers": _part(puts.waited, seconds * settings.workers * settings.concurrency),
             "trainers": _part(takes.waited, seconds * settings.trainers),
         },
-        "late": puts.late,
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
         "notes": [redact_words(note) for note in outcome.notes],
@@ -70,8 +69,6 @@ def results_of(outcome: Outcome) -> Results:
             "workers": puts.cpu / seconds,
             "trainers": takes.cpu / seconds,
         },
-        "database_before": outcome.before,
-        "database_after": outcome.after,
     }
     return {**found, "limits": limits_of(found)}
 
@@ -164,17 +161,14 @@ def text_of(results: Results) -> str:
 
 
 def _title(results: Results) -> list[str]:
-    settings, before = results["settings"], results["database_before"]
+    settings = results["settings"]
     who = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
     early = ", ended early" if results["ended_early"] else ""
-    server = f"{'PostgreSQL' if before['kind'] == 'postgresql' else 'SQLite'} {before['version']}"
     group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens"
     pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
     take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
     return [
-        *textwrap.wrap(
-            f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']} ({server})", _WIDTH
-        ),
+        *textwrap.wrap(f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']}", _WIDTH),
         *textwrap.wrap(f"{group}, {units.size(results['bytes_of_group'])}; {pace}; {take}", _WIDTH),
     ]
 
@@ -214,11 +208,4 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         f"{used['workers']:.2f} used by workers, {used['trainers']:.2f} by trainers, of {used['there']}; load average "
         f"{used['load_average']:.1f}",
     )
-    before, after = results["database_before"], results["database_after"]
-    if after:
-        sizes = f"{units.size(before['bytes'])} before, {units.size(after['bytes'])} after"
-        if after["kind"] == "postgresql":
-            wal, commits = after["wal_position"] - before["wal_position"], after["commits"] - before["commits"]
-            sizes += f"; {units.size(wal)} of WAL; {commits / results['seconds']:,.0f} commits/s"
-        yield "database", sizes
     yield from (("" if place else "limit", text) for place, text in enumerate(results["limits"]))

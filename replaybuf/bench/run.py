@@ -117,8 +117,6 @@ class Outcome:
     children: list[Child] = field(default_factory=list)
     reports: dict[Role, Report] = field(default_factory=lambda: {"worker": Report(), "trainer": Report()})
     left: list[int] | None = None
-    before: dict[str, Any] = field(default_factory=dict)
-    after: dict[str, Any] = field(default_factory=dict)
     load: float = 0.0
     signalled: int = 0
     notes: list[str] = field(default_factory=list)
@@ -200,7 +198,7 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
                 process.start()
                 theirs.close()
                 outcome.children.append(Child(role, number, process, ours))
-        _let_go(outcome, reader, stop, ended, tell)
+        _let_go(outcome, stop, ended, tell)
         outcome.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     finally:
         for child in outcome.children:
@@ -209,13 +207,12 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
             child.process.join()
             child.connection.close()
     try:
-        outcome.after = _figures(reader)
         outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT, buffer=settings.buffer)])
     except ReplayBufError as error:
         outcome.notes.append(f"the database can't be read any more: {error}")
 
 
-def _let_go(outcome: Outcome, reader: Reader, stop: Any, ended: Any, tell: Tell) -> None:
+def _let_go(outcome: Outcome, stop: Any, ended: Any, tell: Tell) -> None:
     """Run the load: until the workers have ended, and then the trainers. Raises ReplayBufError if it can't begin."""
     children = outcome.children
     tell(f"{len(children)} processes open the buffer")
@@ -225,7 +222,6 @@ def _let_go(outcome: Outcome, reader: Reader, stop: Any, ended: Any, tell: Tell)
             raise ReplayBufError(f"{child.name} can't begin: {message or child.why}")
     if outcome.signalled:
         raise KeyboardInterrupt
-    outcome.before = _figures(reader)
     tell(f"they put and take groups, for {outcome.settings.seconds:,.0f} s at most")
     start, outcome.began = time.monotonic() + _SOON, time.time() + _SOON
     until = start + outcome.settings.seconds
@@ -271,14 +267,6 @@ SELECT buffer FROM rb_lane l
 WHERE buffer NOT LIKE :ours AND EXISTS (SELECT 1 FROM rb_group g WHERE g.lane = l.id)
 UNION SELECT buffer FROM rb_checkpoint WHERE buffer NOT LIKE :ours ORDER BY 1"""
 _LEFT = "SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer"
-_SERVER = """
-SELECT 'postgresql' AS kind, current_setting('server_version') AS version,
-    pg_database_size(current_database()) AS bytes,
-    pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint AS wal_position, xact_commit AS commits
-FROM pg_stat_database WHERE datname = current_database()"""
-_FILE = """
-SELECT 'sqlite' AS kind, sqlite_version() AS version, p.page_size * c.page_count AS bytes
-FROM pragma_page_size AS p, pragma_page_count AS c"""
 
 
 def _refuse_others(url: str) -> None:
@@ -298,8 +286,3 @@ def _refuse_others(url: str) -> None:
             f"{reader.where} holds groups or checkpoints of buffer {units.some(found)}: a load would take disk and "
             "locks from them. Give it a database of its own on the same server or disk (createdb, or another file)"
         )
-
-
-def _figures(reader: Reader) -> dict[str, Any]:
-    """Return the kind, version and size of the database; on PostgreSQL its WAL position and commits, too."""
-    return reader.read(lambda tx: tx.rows(_SERVER if reader.path is None else _FILE)[0])

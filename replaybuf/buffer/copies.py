@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from replaybuf.checks import check_no_url
 from replaybuf.errors import SnapshotError
@@ -24,8 +24,6 @@ class Selection(TypedDict, total=False):
 
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
-#: Whether a snapshot includes payloads that are kept apart, or refers to them.
-SavedPayloads = Literal["copy", "keep"]
 
 
 def snapshot_file(folder: Path, *, make: bool = False) -> Path:

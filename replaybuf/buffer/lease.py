@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from replaybuf import notebook
 from replaybuf.buffer import spans
@@ -36,15 +36,6 @@ from replaybuf.tracing import traced
 _BEATS = 3
 
 
-class Renewable(Protocol):
-    """A lease with a heartbeat, which renews it for `seconds`."""
-
-    seconds: float
-
-    async def beat(self) -> bool:
-        """Renew the lease. Return False if it has ended."""
-
-
 class Heartbeats:
     """Renews the leases of a storage from a thread of its own, also while a training step blocks the event loop.
 
@@ -56,11 +47,11 @@ class Heartbeats:
 
     def begin_anew(self) -> None:
         """Drop all leases: in a forked process they belong to the parent, whose thread renews them while it lives."""
-        self._leases: weakref.WeakKeyDictionary[Renewable, float] = weakref.WeakKeyDictionary()  # times of renewal
+        self._leases: weakref.WeakKeyDictionary[Lease[Any], float] = weakref.WeakKeyDictionary()  # times of renewal
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def renew(self, lease: Renewable) -> None:
+    def renew(self, lease: Lease[Any]) -> None:
         """Start renewing a lease."""
         with self._changed:
             self._leases[lease] = time.monotonic() + lease.seconds / _BEATS
@@ -69,7 +60,7 @@ class Heartbeats:
                 self._thread.start()
             self._changed.notify()
 
-    def stop(self, lease: Renewable) -> None:
+    def stop(self, lease: Lease[Any]) -> None:
         with self._changed:
             self._leases.pop(lease, None)
             self._changed.notify()
@@ -79,7 +70,7 @@ class Heartbeats:
             asyncio.run(self._beat(due))
             due.clear()  # keep no lease alive during the next wait
 
-    def _wait(self) -> list[Renewable] | None:
+    def _wait(self) -> list[Lease[Any]] | None:
         """Wait until renewals are due and return their leases; None when no leases are left."""
         with self._changed:
             while True:
@@ -94,10 +85,10 @@ class Heartbeats:
                 del beats
                 self._changed.wait(first - now)
 
-    async def _beat(self, due: Sequence[Renewable]) -> None:
+    async def _beat(self, due: Sequence[Lease[Any]]) -> None:
         await asyncio.gather(*map(self._extend, due))
 
-    async def _extend(self, lease: Renewable) -> None:
+    async def _extend(self, lease: Lease[Any]) -> None:
         if not await lease.beat():
             self.stop(lease)
             return

@@ -29,7 +29,7 @@ from replaybuf.rollouts.rollout import UNFIT, Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import ExpiryRule
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.circumstances import named
+from replaybuf.rules.words import named
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Refresh, StorageItem, Unset
 from replaybuf.worker_name import worker_name

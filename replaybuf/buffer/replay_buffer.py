@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from replaybuf import notebook
 from replaybuf.buffer import spans
-from replaybuf.buffer.copies import OrderBy, SavedPayloads, Selection, snapshot_file
+from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.metrics import Meter
@@ -726,38 +726,30 @@ class ReplayBuffer(Generic[R]):
         self,
         path: str | os.PathLike[str],
         *,
-        payloads: SavedPayloads = "copy",
         progress: OnProgress | None = None,
     ) -> Path:
         """Write a self-contained snapshot into the folder `path`, without stopping writers. Return its file.
 
-        Payloads outside the database (`payloads` in the config) are in the snapshot, too. With `payloads="keep"` the
-        snapshot only refers to them: it is small and quickly made, to move a stopped run to another database. It
-        doesn't retain them, and is valid until the run continues, since groups are then removed, and kept ones may move
-        to other files. `resume` copies them, or refuses.
+        Payloads outside the database (`payloads` in the config) are in the snapshot, too.
 
         The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
         the caller's, and must not block. An exception from it ends the save, and nothing is written.
         """
         self._check_open()
-        if payloads not in ("copy", "keep"):
-            raise InputError(f"payloads must be 'copy' or 'keep', not {payloads!r:.100}")
         folder = check_folder(path)
         file = await asyncio.to_thread(snapshot_file, folder, make=True)
-        about = {"policy": self.policy.name}
-        await self.storage.save(str(file), about, progress, whole=payloads == "copy")
+        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
         """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
 
-        Large payloads are copied to the place of this buffer's payloads, whether the snapshot includes or refers to
-        them; the buffer depends on neither afterwards.
+        Large payloads are copied to the place of this buffer's payloads.
 
         Raises SnapshotError if the buffer isn't empty, and SnapshotError or StorageError if
-        the snapshot is of another policy or schema, SnapshotError if it is damaged, truncated, or refers to deleted
-        payloads, and PayloadStoreError if their place can't be reached. `progress` is called as in `save`.
+        the snapshot is of another policy or schema, and SnapshotError if it is damaged or truncated. `progress` is
+        called as in `save`.
         """
         self._check_open()
         folder = check_folder(path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from replaybuf.rules.circumstances import named
-from replaybuf.rules.needs import never_put
+from replaybuf.rules.causes import never_put
+from replaybuf.rules.words import named
 from replaybuf.storage.sql.backend import SQLStorage
 
 _logger = logging.getLogger("replaybuf.tasks")

@@ -18,10 +18,11 @@ from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeo
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.query import LogicNode, ScalarNode, to_text
 from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.causes import too_large
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.needs import Reason, too_large
+from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
@@ -227,7 +228,7 @@ class Waits:
                 self._read_at = time.monotonic()
             with suppress(StorageError):
                 about = await self._storage.circumstances(wait)
-                self._read = replace(about, unknown_tags={})
+                self._read = about
         limits = self._storage.rules.limits
         return diagnose(wait, replace(about, tallies=tallies, limits=limits, matches=matches))
 

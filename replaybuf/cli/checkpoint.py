@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -186,10 +186,6 @@ _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this n
 _COPIES = columns("buffer", "file", "groups", "bytes")
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
 _Of = Annotated[str | None, option("--policy", f"Only for buffers of this policy: {_NAMES}", metavar="NAME")]
-_Payloads = Annotated[
-    Literal["copy", "keep"],
-    option("--payloads", "Payloads kept apart: copy them, or keep them where they are.", metavar="HOW"),
-]
 _Place = Annotated[
     str, option("--payloads", "Keep large payloads apart, in this folder or object store.", metavar="PLACE")
 ]
@@ -203,7 +199,6 @@ def save(
     folder: Folder = "",
     buffer: OneBuffer = None,
     policy: _Of = None,
-    payloads: _Payloads = "copy",
 ) -> None:
     """Write a snapshot of a buffer into a folder, while the run goes on.
 
@@ -214,8 +209,7 @@ def save(
     A buffer resumes from a snapshot of its own policy only. The database doesn't know the policy of its run: with
     --policy the snapshot is for buffers of that one, without it for those of any.
 
-    Payloads that are kept apart from the database are in the snapshot, too. With --payloads keep it only refers to
-    them, and is good until the run goes on: to move a run that has stopped to another database.
+    Payloads that are kept apart from the database are in the snapshot, too.
 
     \b
     Examples:
@@ -230,8 +224,7 @@ def save(
     name = reader.read(lambda tx: choose(tx, buffer))
     about = {"policy": resolve_policy(policy).name} if policy else {}
     file = snapshot_file(Path(folder), make=True)
-    whole = payloads == "copy"
-    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell, whole=whole))
+    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell))
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     output.rows([row], _COPIES)
 

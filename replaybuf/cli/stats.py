@@ -57,9 +57,8 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None, scanned: _Scanne
 
     "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
     come back with the next call that takes groups. Rollouts, tokens (of the responses) and size (of the payloads) are
-    those of both; "unreadable" are those whose reward is no number, so that it counts as none. Reward, staleness and
-    age are those of groups: the mean reward, the mean and the largest staleness in train steps, the time since the
-    oldest and the newest was put.
+    those of both. Reward, staleness and age are those of groups: the mean reward, the mean and the largest staleness in
+    train steps, the time since the oldest and the newest was put.
 
     The second table counts groups and draws since the beginning, whichever process caused them, under the names that
     buffer.metrics() gives them; those that never happened are left out. "put" counts every put, also those of prompts
@@ -170,7 +169,7 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
     return lines
 
 
-_ADDED_UP = ("groups", "leased", "overdue", "rollouts", "unreadable_rewards", "response_tokens", "bytes")
+_ADDED_UP = ("groups", "leased", "overdue", "rollouts", "response_tokens", "bytes")
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:

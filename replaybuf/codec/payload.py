@@ -21,11 +21,10 @@ from replaybuf.codec.payload_header import Buffer, Head, Header
 from replaybuf.codec.replacing import Replacing
 from replaybuf.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.codec.user_classes import ConverterMap, Converters, Instances
-from replaybuf.codec.value_types import CONVERTED, IMAGE, OBJECT_REF, TaggedValueHandler, TypeHandler
+from replaybuf.codec.value_types import TaggedValueHandler, TypeHandler
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.rollouts.rollout_type import RolloutType
 
-STORED = frozenset({CONVERTED, IMAGE, OBJECT_REF})
 #: The bytes of loaded blocks, by their position after the head.
 Pieces = Mapping[int, Any]
 
@@ -76,13 +75,6 @@ class Codec:
         instances = Instances(rollout_type.classes, as_plain=as_plain)
         self._packing = Packing((self._tensors, self._refs, others), converters, instances)
         self._tags = type_tags((converters, instances, self._refs, self._tensors, others))
-
-    def as_stored(self) -> Codec:
-        """Return a codec for rewriting payloads: it runs no converters, and needs no Ray."""
-        other, handler = copy.copy(self), TaggedValueHandler()
-        handler.decoders = {code: decode for code, decode in handler.decoders.items() if code in STORED}
-        other._use(self.rollout_type, Converters({}), handler, as_plain=False)
-        return other
 
     def as_trees(self) -> Codec:
         """Return a codec for rollouts as trees: dicts of plain values, arrays and tensors, `TaggedValue` for others.

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Final
 
 from replaybuf.codec.payload_header import texts_of
-
-# A search compares the length and this many bytes of a text first: searching for the whole text is slow.
-_BEGINNING: Final = 64
-# The number of false matches of a text's beginning after which the search ends: more of them aren't accidental.
-_ATTEMPTS: Final = 100
 
 
 class Texts:
@@ -47,15 +41,8 @@ class Texts:
 
     def _found(self, wanted: bytes, at: int) -> list[int] | None:
         head = _head(len(wanted))
-        beginning = head + wanted[:_BEGINNING]
-        for _ in range(_ATTEMPTS):
-            at = self._payload.find(beginning, at, self._end)
-            if at < 0:
-                return None
-            if self._payload.startswith(wanted, at + len(head)):
-                return [at + len(head), len(wanted)]
-            at += 1
-        return None
+        at = self._payload.find(head + wanted, at, self._end)
+        return None if at < 0 else [at + len(head), len(wanted)]
 
 
 def _head(length: int) -> bytes:

@@ -22,8 +22,6 @@ from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.rollouts.rollout_type import Classes, is_storable, stored_name
 from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of
 
-_MANY: Final = 1000
-
 
 class Instances:
     """Encodes and decodes instances of known classes.
@@ -35,7 +33,6 @@ class Instances:
     def __init__(self, known: Classes, *, as_plain: bool = False) -> None:
         self._known = known
         self._shapes = {stored_name(cls): shape for cls, shape in known.shapes.items()}
-        self._members: dict[tuple[Any, ...], Enum] = {}  # read before
         self._as_plain = as_plain
         self.decoders: Mapping[int, Decoder] = {
             ENUM: self._restore_member,
@@ -84,18 +81,13 @@ class Instances:
         return cls
 
     def _restore_member(self, content: Any) -> Any:
-        if len(content) == 2 and type(content[1]) is str and (member := self._members.get(tuple(content))) is not None:
-            return member
         name, value, *names = content
         cls = self._find(name)
         if cls is None:
             return names[0] if names else value
         if not issubclass(cls, Enum):
             raise ValueError(f"a member of {name!r:.200}, which is no enum")
-        member = cls[names[0]] if names else cls(value)
-        if type(value) is str and member._value_ == value and len(self._members) < _MANY:
-            self._members[name, value] = member
-        return member
+        return cls[names[0]] if names else cls(value)
 
     def _restore_object(self, content: Any) -> Any:
         name, fields = content

@@ -11,10 +11,10 @@ from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
+from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts, set_aside
 from replaybuf.storage.sql.statements.lanes import need_lane
-from replaybuf.storage.sql.statements.ordering import enter_races
-from replaybuf.storage.sql.statements.restore import raise_uid
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.units import some
 
 #: What to do with groups that were set aside.
@@ -71,7 +71,7 @@ def _repair_lanes(tx: Transaction, context: CheckContext) -> Sequence[str]:
         return []
     home = need_lane(tx, (LOST, Status.FAILED))
     tx.change(_SET_APART, lane=home.id, error=_WHY_LOST, uids=uids)
-    enter_races(tx, home, uids)
+    enter_race(tx, home, uids)
     add_counts(tx, {(home.id, Tally.PUT): len(uids), (home.id, Tally.SIZE): len(uids)})
     return [f"set {groups(len(uids))} of no task aside, as failed ones of the task {LOST}: {some(uids)}"]
 

@@ -23,8 +23,7 @@ from replaybuf.places.store import MARKER, Extent, PlaceStore, StoredFile, file_
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.schema.tables import IDENTITY
-from replaybuf.storage.sql.statements.files import disown, name_files, wrong_counts
-from replaybuf.storage.sql.statements.home import home_of
+from replaybuf.storage.sql.statements.files import disown, home_of, name_files, wrong_counts
 from replaybuf.units import some
 
 #: Files and objects without a row are left alone for this time: a process may be writing them.

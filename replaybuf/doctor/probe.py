@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -27,15 +27,11 @@ CALL_SECONDS = 30.0
 _IN_VAIN_SECONDS = 0.5
 _PAGE = "docs/engines.md says which servers have what the store needs"
 
-#: The buffer of the trial, and the same buffer as another process would open it.
-Call = Callable[[Any, Any], Awaitable[object]]
-#: In the order of the trial.
-CALLS: dict[str, Call] = {}
-
-
-def _call(call: Call) -> Call:
-    CALLS[call.__name__.strip("_")] = call
-    return call
+#: The calls, in the order of the trial.
+CALLS = (
+    *("open", "put", "put_many", "find", "update", "refresh_staleness", "take_batch", "wait", "lease_batch", "metrics"),
+    *("checkpoint", "restore", "delete"),
+)
 
 
 def _group() -> list[RolloutState]:
@@ -43,81 +39,50 @@ def _group() -> list[RolloutState]:
     return [one, one.model_copy()]
 
 
-@_call
-async def _open(buffer: Any, other: Any) -> None:
+async def _make_all(buffer: Any, other: Any, begin: Callable[[str], None]) -> None:
+    """Make all calls on the buffer, and on the same buffer as another process would open it; `begin` gets each name."""
+    begin("open")
     for one in (buffer, other):
         await one.count(_TASK, Status.COMPLETED)
-
-
-@_call
-async def _put(buffer: Any, other: Any) -> None:
+    begin("put")
     await buffer.put(_group(), _TASK, model_step=1, current_train_step=1)
     await buffer.put(_group(), _TASK, key="key", tags={"level": 3}, priority=2.0)
     await other.put(_group(), _TASK, key="key", tags={"level": 4})  # replaces
-
-
-@_call
-async def _put_many(buffer: Any, other: Any) -> None:
+    begin("put_many")
     await buffer.put_many([_group() for _ in range(8)], _TASK)
-
-
-@_call
-async def _find(buffer: Any, other: Any) -> None:
+    begin("find")
     await other.count_where({"tags.level": {"$in": [3, 4]}, "staleness": {"$gte": 0}})
     [_ async for _ in buffer.find({"reward": {"$gte": 0.5}}, order_by="-reward")]
-
-
-@_call
-async def _update(buffer: Any, other: Any) -> None:
+    begin("update")
     [first, *_] = [item.uid async for item in buffer.find({"task_name": _TASK})]
     await other.update_priorities({first: 3.0})
     await buffer.update({"uid": first}, tags={"level": 5})
-
-
-@_call
-async def _refresh_staleness(buffer: Any, other: Any) -> None:
+    begin("refresh_staleness")
     await buffer.refresh_staleness(task_stale_thresholds={_TASK: 4}, current_train_step=2)
-
-
-@_call
-async def _take_batch(buffer: Any, other: Any) -> None:
+    begin("take_batch")
     await asyncio.gather(*(one.take_batch({_TASK: 2}, timeout=CALL_SECONDS) for one in (buffer, other)))
-
-
-@_call
-async def _wait(buffer: Any, other: Any) -> None:
+    begin("wait")
     with suppress(NotReadyError):  # by its end the store has begun to listen
         await buffer.take_batch({"later": 1}, timeout=_IN_VAIN_SECONDS)
     waiting = asyncio.create_task(buffer.get(1, "later", timeout=CALL_SECONDS, at_least=1))
     await other.put(_group(), "later")
     await waiting
-
-
-@_call
-async def _lease_batch(buffer: Any, other: Any) -> None:
+    begin("lease_batch")
     lease = await buffer.lease_batch({_TASK: 2}, timeout=CALL_SECONDS)
     await lease.extend(60)
     await lease.give_back([min(lease.open)])
     await lease.acknowledge()
-
-
-@_call
-async def _metrics(buffer: Any, other: Any) -> None:
+    begin("metrics")
     await other.metrics()
-
-
-@_call
-async def _checkpoint(buffer: Any, other: Any) -> None:
+    begin("checkpoint")
     await other.checkpoint(2)
-
-
-@_call
-async def _restore(buffer: Any, other: Any) -> None:
+    begin("restore")
     await buffer.restore(2)
+    begin("delete")
+    await _delete(buffer)
 
 
-@_call
-async def _delete(buffer: Any, other: Any) -> None:
+async def _delete(buffer: Any) -> None:
     for one in await buffer.checkpoints():
         await buffer.drop_checkpoint(one.step)
     await buffer.delete({})
@@ -157,16 +122,21 @@ async def _try_all(reader: Reader, name: str) -> str:
     url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
     config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
     buffer, other = config.build(), config.build()
+    call = ""
     try:
-        for call, make in CALLS.items():
-            try:
-                async with asyncio.timeout(CALL_SECONDS):
-                    await make(buffer, other)
-            except (ReplayBufError, TimeoutError) as error:
-                with suppress(ReplayBufError, TimeoutError):
-                    async with asyncio.timeout(CALL_SECONDS):
-                        await _delete(buffer, other)
-                return f"{call} failed: {str(error) or f'no answer within {CALL_SECONDS:g} s'}"
+        async with asyncio.timeout(None) as limit:
+
+            def begin(name: str) -> None:
+                nonlocal call
+                call = name
+                limit.reschedule(asyncio.get_running_loop().time() + CALL_SECONDS)
+
+            await _make_all(buffer, other, begin)
+    except (ReplayBufError, TimeoutError) as error:
+        with suppress(ReplayBufError, TimeoutError):
+            async with asyncio.timeout(CALL_SECONDS):
+                await _delete(buffer)
+        return f"{call} failed: {str(error) or f'no answer within {CALL_SECONDS:g} s'}"
     finally:
         await asyncio.gather(buffer.close(), other.close())
     return ""

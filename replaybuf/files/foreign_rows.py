@@ -66,8 +66,7 @@ def _check_name(name: str, names: frozenset[str]) -> None:
     if name in names:
         return
     near = [ours for ours, theirs in SYNONYMS.items() if name in theirs]
-    near += difflib.get_close_matches(name[:100], names, n=1)
-    if near:
+    if near := near or difflib.get_close_matches(name[:100], names, n=1):
         raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {near[0]}?")
     raise InputError(
         f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. "

@@ -175,6 +175,15 @@ class Survey:
     digest: str = ""
     ends: str | None = None
 
+    def add(self, group: FileGroup) -> None:
+        """Count a group."""
+        lane = (group.task_name, group.status)
+        self.groups[lane] += 1
+        self.rollouts[lane] += len(group.rollouts)
+        for what in group.odd:
+            self.odd[what] += 1
+            self.examples.setdefault(what, group.place)
+
     @property
     def new(self) -> int:
         """The number of groups that an import would put."""
@@ -217,11 +226,24 @@ async def survey(
     `options.partial`.
     """
     found, reporter = Survey(), ProgressReporter(progress, None)
-    with closing(_surveying(storage.codec, source, options, found)) as reading:
-        while done := await in_thread(lambda: next(reading, None)):
-            if any(done):  # else it has only read a piece of the file
-                reporter.add(*done)
+    warnings, digest = ImportWarnings(), xxh3_128()
+    with closing(_pieces(storage.codec, source, found)) as reading:
+        while piece := await in_thread(lambda: next(reading, None)):
+            for group, _ in piece:
+                if options.takes(group):
+                    found.add(group)
+                    warnings.add(group)
+            reporter.add(len(piece), sum(len(new.payload or b"") for _, new in piece))
+    if found.ends is not None and not options.partial:
+        raise FileError(
+            f"{found.ends}; nothing was imported. To import what is before it, say so (partial=True, --partial)",
+            reason="ends",
+        )
+    with closing(source.pieces()) as pieces:
+        while piece_of_bytes := await in_thread(lambda: next(pieces, None)):
+            digest.update(piece_of_bytes)
     reporter.finish()
+    found.digest, found.warnings = digest.hexdigest(), warnings.texts()
     if found.groups and not options.again:
         counts = _counts(await storage.cursor(IMPORT + found.digest))
         for lane, n in found.groups.items():
@@ -229,43 +251,25 @@ async def survey(
     return found
 
 
-def _surveying(
-    codec: Codec, source: RolloutFile, options: ImportOptions, found: Survey
-) -> Generator[tuple[int, int], None, None]:
-    """Add the groups of a file to the survey. Yield the numbers of groups and bytes read, piece by piece."""
-    digest, warnings, groups, size = xxh3_128(), ImportWarnings(), 0, 0
+Piece = list[tuple[FileGroup, NewGroup]]
+
+
+def _pieces(codec: Codec, source: RolloutFile, found: Survey) -> Generator[Piece, None, None]:
+    """Yield the groups of a file, as they are in it and checked, in pieces; `found.ends` says if it was cut short."""
+    piece, size = Piece(), 0
     try:
         for group in source.read():
-            if groups >= _GROUPS or size >= _BYTES:
-                yield groups, size
-                groups = size = 0
-            new = checked_group(group, codec)
-            groups += 1
-            size += len(new.payload or b"")
-            if not options.takes(group):
-                continue
-            lane = (group.task_name, group.status)
-            found.groups[lane] += 1
-            found.rollouts[lane] += len(group.rollouts)
-            warnings.add(group)
-            for what in group.odd:
-                found.odd[what] += 1
-                found.examples.setdefault(what, group.place)
+            piece.append((group, checked_group(group, codec)))
+            size += len(piece[-1][1].payload or b"")
+            if len(piece) >= _GROUPS or size >= _BYTES:
+                yield piece
+                piece, size = [], 0
     except FileError as error:
         if error.reason != "ends":
             raise
-        if not options.partial:
-            raise FileError(
-                f"{error}; nothing was imported. To import what is before it, say so (partial=True, --partial)",
-                reason="ends",
-            ) from error
         found.ends = str(error)
-    if groups:
-        yield groups, size
-    for piece in source.pieces():
-        digest.update(piece)
-        yield 0, 0
-    found.digest, found.warnings = digest.hexdigest(), warnings.texts()
+    if piece:
+        yield piece
 
 
 async def import_groups(
@@ -277,17 +281,26 @@ async def import_groups(
     Raises ConflictError when another process is importing the same file, FileError when it has changed since the
     survey, and the errors of `put`.
     """
-    done = Imported(found)
+    done, met, worker = Imported(found), Counter[Lane](), worker_name()
     cursor = await storage.cursor(IMPORT + found.digest)
     counts: Counter[Lane] = Counter() if options.again else _counts(cursor)
-    reporter, met, worker = ProgressReporter(progress, found.new), Counter[Lane](), worker_name()
-    with closing(_batches(storage.codec, source, options, counts, met, done)) as reading:
-        while (batch := await in_thread(lambda: next(reading, None))) is not None:
+    before, reporter = counts.copy(), ProgressReporter(progress, found.new)
+    with closing(_pieces(storage.codec, source, found)) as reading:
+        while piece := await in_thread(lambda: next(reading, None)):
+            batch = []
+            for group, new in piece:
+                if not options.takes(group):
+                    continue
+                lane = (group.task_name, group.status)
+                met[lane] += 1
+                if met[lane] <= before[lane]:
+                    done.there += 1
+                    continue
+                counts[lane] += 1
+                new.worker = new.worker or worker
+                batch.append(new)
             if not batch:
                 continue
-            for new in batch:
-                counts[new.task_name, new.status] += 1
-                new.worker = new.worker or worker
             moved = replace(cursor, position=counts.total(), value=_packed(counts))
             if not await storage.put_with_cursor(batch, moved):
                 raise ConflictError(
@@ -302,36 +315,6 @@ async def import_groups(
     if any(met[lane] != n for lane, n in found.groups.items()):
         raise FileError("the file has changed since it was read the first time; look at what is in the buffer")
     return done
-
-
-def _batches(
-    codec: Codec, source: RolloutFile, options: ImportOptions, counts: Counter[Lane], met: Counter[Lane], done: Imported
-) -> Generator[list[NewGroup], None, None]:
-    """Yield the groups not yet imported, in batches; a batch is empty if all groups read for it were imported."""
-    before, batch, size, passed = counts.copy(), list[NewGroup](), 0, 0
-    groups = source.read()
-    while True:
-        try:
-            group = next(groups, None)
-        except FileError as error:
-            if error.reason != "ends":
-                raise
-            group = None
-        if group is None or passed >= _GROUPS or size >= _BYTES:
-            yield batch
-            batch, size, passed = [], 0, 0
-        if group is None:
-            return
-        passed += 1
-        if not options.takes(group):
-            continue
-        lane = (group.task_name, group.status)
-        met[lane] += 1
-        if met[lane] <= before[lane]:
-            done.there += 1
-            continue
-        batch.append(checked_group(group, codec))
-        size += len(batch[-1].payload or b"")
 
 
 def _packed(counts: Counter[Lane]) -> bytes:

@@ -99,7 +99,11 @@ def _is_plain(kind: Any) -> bool:
     """Return whether other programs read values of this type as they are."""
     types, inner = arrow().types, _innermost(kind)
     if types.is_struct(inner):
-        return inner != kind and all(types.is_string(one.type) and "," not in one.name for one in inner)
+        return (
+            inner != kind
+            and inner.num_fields > 0
+            and all(types.is_string(one.type) and "," not in one.name for one in inner)
+        )
     return any(
         test(inner) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_string)
     ) or bool(types.is_binary(inner))

@@ -190,7 +190,7 @@ class RolloutFile:
     where: str
     mapped: ColumnMapping = field(default_factory=ColumnMapping)
 
-    def pieces(self) -> Iterator[bytes]:
+    def pieces(self) -> Generator[bytes, None, None]:
         """Yield the bytes by which an import knows the file: all of its own, and how its columns are read."""
         mapped = self.mapped
         read_as = [sorted(mapped.fields.items()), mapped.task, mapped.status, mapped.key, mapped.as_they_are]

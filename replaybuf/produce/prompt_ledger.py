@@ -32,8 +32,8 @@ from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rollouts.staleness import is_undated, reset_response
 from replaybuf.rollouts.statuses import StatusLike
-from replaybuf.rules.circumstances import named
 from replaybuf.rules.transitions import Tally, total
+from replaybuf.rules.words import named
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
 from replaybuf.sync import SyncReplayBuffer
 

@@ -6,7 +6,6 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,7 +19,6 @@ from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_
 from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.prompt_ledger import Again
 from replaybuf.produce.sampler import Sampler
-from replaybuf.progress import progress_bar
 from replaybuf.readable_config import ReadableConfig
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
@@ -109,13 +107,11 @@ class ProduceStrategy(ReadableConfig):
         train_step: int,
         model_step: int,
         timeout: float | None = PRODUCE_TIMEOUT,
-        progress: bool = True,
     ) -> ProduceSummary:
         """Generate until `batch_size` completed groups of the sampler's task are in the buffer. Return a summary.
 
         `train_step` is the step that the batch is for, `model_step` that of the generating weights. Groups already in
-        the buffer count. Afterwards no generation is running; take the batch with `buffer.take_batch`. With `progress`
-        a bar is shown if stderr is a terminal.
+        the buffer count. Afterwards no generation is running; take the batch with `buffer.take_batch`.
 
         Raises ProduceError if the dataset has no more prompts (reason "exhausted"), or if the groups can't be made
         for other reasons (its cause is the last error of the agent loop), both with the `summary` so far;
@@ -131,7 +127,7 @@ class ProduceStrategy(ReadableConfig):
         )
         with batch.summary.producing():
             await self._plan(batch)
-            await self._produce(check_agent_loop(agent_loop), batch, progress)
+            await self._produce(check_agent_loop(agent_loop), batch)
         return batch.summary
 
     # Differences between strategies
@@ -151,25 +147,21 @@ class ProduceStrategy(ReadableConfig):
 
     # Common to all strategies
 
-    async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan, progress: bool) -> None:
+    async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan) -> None:
         running = Generations(agent_loop, batch.sampler, self, batch.summary, batch.train_step, batch.model_step)
         batch.summary.reused = await self._completed(batch)
         await running.resume()
         async with running.ending():
-            name = f"{batch.task_name}, step {batch.train_step}"
-            # Even an empty bar hides the terminal's cursor while it is open.
-            with progress_bar(name) if progress else nullcontext(lambda done, total: None) as tell:
-                await self._fill(running, batch, tell)
+            await self._fill(running, batch)
             await running.pause()
 
-    async def _fill(self, running: Generations, batch: BatchPlan, tell: Callable[[int, int], None]) -> None:
+    async def _fill(self, running: Generations, batch: BatchPlan) -> None:
         """Keep groups in flight until the batch is complete."""
         deadline, waits = time.monotonic() + batch.patience, batch.sampler.buffer.waits
         while True:
             seen = waits.version()
             running.check()  # before the count, which includes the groups that are done
             completed = await self._completed(batch)
-            tell(min(completed, batch.size), batch.size)
             if not self.should_continue(completed, batch.size):
                 return
             failures = running.failures

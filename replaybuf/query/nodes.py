@@ -111,22 +111,23 @@ def is_number(value: object) -> bool:
 
 def to_text(node: Node) -> str:
     """Return a query as JSON."""
-    return json.dumps(_plain(node), ensure_ascii=False)
+    return json.dumps(as_dict(node), ensure_ascii=False, default=as_dict)
 
 
-def _plain(node: Node) -> dict[str, Any]:
+def as_dict(node: Node) -> dict[str, Any]:
+    """Return a node as a user's dict, whose values may be nodes."""
     match node:
         case ScalarNode(field, "$eq", value):
             return {field: value}
         case ScalarNode(field, op, value):
             return {field: {op: value}}
         case SetNode(field, op, values):
-            return {field: {op: list(values)}}
+            return {field: {op: values}}
         case BetweenNode(field, lower, upper):
-            return {field: {"$between": [lower, upper]}}
+            return {field: {"$between": (lower, upper)}}
         case NotNode(condition):
-            return {"$not": _plain(condition)}
+            return {"$not": condition}
         case LogicNode("$and", ()):
             return {}
         case LogicNode(relation, conditions):
-            return {relation: [_plain(one) for one in conditions]}
+            return {relation: conditions}

@@ -34,6 +34,7 @@ from replaybuf.query.nodes import (
     ScalarNode,
     SetNode,
     Value,
+    as_dict,
     field_type,
     is_number,
     tag_name,
@@ -279,19 +280,10 @@ class _QueryParser:
         self._nodes = 0
 
     def query(self, query: object, place: str, depth: int) -> Node:
+        if isinstance(query, ScalarNode | SetNode | BetweenNode | LogicNode | NotNode):
+            query = as_dict(query)
         if isinstance(query, Mapping):
             return self._all_of(query, place, depth)
-        match query:
-            case LogicNode(relation, conditions):
-                return self._logic(_text(relation, place), conditions, place, depth)
-            case NotNode(condition):
-                return self._logic("$not", condition, place, depth)
-            case ScalarNode(field, op, value):
-                return self._leaf(field, op, value, SCALAR_OPERATORS, place, depth)
-            case SetNode(field, op, values):
-                return self._leaf(field, op, values, SET_OPERATORS, place, depth)
-            case BetweenNode(field, lower, upper):
-                return self._leaf(field, "$between", (lower, upper), ("$between",), place, depth)
         wanted = 'expected a query, a dict such as {"staleness": {"$lt": 5}}'
         raise QueryError(f"{wanted}, not one of type {type(query).__name__}", place)
 
@@ -339,17 +331,6 @@ class _QueryParser:
         if op == "$not":
             return NotNode(self._field(name, operand, place, depth + 1))
         return _compared(name, kind, op, self._own_status(kind, operand), place)
-
-    def _leaf(self, field: object, op: object, operand: Any, valid: Iterable[str], place: str, depth: int) -> Node:
-        """Return the checked form of a node built by the user."""
-        self._count(place, depth)
-        name = _text(field, place)
-        kind = _known_field(name, inside(place, name))
-        operator = _text(op, inside(place, name))
-        place = inside(inside(place, name), operator)
-        if operator not in valid:
-            raise _unknown("operator for this node", operator, valid, place)
-        return _compared(name, kind, operator, self._own_status(kind, operand), place)
 
     def _own_status(self, kind: FieldType, operand: Any) -> Any:
         """Return an operand with users' statuses replaced by ours; unknown values are unchanged."""

@@ -67,6 +67,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$lte": operator.le,
 }
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+# Databases allow about 32,000 parameters per statement, and a query has at most 1,000 conditions (`parse.MAX_NODES`).
+_INLINE = 20
 
 
 def number_type(*, integers: bool) -> TypeEngine[Any]:
@@ -114,16 +116,13 @@ Typed = tuple[list[Any], TypeEngine[Any]]
 
 
 class QueryDialect(ABC):
-    """The SQL of one database. Lists of more than `inline` values are sent as one parameter."""
-
-    def __init__(self, inline: int) -> None:
-        self._inline = inline
+    """The SQL of one database. Longer lists than `_INLINE` are sent as one parameter."""
 
     def one_of(self, value: ColumnElement[Any], values: Sequence[Any], kind: TypeEngine[Any]) -> ColumnElement[bool]:
         """Return `value IN values`, all of one type; NULL where the value is NULL."""
         if not values:
             return false()
-        if len(values) <= self._inline:
+        if len(values) <= _INLINE:
             return value.in_([literal(one, kind) for one in values])
         return value.in_(self._rows(values, kind))
 
@@ -268,9 +267,6 @@ def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
 
 Condition = ColumnElement[bool]
 
-_INLINE = 200
-# Databases allow about 32,000 parameters per statement; a query's other operands need fewer than the remainder.
-_INLINE_IN_ALL = 20_000
 _FLAT = 8
 
 
@@ -282,9 +278,7 @@ def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_n
     """
     if dialect_name not in DIALECTS:
         raise ValueError(f"no SQL for {dialect_name!r}, only for {' and '.join(DIALECTS)}")
-    sets = _count_sets(node)
-    dialect = DIALECTS[dialect_name](min(_INLINE, _INLINE_IN_ALL // max(sets, 1)))
-    return _Compiler(columns, dialect).condition(node)
+    return _Compiler(columns, DIALECTS[dialect_name]()).condition(node)
 
 
 class _Compiler:
@@ -366,12 +360,3 @@ def _joined(join: Callable[..., Condition], empty: Condition, parts: Sequence[Co
     halves = (_joined(join, empty, half) for half in (parts[:middle], parts[middle:]))
     # Without type_coerce, SQLAlchemy removes the parentheses.
     return join(*(type_coerce(Grouping(half), Boolean()) for half in halves))
-
-
-def _count_sets(node: Node) -> int:
-    match node:
-        case LogicNode(_, conditions):
-            return sum(map(_count_sets, conditions))
-        case NotNode(condition):
-            return _count_sets(condition)
-    return int(isinstance(node, SetNode))

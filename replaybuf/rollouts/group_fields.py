@@ -9,11 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.rollouts.fields import as_array
+from replaybuf.rollouts.rewards import as_array
 from replaybuf.rollouts.rollout_type import RolloutType
-
-#: Smaller arrays are compared as bytes, which is faster than comparing numbers.
-_LARGE: Final = 16384
 
 
 @dataclass(slots=True)
@@ -65,15 +62,9 @@ class GroupFields:
         return self._ranges
 
 
+#: Smaller arrays are compared as bytes, which is faster than comparing numbers.
+_LARGE: Final = 16384
 _NAMES: Final = tuple(GroupFields.__slots__[:14])
-
-
-def is_empty(tokens: Any) -> bool:
-    """Return whether there are no tokens."""
-    try:
-        return len(tokens) == 0
-    except OverflowError:  # a range with more numbers than any memory holds
-        return False
 
 
 def is_text(response: Any) -> bool:
@@ -91,7 +82,7 @@ def _step_range(
     oldest = int(steps[0]) if same else int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
     if agentic:
         return oldest, None
-    if response_ids is None or is_empty(response_ids):
+    if response_ids is None or len(response_ids) == 0:
         return oldest, oldest if is_text(response) else None
     if mask is None:
         return oldest, oldest if same else _highest(steps)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from replaybuf.rollouts.staleness import (
     date_responses,
     expired_before,
     find_expired,
-    group_staleness,
     has_response,
     mask_stale_tokens,
     refresh_group,
@@ -32,31 +30,10 @@ from replaybuf.rollouts.staleness import (
     unmatched,
 )
 
-# Longer lists of tokens are processed in another thread, and arrays in several turns, to keep the event loop free.
+# Longer lists of tokens are processed in another thread, to keep the event loop free.
 _MANY_TOKENS = 10_000
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = weakref.WeakKeyDictionary()
-
-
-class Turns:
-    """Time slices of the event loop's thread for puts, so that other tasks can run in between."""
-
-    #: The length of a time slice in seconds; puts that begin after it wait for the next one.
-    SECONDS = 0.003
-
-    def __init__(self) -> None:
-        self.in_thread = asyncio.Lock()
-        self._until: float | None = None
-
-    async def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until there is time left in the current slice."""
-        while self._until is not None and time.perf_counter() > self._until:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        if self._until is None:
-            self._until = time.perf_counter() + self.SECONDS
-            loop.call_soon(self._end)
-
-    def _end(self) -> None:
-        self._until = None
+#: Of these threads one computes at a time: each can hold the GIL against the loop for some milliseconds.
+_computing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
 
 def as_group(items: Any) -> list[Any]:
@@ -95,46 +72,34 @@ async def normalise(
 
     `said` overrides the status derived from the rollouts.
     """
-    features = _features(
-        rollout_type.cls is dict,
-        model_step is not None,
-        train_step is not None,
-        rule.active,
-        rule.token_stale_threshold is not None,
-    )
-    rollout_type.require_all(rollouts, features)
+    rollout_type.require_all(rollouts, _features(rollout_type, model_step, train_step, rule))
     group = GroupFields.of(rollouts, rollout_type)
     work = partial(_normalise, rollouts, group, rollout_type, model_step, train_step, rule, said)
-    listed, tokens = _count_tokens(group.response_ids)
-    if tokens >= _MANY_TOKENS:
-        loop = asyncio.get_running_loop()
-        turns = _loops.get(loop) or _loops.setdefault(loop, Turns())
-        if listed >= _MANY_TOKENS:
-            # One at a time: each computing thread can hold the GIL against the loop for some milliseconds.
-            async with turns.in_thread:
-                return await asyncio.to_thread(work)
-        await turns.begin(loop)
-    return work()
+    if sum(len(tokens) for tokens in group.response_ids if isinstance(tokens, (list, tuple))) < _MANY_TOKENS:
+        return work()
+    loop = asyncio.get_running_loop()
+    async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
+        return await asyncio.to_thread(work)
 
 
-@lru_cache
 def _features(
-    is_dict: bool, model_step: bool, train_step: bool, expiry: bool, token_expiry: bool
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    kind: RolloutType, model_step: int | None, train_step: int | None, rule: ExpiryRule
+) -> list[tuple[str, list[str]]]:
     """Return the features used by a put, each with its required fields."""
+    features: list[tuple[str, list[str]]] = []
+    if model_step is not None:
+        features.append(("model_step", ["response_model_steps"]))  # and response_ids, or a response
+    if train_step is not None:
+        features.append(("current_train_step", ["response_model_steps"]))
+    elif rule.active:
+        features.append(("stale_threshold", ["seq_staleness"]))
+    if rule.token_stale_threshold is not None:
+        features.append(("token_stale_threshold", ["response_ids", "response_model_steps", "response_mask"]))
+    if kind.cls is not dict:
+        return features
     # In a dict, a missing mask and the steps from `model_step` are added.
-    given = {"response_mask"} if is_dict else set()
-    given |= {"response_model_steps"} if is_dict and model_step else set()
-    features: list[tuple[str, tuple[str, ...]]] = []
-    if model_step:
-        features.append(("model_step", ("response_model_steps",)))  # and response_ids, or a response
-    if train_step:
-        features.append(("current_train_step", ("response_model_steps",)))
-    elif expiry:
-        features.append(("stale_threshold", ("seq_staleness",)))
-    if token_expiry:
-        features.append(("token_stale_threshold", ("response_ids", "response_model_steps", "response_mask")))
-    return tuple((feature, tuple(name for name in names if name not in given)) for feature, names in features)
+    given = {"response_mask"} if model_step is None else {"response_mask", "response_model_steps"}
+    return [(feature, [name for name in names if name not in given]) for feature, names in features]
 
 
 def _normalise(
@@ -250,7 +215,7 @@ def _apply_rules(
     rule: ExpiryRule,
 ) -> Normalised:
     refreshed = None if train_step is None else refresh_group(rollouts, train_step, kind, group)
-    staleness = group_staleness(rollouts, kind, group) if refreshed is None else max(refreshed)
+    staleness = max(refreshed if refreshed is not None else [int(value or 0) for value in group.seq_staleness])
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
@@ -285,17 +250,6 @@ def _mask(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
             "old its tokens are; give put the model_step of the weights that wrote them, or no token_stale_threshold"
         )
     mask_stale_tokens(rollouts, through, kind)
-
-
-def _count_tokens(column: Sequence[Any]) -> tuple[int, int]:
-    """Return the numbers of response tokens in lists and of all, as far as known."""
-    listed = others = 0
-    for tokens in column:
-        if isinstance(tokens, (list, tuple)):
-            listed += len(tokens)
-        elif isinstance(tokens, np.ndarray):
-            others += tokens.size
-    return listed, listed + others
 
 
 def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> Status:

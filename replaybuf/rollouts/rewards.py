@@ -1,15 +1,14 @@
-"""Rewards as numbers, for SQL, orders and means."""
+"""Rewards as numbers, for SQL, orders and means; and tokens in lists, arrays and tensors alike."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Final
 
 import numpy as np
-
-from replaybuf.rollouts.fields import as_array
 
 #: The part of a dict reward that is the number, unless the config names another.
 SCORE: Final = "score"
@@ -42,21 +41,16 @@ def unreadable(reward: Any, key: str = SCORE) -> str | None:
     if reward is None or reward_value(reward, key) is not None:
         return None
     if isinstance(reward, Mapping):
-        if key in reward:
-            part = unreadable(reward[key], key)
-            return None if part is None else f"{key!r}: {part}"
-        return f"a dict without {key!r}"
+        part = unreadable(reward.get(key), key)
+        return f"{key!r}: {part}" if part else None if key in reward else f"a dict without {key!r}"
     if isinstance(reward, str):
         return "a text"
     if isinstance(reward, Real):
-        return _out_of_range(reward)
-    if isinstance(reward, (list, tuple)):
-        return f"a {type(reward).__name__} of {len(reward)}"
-    size = getattr(_array(reward), "size", None)
-    if size is None:
+        return "a number that isn't finite"
+    array = _array(reward)
+    if array is None:
         return f"a {type(reward).__name__}"
-    single = _single(reward)
-    return f"an array of {size}" if single is None else _out_of_range(single)
+    return "a number that isn't finite" if array.size == 1 else f"an array of {array.size}"
 
 
 def numeric_parts(reward: Any) -> Sequence[str]:
@@ -73,17 +67,6 @@ def _array(values: Any) -> np.ndarray[Any, Any] | None:
     return array if isinstance(array, np.ndarray) else None
 
 
-def _out_of_range(number: Real) -> str:
-    """Describe a number that isn't a finite double."""
-    try:
-        float(number)
-    except OverflowError:
-        return "a number too large for a double"
-    except (TypeError, ValueError):  # a numpy.timedelta64
-        return f"a {type(number).__name__}"
-    return "a number that isn't finite"
-
-
 def _single(values: Any) -> Real | None:
     """Return the single number of a tensor or array, or None."""
     array = _array(values)
@@ -91,3 +74,57 @@ def _single(values: Any) -> Real | None:
         return None
     number = array.item()
     return number if isinstance(number, Real) else None
+
+
+# Tokens
+
+_NUMBERS = (list, np.ndarray)
+
+
+def is_tensor(values: Any) -> bool:
+    """Return whether this is a torch tensor, or a stand-in for one."""
+    return type(values) is not list and hasattr(values, "detach") and hasattr(values, "new_full")
+
+
+def as_array(values: Any) -> Any:
+    """Return a tensor or another object with `__array__` as a numpy array; other values unchanged.
+
+    Raises ValueError for a tensor that can't be read.
+    """
+    if values is None or isinstance(values, _NUMBERS):
+        return values
+    if is_tensor(values):
+        try:
+            return _numbers(values.detach().cpu())
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"a tensor of {values.dtype} can't be read: {error}") from error
+    return np.asarray(values) if hasattr(values, "__array__") else values
+
+
+def _numbers(tensor: Any) -> Any:
+    try:
+        return tensor.numpy()
+    except TypeError:  # a float type unknown to numpy
+        return tensor.float().numpy()
+
+
+def extended(tokens: Any, count: int, number: int) -> Any:
+    """Return a tensor of tokens with `number` appended `count` times. Raises ValueError unless it is 1-dimensional."""
+    try:
+        return sys.modules["torch"].cat([tokens, tokens.new_full((count,), number)])
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
+def repeated(number: int, count: int, like: Any) -> Any:
+    """Return an int32 tensor that repeats `number` `count` times, on the device of `like`."""
+    return like.new_full((count,), number, dtype=getattr(sys.modules.get("torch"), "int32", None))
+
+
+def copied(values: Any) -> Any:
+    """Return an independent copy of tokens, of the same type; None for None."""
+    if values is None:
+        return None
+    if is_tensor(values):
+        return values.detach().clone()
+    return values.copy() if hasattr(values, "copy") else list(values)

@@ -17,10 +17,9 @@ from pydantic import BaseModel
 
 from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
 from replaybuf.rollouts.annotations import choices_of, hints_of, types_in
-from replaybuf.rollouts.fields import Fields
 from replaybuf.rollouts.rewards import SCORE
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.shapes import Shape, is_namedtuple, kind_of, quoted, shape_of
+from replaybuf.rollouts.shapes import Fields, Shape, is_namedtuple, kind_of, quoted, shape_of
 from replaybuf.rollouts.statuses import Statuses
 
 
@@ -64,12 +63,12 @@ class Classes:
                 self._add(cls)
             elif is_namedtuple(cls):
                 self._add(cls)
-                pending += [kind for hint in hints_of(cls).values() for kind in types_in(hint, cls)]
+                pending += [kind for hint in hints_of(cls).values() for kind in types_in(hint)]
             elif (shape := shape_of(cls)) is not None:
                 if not issubclass(cls, dict):  # a TypedDict's instances are dicts
                     self.shapes[cls] = shape
                     self._add(cls, known=True)
-                pending += [kind for field in shape.fields for kind in types_in(field.annotation, cls)]
+                pending += [kind for field in shape.fields for kind in types_in(field.annotation)]
                 pending += _origin(cls)
 
     def _add(self, cls: type[Any], *, known: bool = False) -> None:
@@ -151,7 +150,7 @@ class RolloutType:
         reward_key: str = SCORE,
     ) -> None:
         if isinstance(origin := get_origin(cls), type) and is_storable(origin):  # `Sample[Info]`: instances are Samples
-            types = [*filter(is_storable, types_in(cls, origin)), *types]
+            types = [*filter(is_storable, types_in(cls)), *types]
             cls = origin
         if not isinstance(reward_key, str) or not reward_key:
             raise ConfigError(f"reward_key must be the name of a part of a dict reward, got {reward_key!r:.100}")
@@ -177,7 +176,7 @@ class RolloutType:
         self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
         status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
-        self._status_choices = choices_of(status.annotation, cls) if status else []
+        self._status_choices = choices_of(status.annotation) if status else []
 
     def __repr__(self) -> str:
         return f"RolloutType({self.cls.__qualname__})"
@@ -198,18 +197,14 @@ class RolloutType:
                 f"{theirs!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
             ) from error
 
-    def reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
-        """Return a function that reads these fields of ours from a rollout, None for a missing one.
+    def columns(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
+        """Return the values of these fields of ours, at least two, one sequence for each field, None for a missing one.
 
-        A call costs a fraction of as many calls of `get`. There must be at least two names.
+        It costs a fraction of as many calls of `get`.
         """
-        if (known := self._readers.get(names)) is None:
-            known = self._readers[names] = self._reader(names)
-        return known
-
-    def columns(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[tuple[Any, ...]]:
-        """Return the values of these fields of ours, in a tuple for each field, None for a missing one."""
-        return [*zip(*map(self.reader(names), rollouts), strict=True)]
+        if (read := self._readers.get(names)) is None:
+            read = self._readers[names] = self._reader(names)
+        return [*zip(*map(read, rollouts), strict=True)]
 
     def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
         theirs = [self._theirs.get(name, name) for name in names]
@@ -306,10 +301,7 @@ class RolloutType:
         Raises DecodeError, naming the fields, if there are unknown or missing ones, as in a payload of another rollout
         type.
         """
-        if problem := self._shape.problem(fields):
-            raise DecodeError(
-                f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
-            )
+        self._check_stored(fields)
         return self._shape.build(fields)
 
     def rows(self, rollouts: Sequence[Any]) -> list[Fields]:
@@ -317,8 +309,6 @@ class RolloutType:
         for rollout in rollouts:
             if type(rollout) is not self._instances:
                 self.check_class(rollout)
-        if len(rollouts) == 1:
-            return [self.to_fields(rollouts[0])]
         rows = self._shape.rows(rollouts)
         names = [*map(tuple, rows)]
         for fields in rows[:1] if rows and names.count(names[0]) == len(rows) else rows:
@@ -335,11 +325,14 @@ class RolloutType:
         """Build rollouts from the values of each field, as `from_fields` does from those of one rollout."""
         if not columns:
             return [self.from_fields({}) for _ in range(rows)]
-        if problem := self._shape.problem(dict.fromkeys(columns)):
+        self._check_stored(dict.fromkeys(columns))
+        return self._shape.build_all(columns, rows)
+
+    def _check_stored(self, fields: Fields) -> None:
+        if problem := self._shape.problem(fields):
             raise DecodeError(
                 f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
             )
-        return self._shape.build_all(columns, rows)
 
     def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
         """Return these names of fields whose arrays can be read later. Raises InputError."""

@@ -7,31 +7,125 @@ are not stored; private attributes of pydantic models get their defaults. Classe
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Any
 
 import typing_extensions
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
-from replaybuf.rollouts.fields import (
-    Defaults,
-    Field,
-    Fields,
-    dataclass_fields,
-    private_defaults,
-    pydantic_fields,
-    typed_dict_fields,
-)
+from replaybuf.rollouts.annotations import hints_of
+
+Fields = dict[str, Any]
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults that can be shared, not copied
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a class.
+
+    `make(values)` returns a new default, given the preceding fields; if it is None, `default` is shared. An `optional`
+    field may be absent, and stays unset without a default.
+    """
+
+    name: str
+    annotation: Any
+    optional: bool
+    has_default: bool = False
+    default: Any = None
+    make: Callable[[Fields], Any] | None = None
+
+
+class Defaults:
+    """Fills in the missing fields."""
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        fields = tuple(fields)
+        # Includes required fields, so that the result is in the order of declaration.
+        self.template = {field.name: field.default for field in fields if field.has_default or not field.optional}
+        self._makers = tuple((field.name, field.make) for field in fields if field.make is not None)
+        #: The fields whose default is made for each instance.
+        self.made = frozenset(name for name, _ in self._makers)
+
+    def fill(self, given: Fields) -> Fields:
+        """Return a new dict of all fields."""
+        values = {**self.template, **given}
+        for name, make in self._makers:
+            if name not in given:
+                values[name] = make(values)
+        return values
+
+
+def _takes_values(info: Any) -> bool:
+    return bool(getattr(info, "default_factory_takes_validated_data", False))  # pydantic 2.9 doesn't have it
+
+
+def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
+    """Yield the fields of a pydantic model or dataclass, from its `model_fields`."""
+    for name, info in infos.items():
+        if info.is_required():
+            yield Field(name, info.annotation, optional=info.init is False)
+        else:
+            yield _with_default(name, info.annotation, info.default, info.default_factory, _takes_values(info))
+
+
+def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
+    """Yield the fields of a dataclass; those with init=False and no default are optional."""
+    hints = hints_of(cls)
+    for field in dataclasses.fields(cls):
+        if isinstance(field.default, FieldInfo):  # of a pydantic dataclass
+            yield from pydantic_fields({field.name: field.default})
+            continue
+        annotation = hints.get(field.name, field.type)
+        if field.default is not dataclasses.MISSING:
+            yield _with_default(field.name, annotation, field.default, None)
+        elif field.default_factory is not dataclasses.MISSING:
+            yield _with_default(field.name, annotation, None, field.default_factory)
+        else:
+            yield Field(field.name, annotation, optional=not field.init)
+
+
+def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:
+    """Yield the keys of a TypedDict."""
+    required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
+    for name, annotation in hints_of(cls).items():
+        # Annotations in string form hide NotRequired from the class itself.
+        qualifiers = _qualifiers(annotation)
+        needed = typing_extensions.Required in qualifiers or name in required
+        yield Field(name, annotation, optional=not needed or typing_extensions.NotRequired in qualifiers)
+
+
+def _qualifiers(annotation: Any) -> list[Any]:
+    found = []
+    while (origin := typing_extensions.get_origin(annotation)) is not None:
+        found.append(origin)
+        annotation = typing_extensions.get_args(annotation)[0]
+    return found
+
+
+def _with_default(
+    name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None, takes_values: bool = False
+) -> Field:
+    make: Callable[[Fields], Any] | None = None
+    if factory is not None:
+        make = factory if takes_values else lambda _: factory()
+    elif not isinstance(default, _ATOMS):
+        make = lambda _: copy.deepcopy(default)  # noqa: E731
+    return Field(name, annotation, optional=True, has_default=True, default=default, make=make)
+
 
 #: The attribute of a model's `__setattr__` with the fields for which it does more than pydantic's.
 SETS_MORE = "__sets_more__"
 _PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-_SEEN_LIMIT = 1024  # extra fields allow any number of name sets
 
 _ONLY_STR = frozenset({str})
 # Subclasses of these have content besides their fields.
@@ -58,7 +152,6 @@ class Shape(ABC):
         #: The fields that are left out of payloads when they are None.
         self.omitted = self.names - self._keep_none
         self._defaults = Defaults(self.fields)
-        self._seen: set[tuple[str, ...]] = set()
 
     @abstractmethod
     def read(self, instance: Any) -> Fields:
@@ -94,15 +187,10 @@ class Shape(ABC):
 
     def problem(self, fields: Fields) -> str:
         """Describe unknown and missing fields; "" if there are none."""
-        # Cache of valid tuples of names.
-        if (names := tuple(fields)) in self._seen:
+        if self.required <= fields.keys() <= self.names:
             return ""
         unknown = [name for name in fields if not (name in self.names or (self.extra and isinstance(name, str)))]
         missing = sorted(self.required - fields.keys())
-        if not unknown and not missing:
-            if len(self._seen) >= _SEEN_LIMIT:
-                self._seen.clear()
-            self._seen.add(names)
         problems = [f"it has no {quoted(unknown)}"] if unknown else []
         return " and ".join(problems + ([f"{quoted(missing)} must be there"] if missing else []))
 
@@ -137,11 +225,14 @@ class _ModelShape(Shape):
         if not cls.__pydantic_complete__:
             cls.model_rebuild(raise_errors=False)
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
-        self._private = private_defaults(cls)
+        private = cls.__private_attributes__.items()
+        self._private: list[tuple[str, Any]] = [
+            (name, one.default_factory or partial(copy.deepcopy, one.default))
+            for name, one in private
+            if one.default_factory is not None or one.default is not PydanticUndefined
+        ]
         self.runs_code = bool(cls.model_config.get("validate_assignment"))
         self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
-        omitted = tuple(self.omitted)
-        self._few_omitted = None if self._cached or 4 * len(omitted) > len(self.names) else omitted
         self._set_directly = self._plainly_set()
 
     def _plainly_set(self) -> frozenset[str]:
@@ -154,10 +245,7 @@ class _ModelShape(Shape):
         return frozenset(name for name in self.names if not fields[name].frozen) - getattr(sets, SETS_MORE, frozenset())
 
     def set(self, instance: Any, name: str, value: Any) -> None:
-        if name in self._set_directly:
-            instance.__dict__[name] = value
-            instance.__pydantic_fields_set__.add(name)
-        else:
+        if not self.set_directly((instance,), name, (value,)):
             super().set(instance, name, value)
 
     def set_directly(self, instances: Sequence[Any], name: str, values: Sequence[Any]) -> bool:
@@ -169,16 +257,10 @@ class _ModelShape(Shape):
         return True
 
     def read(self, instance: Any) -> Fields:
-        if self._few_omitted is not None:
-            fields: Fields = instance.__dict__.copy()
-            for name in self._few_omitted:
-                if fields.get(name, self) is None:
-                    del fields[name]
-        else:
-            keep_none, values = self._keep_none, instance.__dict__.items()
-            fields = {name: v for name, v in values if v is not None or name in keep_none}
-            if self._cached:  # values of cached properties are in `__dict__`, too
-                fields = {name: value for name, value in fields.items() if name in self.names}
+        keep_none, values = self._keep_none, instance.__dict__.items()
+        fields = {name: value for name, value in values if value is not None or name in keep_none}
+        if self._cached:  # values of cached properties are in `__dict__`, too
+            fields = {name: value for name, value in fields.items() if name in self.names}
         if extra := instance.__pydantic_extra__:
             fields.update(extra)
         return fields
@@ -189,7 +271,7 @@ class _ModelShape(Shape):
         return [instance.__dict__ for instance in instances]
 
     def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
-        if self.extra or self._private or not columns.keys() >= self._defaults.made:
+        if self.extra or self.cls.__private_attributes__ or not columns.keys() >= self._defaults.made:
             return super().build_all(columns, rows)
         template, given = self._defaults.template, {*columns}
         whole = [columns[name] if name in given else [value] * rows for name, value in template.items()]
@@ -211,7 +293,8 @@ class _ModelShape(Shape):
         put(instance, "__dict__", values)
         put(instance, "__pydantic_fields_set__", names)
         put(instance, "__pydantic_extra__", extra)
-        put(instance, "__pydantic_private__", self._private.fill({}, values) if self._private else None)
+        private = {name: make() for name, make in self._private}
+        put(instance, "__pydantic_private__", private if self.cls.__private_attributes__ else None)
         return instance
 
 
@@ -219,8 +302,7 @@ class _DataclassShape(Shape):
     """A dataclass: its fields are attributes, possibly unset."""
 
     def __init__(self, cls: type[Any]) -> None:
-        config = getattr(cls, "__pydantic_config__", {})  # extra fields of a pydantic dataclass are attributes
-        super().__init__(cls, dataclass_fields(cls), extra=config.get("extra") == "allow")
+        super().__init__(cls, dataclass_fields(cls))
         # Slots and other descriptors aren't set through `__dict__`.
         self._set_each = any(vars(base).get("__slots__") for base in cls.__mro__) or any(
             hasattr(vars(base).get(name), "__set__") for base in cls.__mro__ for name in self.names
@@ -234,14 +316,10 @@ class _DataclassShape(Shape):
                 continue
             if value is not dataclasses.MISSING:
                 fields[field.name] = value
-        if self.extra:
-            for name, value in getattr(instance, "__dict__", {}).items():
-                if name not in self.names and name[:1] != "_" and not hasattr(self.cls, name):
-                    fields[name] = value
         return fields
 
     def build(self, fields: Fields) -> Any:
-        instance = _new(self.cls)
+        instance: Any = object.__new__(self.cls)
         values = self._defaults.fill(fields)
         if not self._set_each:
             instance.__dict__.update(values)
@@ -258,7 +336,7 @@ def shape_of(cls: Any) -> Shape | None:
     if cls is dict:
         return _DictShape(cls, (), extra=True)
     if typing_extensions.is_typeddict(cls):
-        return _DictShape(cls, typed_dict_fields(cls), extra=_has_extra_items(cls))
+        return _DictShape(cls, typed_dict_fields(cls))
     if issubclass(cls, BaseModel):
         return None if cls is BaseModel else _ModelShape(cls)
     if issubclass(cls, _VALUES):
@@ -277,18 +355,6 @@ def kind_of(cls: type[Any]) -> str:
 def is_namedtuple(cls: Any) -> bool:
     """Return whether this is a named tuple class."""
     return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
-
-
-def _has_extra_items(cls: type[Any]) -> bool:
-    items = getattr(cls, "__extra_items__", None)
-    return items is not None and items is not getattr(typing_extensions, "NoExtraItems", None)
-
-
-def _new(cls: Any) -> Any:
-    try:
-        return cls.__new__(cls)
-    except TypeError:  # its `__new__` needs arguments
-        return object.__new__(cls)
 
 
 def _is_frozen(error: Exception) -> bool:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replaybuf.checks import check_threshold
-from replaybuf.rollouts import fields
-from replaybuf.rollouts.fields import as_array, is_tensor
-from replaybuf.rollouts.group_fields import GroupFields, is_empty, is_text
+from replaybuf.rollouts import rewards
+from replaybuf.rollouts.group_fields import GroupFields, is_text
+from replaybuf.rollouts.rewards import as_array, is_tensor
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.rollout_type import RolloutType
 
@@ -92,7 +92,7 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
     stale[: len(known)] = known <= through
     masked: Any
     if is_tensor(mask) or (mask is None and is_tensor(response_ids)):
-        masked = fields.copied(mask) if is_tensor(mask) else fields.repeated(1, len(stale), like=response_ids)
+        masked = rewards.copied(mask) if is_tensor(mask) else rewards.repeated(1, len(stale), like=response_ids)
         masked[np.flatnonzero(stale).tolist()] = 0
     elif mask is None:
         fresh = (~stale).astype(np.int32)
@@ -125,11 +125,6 @@ def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutT
     for rollout, staleness in zip(rollouts, values, strict=True):
         if kind.get(rollout, "seq_staleness") != staleness:
             kind.set(rollout, "seq_staleness", staleness)
-
-
-def group_staleness(rollouts: Sequence[Any], kind: RolloutType, group: GroupFields | None = None) -> int:
-    """Return a group's staleness: the largest `seq_staleness` of its rollouts (0 for rollouts without that field)."""
-    return max(int(value or 0) for value in (group or GroupFields.of(rollouts, kind)).seq_staleness)
 
 
 def find_expired(
@@ -184,15 +179,10 @@ def reset_response(rollout: Any, kind: RolloutType) -> None:
         if kind.has(rollout, name):
             kind.set(rollout, name, None)
     if kind.has(rollout, "tokens"):
-        kind.set(rollout, "tokens", fields.copied(kind.get(rollout, "prompt_ids", ())))
+        kind.set(rollout, "tokens", rewards.copied(kind.get(rollout, "prompt_ids", ())))
 
 
 # Model steps: the versions of the weights that wrote the tokens of a response
-
-
-def newest_trainable_steps(rollouts: Sequence[Any], kind: RolloutType) -> list[int | None]:
-    """Return for each rollout the newest model step among its trainable tokens, or None (`GroupFields.ranges`)."""
-    return [newest for _, newest in GroupFields.of(rollouts, kind).ranges()]
 
 
 def undated(group: GroupFields) -> int | None:
@@ -210,7 +200,7 @@ def undated(group: GroupFields) -> int | None:
 def is_undated(rollout: Any, kind: RolloutType) -> bool:
     """Return whether a rollout, of a class that may have model steps, has response tokens without one."""
     tokens, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
-    if not kind.may_have("response_model_steps") or tokens is None or is_empty(tokens):
+    if not kind.may_have("response_model_steps") or tokens is None:
         return False
     return len(tokens) > (0 if steps is None else len(steps))
 
@@ -225,7 +215,7 @@ def unmatched(group: GroupFields) -> int | None:
     columns = group.response_mask, group.response_model_steps, group.response_ids
     for index, (mask, steps, tokens) in enumerate(zip(*columns, strict=True)):
         given = mask is not None and steps is not None and tokens is not None
-        if given and len(steps) > len(mask) and not is_empty(tokens):
+        if given and len(steps) > len(mask) and len(tokens) > 0:
             return index
     return None
 
@@ -276,9 +266,9 @@ def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> A
     if isinstance(steps, np.ndarray):
         return np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     if is_tensor(steps):
-        return fields.extended(steps, missing, model_step)
+        return rewards.extended(steps, missing, model_step)
     if steps is None and is_tensor(response_ids):
-        return fields.repeated(model_step, missing, like=response_ids)
+        return rewards.repeated(model_step, missing, like=response_ids)
     return [*(steps or ()), *([model_step] * missing)]
 
 

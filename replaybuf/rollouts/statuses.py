@@ -69,7 +69,6 @@ class Statuses:
     """
 
     def __init__(self, own: Mapping[Any, Any] | None = None) -> None:
-        self._known: dict[Any, Status | None] = {}
         table = {**_ALIASES, **{status.value: status for status in Status}}
         mapped: dict[Any, Status] = {}
         for theirs, ours in (own or {}).items():
@@ -84,17 +83,7 @@ class Statuses:
         """Return the Status of a Status, a string, or a member of any Enum; None if unknown."""
         if type(value) is Status:
             return value
-        key = (type(value), value)  # members of two IntEnums may be equal
-        try:
-            return self._known[key]
-        except KeyError:
-            pass
-        except TypeError:  # not hashable
-            return None
-        status = _by_text(value, self._table)
-        if isinstance(value, str | Enum) and len(self._known) < 1000:
-            self._known[key] = status
-        return status
+        return _by_text(value, self._table)
 
     def check(self, value: Any) -> Status:
         """Return the Status of a value, as `get` does. Raises InputError."""

@@ -1,81 +1,22 @@
 """The circumstances of waits in a buffer: tallies, leases, live workers, and other waits.
 
 All are plain values, read by a store (`storage.sql.inspection.circumstances`) or known to a process itself: all but the
-time and the tallies may be missing. Times are in seconds since the epoch, by the store's clock. The functions at the
-beginning format names, numbers and times for sentences about waits.
+time and the tallies may be missing. Times are in seconds since the epoch, by the store's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from replaybuf.errors import ConfigError
-from replaybuf.redact import escape
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever, total
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
-
-
-_NAMED = 3
-_LONGEST = 80
-_HALF_A_DAY = 12 * 3600.0
-
-
-def brief(text: str, length: int = _LONGEST) -> str:
-    """Return the beginning of a text on one line, without anything that could drive a terminal or forge a log."""
-    return _cut(escape(" ".join(text[: 4 * length].split())), length)
-
-
-def _cut(line: str, length: int = _LONGEST) -> str:
-    return line if len(line) <= length else line[: length - 3] + "..."
-
-
-def named(name: str) -> str:
-    """Return the name of a task or worker, quoted if its white space would be ambiguous."""
-    return brief(name) if name == " ".join(name.split()) else _cut(escape(repr(name[: 4 * _LONGEST])))
-
-
-def listed(names: Iterable[str], most: int = _NAMED) -> str:
-    """Return names as `a, b and c`, or `a, b, c and 4 more`."""
-    return joined([named(name) for name in names], most)
-
-
-def joined(parts: Sequence[str], most: int = _NAMED, *, link: str = "and") -> str:
-    """Return parts of a sentence as `a, b and c`, or `a, b, c and 4 more`."""
-    if len(parts) > most:
-        return f"{', '.join(parts[:most])} and {len(parts) - most:,} more"
-    return f" {link} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
-
-
-def groups(count: int, status: str = "") -> str:
-    """Return `1 completed group`, `64 completed groups`."""
-    return f"{count:,} {status}{' ' if status else ''}group{'' if count == 1 else 's'}"
-
-
-def clock(moment: float, now: float) -> str:
-    """Return a time of day in UTC, with its date if it isn't within twelve hours of `now`.
-
-    Sentences have no ages: they are read in logs, events and errors, when an age would be wrong.
-    """
-    form = "%H:%M:%S UTC" if abs(now - moment) < _HALF_A_DAY else "%Y-%m-%d %H:%M UTC"
-    return datetime.fromtimestamp(moment, UTC).strftime(form)
-
-
-def wanted(wants: Mapping[str, int], status: str) -> str:
-    """Return `64 completed groups of math and 8 of code`."""
-    tasks: Sequence[tuple[str, int]] = [*wants.items()]
-    if not tasks:
-        return groups(0, status)
-    (task, count), *others = tasks
-    return joined([f"{groups(count, status)} of {named(task)}", *(f"{n:,} of {named(name)}" for name, n in others)])
-
 
 #: The statuses of groups that producers lease: to generate, continue or regenerate them.
 IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
@@ -89,9 +30,6 @@ LIVE_SECONDS = 15.0
 #: `_BRIEFEST` seconds. A flow of groups has stopped if none came for `_PAUSES` times the mean seconds between two puts,
 #: and for at least `_PAUSE` seconds.
 RATE_SECONDS, _FEWEST, _BRIEFEST, _PAUSE, _PAUSES = 300.0, 5, 10.0, 30.0, 5.0
-
-# With fewer seconds of history, or a last put so shortly before it, the rate per hour is unknown.
-_SHORTEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +86,10 @@ class Worker:
         """Whether the worker has put groups, and whether it has drawn any."""
         return bool(self.groups), bool(self.taken)
 
-    def is_silent(self, now: float) -> bool:
-        """Return whether the process was killed, or its last heartbeat is so old that it must be gone."""
-        late = now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
-        return self.ended_at is None and (self.killed or late)
-
     def state(self, now: float) -> str:
-        """Return "alive", "silent" (killed, or lost with its host) or "ended"."""
-        return "ended" if self.ended_at is not None else "silent" if self.is_silent(now) else "alive"
+        """Return "alive", "silent" (killed, or its last heartbeat is so old that it must be gone) or "ended"."""
+        late = now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
+        return "ended" if self.ended_at is not None else "silent" if self.killed or late else "alive"
 
     def is_alive(self, now: float) -> bool:
         """Return whether the process has neither ended nor fallen silent."""
@@ -173,21 +107,19 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """A count since `Circumstances.before` (`lately`), and since the beginning (`ever`)."""
+class Came:
+    """What became of a task's groups since an earlier time, or ever.
 
-    lately: int
-    ever: int
+    `completed` were put as such. `expired` did so in a refresh, or (`early` of them) before they were put. `failed`
+    were put so, or set aside later, among them up to `spoilt` completed ones.
+    """
 
-    @classmethod
-    def of(cls, now: int, earlier: int) -> Counted:
-        return cls(max(0, now - earlier), now)
-
-    def __add__(self, other: Counted) -> Counted:
-        return Counted(self.lately + other.lately, self.ever + other.ever)
-
-    def __sub__(self, other: Counted) -> Counted:
-        return Counted(max(0, self.lately - other.lately), max(0, self.ever - other.ever))
+    completed: int
+    expired: int
+    early: int
+    filtered: int
+    failed: int
+    spoilt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +145,11 @@ class Circumstances:
     """The known state of a buffer at the time `now`.
 
     `limits` are those of the waiting process, None if none was recorded. `matches` is the number of groups of each task
-    that match the wait's query; `unknown_tags` are the tags in the query that none of the newest groups has, each with
-    the most similar existing tag. `trainer` is the published trainer state, `steps` the train step of each task's last
+    that match the wait's query. `trainer` is the published trainer state, `steps` the train step of each task's last
     refresh, `last_put` the time of the last put of each task and status as far as known, `errors` the error of a task's
-    newest failed group,
-    `failed_by` the workers that put its newest failed groups, and `failed_with` the workers that drew groups set aside
-    later. `before` has the counts of an hour ago, or the oldest known since then, `recent` those of `RATE_SECONDS` ago.
-    `datasets` is the number of prompts drawn of each task whose dataset was read to its end.
+    newest failed group, and `failed_by` counts its newest failures by worker: of who put the group, or who drew one
+    that was set aside. `before` has the counts of an hour ago, or the oldest known since then, `recent` those of
+    `RATE_SECONDS` ago. `datasets` is the number of prompts drawn of each task whose dataset was read to its end.
     """
 
     now: float
@@ -229,7 +159,6 @@ class Circumstances:
     workers: Sequence[Worker] = ()
     waits: Sequence[Wait] = ()
     matches: Mapping[str, int] | None = None
-    unknown_tags: Mapping[str, str | None] = field(default_factory=dict)
     trainer: TrainState | None = None
     steps: Mapping[str, int] = field(default_factory=dict)
     before: Before | None = None
@@ -238,7 +167,6 @@ class Circumstances:
     last_take: Taking | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
     failed_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    failed_with: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     restored: Restored | None = None
     datasets: Mapping[str, int] = field(default_factory=dict)
 
@@ -271,15 +199,22 @@ class Circumstances:
 
     @cached_property
     def alive(self) -> list[Worker]:
-        """The producers that have neither ended nor fallen silent."""
-        return [one for one in self.producers if one.is_alive(self.now)]
+        """The producers that have neither ended nor fallen silent, and can put groups."""
+        return [one for one in self.producers if one.is_alive(self.now) and not self.is_fenced(one)]
+
+    def is_fenced(self, worker: Worker) -> bool:
+        """Return whether a worker opened the buffer before another one restored it, so that it can put nothing."""
+        restored = self.restored
+        if restored is None or any(time > restored.time for time in self.last_put.values()):
+            return False  # somebody goes on, perhaps this process with a buffer that it opened later
+        return worker.started_at < restored.time and worker.name != restored.worker
 
     @cached_property
     def replaced(self) -> list[Worker]:
         """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
         alive = [one for one in self.workers if one.is_alive(self.now)]
         found = []
-        for one in (one for one in self.workers if one.is_silent(self.now)):
+        for one in (one for one in self.workers if one.state(self.now) == "silent"):
             later = [other for other in alive if other.started_at >= one.seen_at and other.does == one.does]
             if later:
                 alive.remove(later[0])
@@ -304,23 +239,29 @@ class Circumstances:
         """Return whether anything was ever put into a task."""
         return any(total(self.tallies, task, name) for name in (Tally.PUT, Tally.SIZE, Tally.LEASED))
 
-    def has_groups(self, task: str) -> bool:
-        """Return whether a task has groups to be drawn or finished."""
-        unfinished = self.unfinished(task) or total(self.tallies, task, Tally.LEASED)
-        return bool(self.count(task, Status.COMPLETED) or unfinished)
-
     @cached_property
     def tasks(self) -> list[str]:
         """The tasks into which groups were put."""
-        names = {task for task, _, _ in self.tallies}
-        return sorted(task for task in names if self.knows(task))
+        return sorted(task for task in {task for task, _, _ in self.tallies} if self.knows(task))
 
-    def put(self, task: str, status: Status) -> Counted:
-        """Return the number of groups of a status that were put."""
-        return self._put_since(self.before, task, status)
+    def put(self, task: str, status: Status, before: Before | None = None) -> int:
+        """Return the number of groups of a status that were put since an earlier time, or ever."""
+        earlier = 0 if before is None else before.put.get((task, status), 0)
+        return max(0, self.count(task, status, Tally.PUT) - earlier)
 
-    def _put_since(self, before: Before | None, task: str, status: Status) -> Counted:
-        return Counted.of(self.count(task, status, Tally.PUT), before.put.get((task, status), 0) if before else 0)
+    def came(self, task: str, before: Before | None = None) -> Came:
+        """Return what became of a task's groups since an earlier time, or ever."""
+        expired, set_aside = (before.expired, before.set_aside) if before is not None else ({}, {})
+        early = self.put(task, Status.EXPIRED, before)
+        aside = max(0, total(self.tallies, task, Tally.SET_ASIDE) - set_aside.get(task, 0))
+        return Came(
+            self.put(task, Status.COMPLETED, before),
+            max(0, expired_ever(self.tallies, task) - expired.get(task, 0)),
+            early,
+            self.put(task, Status.FILTERED, before),
+            self.put(task, Status.FAILED, before) + aside,
+            min(aside, self.count(task, Status.COMPLETED, Tally.SET_ASIDE)),
+        )
 
     def last(self, task: str) -> float | None:
         """Return the time of the last put of a task, None if unknown."""
@@ -335,60 +276,14 @@ class Circumstances:
         for before in (self.recent, self.before):
             if before is None or self.abandoned or self.now - before.time < _BRIEFEST:
                 continue
-            count = self._put_since(before, task, status).lately
+            count = self.put(task, status, before)
             if count < _FEWEST:
                 continue
             last = self.last_put.get((task, status), self.now)
             if self.now - last > max(_PAUSE, _PAUSES * (last - before.time) / count):
                 return 0.0
             if status == Status.COMPLETED:
-                late = self._put_since(before, task, Status.EXPIRED).lately
-                lost = expired_ever(self.tallies, task) - before.expired.get(task, 0) - late
-                count -= max(0, lost)
+                came = self.came(task, before)
+                count -= max(0, came.expired - came.early)
             return max(0, count) / (self.now - before.time)
         return 0.0
-
-    def hourly(self, task: str, status: Status) -> float | None:
-        """Return the puts of a status per hour since `before`; None if unknown.
-
-        It is unknown if no counts were recorded before the last puts.
-        """
-        if self.before is None or self.now - self.before.time < _SHORTEST:
-            return None
-        rate = self.put(task, status).lately * 3600 / max(1.0, self.now - self.before.time)
-        seen = (self.last(task) or 0.0) < self.before.time - _SHORTEST
-        return rate if rate or seen else None
-
-    def expired(self, task: str) -> Counted:
-        """Return the number of groups that expired: in a refresh, or before they were put."""
-        return Counted.of(expired_ever(self.tallies, task), self.before.expired.get(task, 0) if self.before else 0)
-
-    def set_aside(self, task: str) -> Counted:
-        """Return the number of groups that became FAILED after their put."""
-        earlier = self.before.set_aside.get(task, 0) if self.before else 0
-        return Counted.of(total(self.tallies, task, Tally.SET_ASIDE), earlier)
-
-    def spoilt(self, task: str) -> Counted:
-        """Return how many of the groups set aside were put as COMPLETED; `lately` is an upper bound."""
-        ever = self.count(task, Status.COMPLETED, Tally.SET_ASIDE)
-        return Counted(min(ever, self.set_aside(task).lately), ever)
-
-
-def in_force(limits: Limits) -> dict[str, Any]:
-    """Return the fields of limits that differ from the defaults."""
-    return {one.name: value for one in fields(limits) if (value := getattr(limits, one.name)) != one.default}
-
-
-def limits_of(stored: Mapping[str, Any]) -> Limits | None:
-    """Return the limits that a process has recorded as these fields; None if they can't be read.
-
-    Fields that this version doesn't know are left out: another version may have written them.
-    """
-    known = {one.name for one in fields(Limits)}
-    values = {name: value for name, value in stored.items() if name in known}
-    if isinstance(values.get("error_buffer"), list):
-        values["error_buffer"] = tuple(values["error_buffer"])
-    try:
-        return Limits(**values)
-    except (ConfigError, TypeError):
-        return None

@@ -1,8 +1,8 @@
 """Finds workers and tasks with unexpectedly low rewards in train steps.
 
 There are two marks. A worker's groups are compared with those that others made of the same task for the same step, over
-one step or many; a task's groups with those of the steps before. What is lower stands out if Student's t of
-the difference is beyond what chance makes of all comparisons of a step, or of a run.
+one step or many; a task's groups with those of the steps before. What is lower stands out if it is so by more standard
+errors than chance makes of the comparisons of a step, or of a whole run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, Protocol
 
-#: The probability that any part of a step, or of a run, stands out by chance alone (the family-wise error rate).
-_CHANCE, _CHANCE_OF_RUN = 0.01, 0.001
+#: Standard errors beyond which a part stands out: one of 1,000 comparisons of a step by chance, of 300,000 of a run.
+_OF_STEP, _OF_RUN = 3.0, 4.5
 #: Fewer groups than this, on either side, are no evidence; nor are fewer rewards beyond one for each mean.
 _FEWEST = 3
 #: The least spread of rewards, relative to the largest one: few groups may be equal.
@@ -82,28 +81,22 @@ def without(workers: Iterable[str | None], table: Table) -> Table:
     return {key: groups for key, groups in table.items() if key[1] not in left_out}
 
 
-def comparisons_of(groups: Table) -> int:
-    """Return the number of compared parts of a step: its workers and its tasks."""
-    return len({worker for _, worker in groups}) + len({task for task, _ in groups})
-
-
-def by_worker(steps: Sequence[Table], *, comparisons: int | None = None) -> list[Part]:
+def by_worker(steps: Sequence[Table], *, of_run: bool = False) -> list[Part]:
     """Return the groups of steps by worker, the worst first, each compared with its task's groups of others.
 
-    `comparisons` is the number of parts compared in a whole run; None: those of these steps.
+    `of_run`: they are among the comparisons of a whole run.
     """
     pairs = defaultdict[str | None, list[_Pair]](list)
     for table in steps:
         for (task, worker), own in table.items():
             pairs[worker].append((own, _of(without([worker], table), task)))
-    return _compared(pairs, sum(map(comparisons_of, steps)), comparisons)
+    return _compared(pairs, of_run=of_run)
 
 
-def by_task(groups: Table, before: Sequence[Table], *, comparisons: int | None = None) -> list[Part]:
+def by_task(groups: Table, before: Sequence[Table], *, of_run: bool = False) -> list[Part]:
     """Return a step's groups by task, the worst first, each compared with those of the steps `before`."""
     earlier = {task: [one for table in before for one in _of(table, task)] for task, _ in groups}
-    pairs = {task: [(_of(groups, task), others)] for task, others in earlier.items()}
-    return _compared(pairs, comparisons_of(groups), comparisons)
+    return _compared({task: [(_of(groups, task), others)] for task, others in earlier.items()}, of_run=of_run)
 
 
 def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
@@ -112,15 +105,14 @@ def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
     They are so without the worst of the steps, too.
     """
     tasks = sorted({task for table in steps for task, _ in table})
-    many = (len(tasks) + 1) * len({worker for table in steps for _, worker in table})
     found = defaultdict[str | None, list[tuple[str | None, Part]]](list)
     for task in (*tasks, None):
         of_task = [{key: one for key, one in table.items() if task in (None, key[0])} for table in steps]
         by_step = [{part.name: part.below or 0.0 for part in by_worker([table])} for table in of_task]
-        for part in by_worker(of_task, comparisons=many):
+        for part in by_worker(of_task, of_run=True):
             if part.stands_out:
                 worst = max(range(len(steps)), key=lambda place, name=part.name: by_step[place].get(name, 0.0))  # type: ignore[misc]
-                rest = by_worker([*of_task[:worst], *of_task[worst + 1 :]], comparisons=many)
+                rest = by_worker([*of_task[:worst], *of_task[worst + 1 :]], of_run=True)
                 found[part.name] += [(task, part) for one in rest if one.stands_out and one.name == part.name]
     return [several[0 if len(several) == 2 and len(tasks) > 1 else -1] for several in found.values() if several]
 
@@ -129,9 +121,8 @@ def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
 _Pair = tuple[Sequence[Drawn], Sequence[Drawn]]
 
 
-def _compared(pairs: Mapping[Any, Sequence[_Pair]], of_step: int, of_run: int | None) -> list[Part]:
-    chance = _CHANCE / max(1, of_step) if of_run is None else _CHANCE_OF_RUN / max(1, of_run)
-    level, found = -NormalDist().inv_cdf(chance), []  # Bonferroni
+def _compared(pairs: Mapping[Any, Sequence[_Pair]], *, of_run: bool) -> list[Part]:
+    level, found = _OF_RUN if of_run else _OF_STEP, []
     for name, several in pairs.items():
         groups = [one for own, _ in several for one in own]
         reward, stale = mean(one.reward for one in groups), mean(one.staleness for one in groups)

@@ -7,15 +7,16 @@ the store keeps the numbers and asks these rules what is allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from replaybuf.errors import ConfigError
 from replaybuf.rollouts.statuses import ASIDE, Status
-from replaybuf.rules.policies import KEYS, FIFOPolicy, ReplayPolicy
+from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,21 @@ class Limits:
         self._check_capacity()
         self._check_rate()
 
+    @property
+    def in_force(self) -> dict[str, Any]:
+        """The fields that differ from the defaults, as processes record them."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
+    @classmethod
+    def recorded(cls, stored: Mapping[str, Any]) -> Limits | None:
+        """Return the limits of which a process recorded what is `in_force`; None if they can't be read."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
+        }
+        with suppress(ConfigError, TypeError):  # written by another version
+            return cls(**values)
+        return None
+
     def _check_capacity(self) -> None:
         if self.capacity is None:
             if self.on_full != "evict" and self.samples_per_insert is None:
@@ -372,22 +388,25 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The sampler, the remover, and the limits."""
+    """The sampler, the remover, and the limits. Raises ConfigError for two random orders."""
 
     sampler: ReplayPolicy = field(default_factory=FIFOPolicy)
     remover: ReplayPolicy = field(default_factory=FIFOPolicy)
     limits: Limits = field(default_factory=Limits)
 
-    @property
-    def races(self) -> tuple[str, ...]:
-        """The names of the sampling keys that either policy orders by."""
-        used = {term.field for term in (*self.sampler.order, *self.remover.order)}
-        return tuple(key for key in KEYS if key in used)
+    def __post_init__(self) -> None:
+        random = [policy for policy in (self.sampler, self.remover) if policy.key is not None]
+        if len({one.key for one in random}) > 1 or len({one.seed for one in random} - {None}) > 1:
+            raise ConfigError(
+                f"the policies {self.sampler.name} and {self.remover.name} are random in two ways: a buffer has one "
+                "random order, with one seed; use one of them for both, or another remover"
+            )
 
-    def seed_of(self, key: str) -> int:
-        """Return the seed of a sampling key."""
-        drawn_by_remover = all(term.field != key for term in self.sampler.order)
-        return self.remover.seed if drawn_by_remover else self.sampler.seed
+    @property
+    def random(self) -> tuple[str, int | None] | None:
+        """The sampling key of the random policies and their seed, if one is given; None if neither is random."""
+        found = [(one.key, one.seed) for one in (self.sampler, self.remover) if one.key is not None]
+        return max(found, key=lambda one: one[1] is not None, default=None)
 
 
 #: Validated once, since puts and draws ask for it.

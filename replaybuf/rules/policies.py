@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import difflib
 import math
-import secrets
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
@@ -42,9 +41,14 @@ _MASK = 2**64 - 1
 
 
 @dataclass(slots=True)
-class Clock:
-    """The virtual time of a race: for groups with a weight, and for groups of priority 0 (in units of IDLE)."""
+class Race:
+    """A random order: its sampling key, its seed, and its virtual time, which draws advance.
 
+    `idle_time` is the time of groups of priority 0, in units of IDLE.
+    """
+
+    key: str
+    seed: int
     time: float = 0.0
     idle_time: float = 0.0
 
@@ -60,33 +64,41 @@ class Clock:
         """Advance to the next moment, which has other samples. It is so near that all keys stay valid."""
         self.time, self.idle_time = math.nextafter(self.time, math.inf), math.nextafter(self.idle_time, math.inf)
 
-    def is_worn(self, weights: Iterable[float]) -> bool:
-        """Return whether keys of these weights have lost too many digits, so that all keys must be drawn anew."""
-        return self.idle_time > _FEW_DIGITS or any(self.time * weight > _FEW_DIGITS for weight in weights)
+    def left(self, key: float) -> float:
+        """Return the time until the arrival of a group with this key."""
+        return key - (self.time if key < IDLE else self.idle_time * IDLE)
 
+    def pass_time(self, waits: Sequence[float]) -> None:
+        """Advance by the time of drawn groups with these times left."""
+        self.time += max((wait for wait in waits if wait < IDLE), default=0.0)
+        self.idle_time += max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
 
-def draw_keys(seed: int, clock: Clock, groups: Iterable[tuple[int, float]]) -> list[float]:
-    """Return the sampling keys of groups, given as (sampling id, weight), that enter the race now."""
-    (now,) = struct.unpack("<Q", struct.pack("<d", clock.time))
-    (idle,) = struct.unpack("<Q", struct.pack("<d", clock.idle_time))
-    active, resting = _mix(seed ^ now), _mix(~seed ^ idle)
-    keys = []
-    for ticket, weight in groups:
-        if weight > 0:
-            keys.append(clock.time + _exponential(active, ticket) / max(weight, SLOWEST))
-        else:
-            keys.append(IDLE * (1.0 + clock.idle_time + _exponential(resting, ticket)))
-    return keys
+    def is_worn(self, priorities: Iterable[float]) -> bool:
+        """Return whether keys of these priorities have lost too many digits, so that all keys must be drawn anew."""
+        return self.idle_time > _FEW_DIGITS or any(self.time * self._weight(one) > _FEW_DIGITS for one in priorities)
+
+    def draw_keys(self, groups: Iterable[tuple[int, float]]) -> list[float]:
+        """Return the sampling keys of groups, given as (ticket, priority), that enter the race now."""
+        (now,) = struct.unpack("<Q", struct.pack("<d", self.time))
+        (idle,) = struct.unpack("<Q", struct.pack("<d", self.idle_time))
+        active, resting = _mix(self.seed ^ now), _mix(~self.seed ^ idle)
+        keys = []
+        for ticket, priority in groups:
+            weight = self._weight(priority)
+            if weight > 0:
+                keys.append(self.time + _exponential(active, ticket) / max(weight, SLOWEST))
+            else:
+                keys.append(IDLE * (1.0 + self.idle_time + _exponential(resting, ticket)))
+        return keys
+
+    def _weight(self, priority: float) -> float:
+        """Return the arrival rate of a group of this priority."""
+        return priority if self.key == PRIORITIZED else 1.0
 
 
 def share(priority: float) -> float:
     """Return the arrival rate of a group of this priority, in UNITs, without underflow, which PostgreSQL refuses."""
     return max(priority, SLOWEST) / UNIT if priority else 0.0
-
-
-def weight_of(key_name: str, priority: float) -> float:
-    """Return the arrival rate of a group of this priority in a race."""
-    return priority if key_name == PRIORITIZED else 1.0
 
 
 def _exponential(state: int, ticket: int) -> float:
@@ -133,15 +145,15 @@ class ReplayPolicy:
     """The order in which groups are drawn. Subclasses set `name` and `order`; the order should end in `timestamp_id`.
 
     `seed` makes the draws of a random policy reproducible: with the same seed, the same puts and takes in the same
-    order draw the same groups, also across a resume. Without a seed a random one is chosen.
+    order draw the same groups, also across a resume. None is the buffer's seed, which is random if nobody gave one.
     """
 
     name: ClassVar[str]
     order: ClassVar[Order]
-    seed: int = 0
+    seed: int | None = None
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = secrets.randbits(63) if seed is None else check_seed(seed)
+        self.seed = None if seed is None else check_seed(seed)
 
     def __init_subclass__(cls) -> None:
         for term in getattr(cls, "order", ()):
@@ -149,9 +161,14 @@ class ReplayPolicy:
                 check_field(term.field, f"{cls.__name__}.order")
 
     @property
-    def race(self) -> str | None:
-        """The sampling key that the order begins with, or None if the policy isn't random."""
-        return self.order[0].field if self.order[0].field in KEYS else None
+    def key(self) -> str | None:
+        """The sampling key in the order, or None if the policy isn't random."""
+        return next((term.field for term in self.order if term.field in KEYS), None)
+
+    @property
+    def is_race(self) -> bool:
+        """Whether the order begins with a sampling key, so that draws are the next arrivals of a race."""
+        return self.order[0].field in KEYS
 
 
 class FIFOPolicy(ReplayPolicy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic
 
 from typing_extensions import TypeVar
@@ -118,10 +118,6 @@ class StorageItem(Generic[R]):
         rows = [[_field(one, name) for name in columns] for one in self.item]
         return notebook.table(f"{facts}, staleness {self.staleness}", columns, rows)
 
-    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Restore the fields of a pickle, possibly of a version with fewer fields."""
-        set_fields(self, state[1])
-
 
 def _field(rollout: Any, name: str) -> Any:
     """Return a field of a rollout of any class, None where it has none."""
@@ -160,7 +156,7 @@ class Leased:
     Tokens increase: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock.
     `epoch` is the number of restores before the lease. `train_step` is the step that its draw is recorded for;
     `named_step` is one given by a caller, at the draw or at the acknowledgement. Without it, groups are acknowledged
-    for the step of the last refresh. `database` is the store's identity, None in handles of older versions.
+    for the step of the last refresh. `database` is the store's identity, None if the store wasn't open.
     """
 
     token: int
@@ -170,20 +166,6 @@ class Leased:
     train_step: int | None = None
     database: str | None = None
     named_step: int | None = None
-
-    def __getstate__(self) -> list[Any]:
-        return [getattr(self, one.name) for one in fields(self)]
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        """Restore the fields of a pickle, possibly of a version with fewer fields."""
-        set_fields(self, dict(zip((one.name for one in fields(self)), state, strict=False)))
-
-
-def set_fields(value: Any, given: Mapping[str, Any]) -> None:
-    """Set the fields of a dataclass that is being unpickled; missing fields get their defaults."""
-    for one in fields(value):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        object.__setattr__(value, one.name, given.get(one.name, default))
 
 
 def passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> list[int]:

@@ -181,7 +181,6 @@ LANES = [
     *columns("buffer", "task_name", "status", "groups", "leased"),
     Column("overdue", "overdue", usual=0),
     *columns("rollouts", "reward", spare=("rollouts",)),
-    Column("unreadable_rewards", "unreadable", usual=0),
     *columns("staleness", "max_staleness", "response_tokens", "bytes", spare=("response_tokens", "bytes")),
     Column("oldest", "oldest", "age"),
     Column("newest", "newest", "age", spare=True),

@@ -135,16 +135,13 @@ def tables_of(drawn: Drawn) -> dict[StepKey, Table]:
     return {key: tabulate(member for _, member in groups_of(batches)) for key, batches in drawn.items()}
 
 
-def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey, comparisons: int | None = None) -> Compared:
-    """Return a step's workers and tasks compared with the earlier steps of its run.
-
-    `comparisons` is the number of tests in a whole run.
-    """
+def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey, *, of_run: bool = False) -> Compared:
+    """Return a step's workers and tasks compared with the earlier steps of its run; `of_run`: so are all others."""
     before, table = _before(drawn, tables, key), tables[key]
-    workers = by_worker([table], comparisons=comparisons)
-    tasks = by_task(table, before, comparisons=comparisons)
+    workers = by_worker([table], of_run=of_run)
+    tasks = by_task(table, before, of_run=of_run)
     worse = [part.name for part in workers if part.stands_out]
-    others = by_task(without(worse, table), [without(worse, one) for one in before], comparisons=comparisons)
+    others = by_task(without(worse, table), [without(worse, one) for one in before], of_run=of_run)
     every = mean(one.reward for of in before for groups in of.values() for one in groups)
     return Compared(workers, tasks, others, every, len(before))
 

@@ -10,7 +10,6 @@ from replaybuf.rules.comparison import (
     Part,
     Table,
     all_along,
-    comparisons_of,
     without,
 )
 from replaybuf.storage.sql.inspection.groups import choose, extreme_rollouts, rows_of
@@ -118,10 +117,9 @@ def _judge(
     drawn, shown = with_steps_before(tx, buffer, {one.step for one in found}), {(o.step, o.restores) for o in found}
     tables = tables_of(drawn)
     keys = [key for key in drawn if (key.step, key.restores) in shown]
-    many = sum(comparisons_of(tables[key]) for key in keys)
     worse = all_along([tables[key] for key in keys if not key.undone])
     rest = {key: without((part.name for _, part in worse), table) for key, table in tables.items()}
-    compared = {key: compare(drawn, rest, key, many) for key in keys}
+    compared = {key: compare(drawn, rest, key, of_run=True) for key in keys}
     lower = {(key.step, key.restores): one.verdict(None) for key, one in compared.items() if one.stands_out}
     return [WorseWorker(*one) for one in worse], lower
 

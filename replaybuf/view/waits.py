@@ -12,15 +12,17 @@ from typing import Any
 
 from replaybuf import units
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait, in_force
+from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Fact, diagnose
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
 from replaybuf.storage.sql.inspection.circumstances import (
     Waiter,
+    did_since,
     matching,
     read_circumstances,
     read_limits,
+    read_signs,
     read_waiters,
 )
 from replaybuf.storage.sql.inspection.groups import DEFAULT, check_buffer, opened_buffers
@@ -208,7 +210,7 @@ def _explained(tx: ReadTransaction, buffer: str, one: Waiter, about: Circumstanc
         wait.query,
         time_of(wait.since),
         time_of(wait.deadline),
-        None if limits is None else in_force(limits),
+        None if limits is None else limits.in_force,
         found.facts,
     )
 
@@ -237,7 +239,7 @@ def _task(about: Circumstances, task: str) -> dict[str, Any]:
         "prompts": about.count(task, Status.INIT, Tally.PUT),
         "put": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
         "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
-        "completed_per_hour": about.hourly(task, Status.COMPLETED),
+        "completed_per_hour": about.rate(task, Status.COMPLETED) * 3600 or None,
         "last_put": time_of(about.last(task)),
         "refreshed_to": about.steps.get(task),
     }
@@ -284,25 +286,9 @@ _GAVE_UP = """
 SELECT worker, task_name, happened_at AS time, detail FROM rb_event
 WHERE buffer = :buffer AND kind = :kind AND happened_at > :earliest ORDER BY happened_at DESC, id DESC LIMIT :most"""
 
-_KILLED = """
-SELECT w.name, a.kind, a.wants, a.since AS began, a.seen_at AS time, a.reason
-FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
-WHERE w.buffer = :buffer AND a.seen_at BETWEEN :earliest AND :live AND w.ended_at IS NULL
-ORDER BY a.seen_at DESC LIMIT :most"""
-
-# Removed groups are counted by period in `rb_activity`; a period that began before `time` may include earlier ones.
 _DREW = """
 SELECT 1 FROM (SELECT worker, taken_at FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT :newest) newest
-WHERE worker = :worker AND taken_at > :time
-UNION ALL
-SELECT 1 FROM rb_worker w JOIN rb_activity a ON a.worker_id = w.id
-WHERE w.buffer = :buffer AND w.name = :worker AND a.since > :time AND a.taken > 0"""
-_PUT = """
-SELECT 1 FROM rb_worker w JOIN rb_activity a ON a.worker_id = w.id
-WHERE w.buffer = :buffer AND w.name = :worker AND a.since > :time AND a.groups > 0"""
-_WAITS_AGAIN = """
-SELECT 1 FROM rb_worker w JOIN rb_waiter a ON a.worker_id = w.id
-WHERE w.buffer = :buffer AND w.name = :worker AND a.since >= :time AND a.seen_at > :live AND w.ended_at IS NULL"""
+WHERE worker = :worker AND taken_at > :time"""
 _LANES = "SELECT id FROM rb_lane WHERE buffer = :buffer"
 _PUT_INTO = """
 SELECT 1 FROM (
@@ -316,29 +302,36 @@ def last_given_up(tx: ReadTransaction, buffer: str, task: str | None = None) -> 
 
     Waits are left out whose worker has since drawn (or put, if it waited for room), or waits again.
     """
-    times = {"buffer": buffer, "earliest": tx.seconds() - _DAY, "most": _EVENTS}
-    rows = tx.rows(_GAVE_UP, kind=str(EventKind.GAVE_UP), **times)
+    earliest, live = tx.seconds() - _DAY, tx.seconds() - LIVE_SECONDS
+    rows = tx.rows(_GAVE_UP, buffer=buffer, kind=str(EventKind.GAVE_UP), earliest=earliest, most=_EVENTS)
     found = [GaveUp(row["worker"] or "", row["task_name"], time_of(row["time"]), row["detail"] or "") for row in rows]
-    for row in tx.rows(_KILLED, live=tx.seconds() - LIVE_SECONDS, **times):
-        wants = list(row["wants"])
-        detail = f"after at least {lasted(row['kind'], row['time'] - row['began'])}: {row['reason']}"
-        one_task = task if task in wants else wants[0] if wants else None
-        found.append(GaveUp(row["name"], one_task, time_of(row["time"]), detail, killed=True))
+    signs = read_signs(tx, buffer, earliest)
+    for row in signs:
+        if row["ended"] is None and row["seen"] <= live:
+            found += [_killed(row, one, task) for one in row["waits"]]
     for ended in sorted(found, key=lambda one: one.time, reverse=True):
-        if task in (None, ended.task_name) and not _went_on(tx, buffer, ended):
+        if task in (None, ended.task_name) and not _went_on(tx, buffer, ended, signs):
             return ended
     return None
 
 
-def _went_on(tx: ReadTransaction, buffer: str, ended: GaveUp) -> bool:
-    about = {"worker": ended.worker, "time": ended.time.timestamp()}
-    kind = kind_of_wait(ended.detail)
-    if tx.value(_WAITS_AGAIN, **about, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
+def _killed(row: dict[str, Any], wait: dict[str, Any], task: str | None) -> GaveUp:
+    wants = list(wait["wants"])
+    detail = f"after at least {lasted(wait['kind'], row['seen'] - wait['since'])}: {wait['reason']}"
+    one_task = task if task in wants else wants[0] if wants else None
+    return GaveUp(row["name"], one_task, time_of(row["seen"]), detail, killed=True)
+
+
+def _went_on(tx: ReadTransaction, buffer: str, ended: GaveUp, signs: Sequence[dict[str, Any]]) -> bool:
+    about = {"worker": ended.worker, "time": ended.time.timestamp(), "newest": _NEWEST}
+    kind, time, live = kind_of_wait(ended.detail), ended.time.timestamp(), tx.seconds() - LIVE_SECONDS
+    same = [row for row in signs if row["name"] == ended.worker]
+    if any(one["since"] >= time for row in same if row["ended"] is None and row["seen"] > live for one in row["waits"]):
         return True
-    if kind != "room" and tx.value(_DREW, **about, buffer=buffer, newest=_NEWEST):
+    drew = any(did_since(row, "taken", time) for row in same)
+    if kind != "room" and (drew or tx.value(_DREW, **about, buffer=buffer)):
         return True
     if kind == "groups":
         return False
-    lanes = tx.values(_LANES, buffer=buffer)
-    put = tx.value(_PUT, **about, buffer=buffer)
-    return bool(put) or any(tx.value(_PUT_INTO, **about, lane=lane, newest=_NEWEST) for lane in lanes)
+    lanes, put = tx.values(_LANES, buffer=buffer), any(did_since(row, "groups", time) for row in same)
+    return put or any(tx.value(_PUT_INTO, **about, lane=lane) for lane in lanes)

@@ -12,7 +12,6 @@ from replaybuf.rules.comparison import (
     Table,
     all_along,
     by_worker,
-    comparisons_of,
 )
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
@@ -94,11 +93,10 @@ class WorkerShare:
 def _worker_steps(drawn: Drawn) -> list[tuple[str | None, WorkerStep]]:
     """Return the groups of each worker in each step beside those of others in the step."""
     tables = tables_of(drawn)
-    many = sum(map(comparisons_of, tables.values()))
     found = []
     for key, table in tables.items():
         row = StepRow.of(key, drawn[key])
-        for part in by_worker([table], comparisons=many):
+        for part in by_worker([table], of_run=True):
             values = (getattr(part, name) for name in WorkerStep.__slots__[5:])
             found.append((part.name, WorkerStep(key.step, key.restores, key.undone, row.last_at, row.groups, *values)))
     return found

@@ -1,12 +1,9 @@
-"""Request parameters, validated; the table pages and facets that they select."""
+"""Request parameters, validated, and the URLs that repeat them."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlencode
 
 from replaybuf.errors import InputError
@@ -15,7 +12,7 @@ LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
 PARAMETERS = frozenset(
     (
-        *("across", "after", "all", "before", "buffer", "by", "from", "hours", "kind"),
+        *("after", "all", "before", "buffer", "by", "from", "hours", "kind"),
         *("order", "page", "size", "sort", "status", "task", "to", "where", "worker"),
     )
 )
@@ -71,59 +68,3 @@ class Ask:
 
 class NotThereError(InputError):
     """There is nothing of this number: it was taken, deleted or forgotten, or never was."""
-
-
-#: Values of a facet.
-VALUES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A value of a facet: its text, the number of rows with it, the URL that selects it, and whether it is selected."""
-
-    text: str
-    count: int
-    href: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Facet:
-    """The values of a column, most frequent first; `more` is the number of values that aren't shown."""
-
-    name: str
-    choices: Sequence[Choice]
-    more: int
-
-
-def facet_of(name: str, counts: Mapping[Any, int], ask: Ask, *, parameter: str | None = None) -> Facet:
-    """Return the values of a column with their row counts.
-
-    The parameter, or else the query `where`, selects a value; the URL of a selected value deselects it.
-    """
-    choices = []
-    for value, count in Counter(counts).most_common(VALUES):
-        if parameter is not None:
-            chosen = ask.text(parameter) == value
-            href = ask.link("", **{parameter: None if chosen else value, "after": None, "before": None})
-        else:
-            where, chosen = toggled(ask.text("where"), name, value)
-            href = ask.link("", where=where, after=None)
-        choices.append(Choice(value if isinstance(value, str) else json.dumps(value), count, href, chosen))
-    return Facet(name, choices, max(0, len(counts) - VALUES))
-
-
-def toggled(where: str | None, name: str, value: Any) -> tuple[str | None, bool]:
-    """Add the condition that a field has a value to a query, or remove it; return the query, and whether it had it."""
-    try:
-        query = json.loads(where) if where and where.strip() else {}
-    except ValueError:
-        query = {}
-    if not isinstance(query, dict):
-        query = {}
-    if name in query and query[name] == value and type(query[name]) is type(value):
-        rest = {field: one for field, one in query.items() if field != name}
-        return json.dumps(rest) if rest else None, True
-    if name in query and isinstance(query[name], dict):
-        return json.dumps({"$and": [query, {name: value}]}), False
-    return json.dumps({**query, name: value}), False

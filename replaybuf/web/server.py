@@ -6,7 +6,6 @@ could be read, and nothing of its content.
 
 from __future__ import annotations
 
-import errno
 import hmac
 import ipaddress
 import logging
@@ -47,19 +46,10 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server(address, family=family, backlog=CONNECTIONS, dualstack_ipv6=both)
     except OSError as error:
-        raise ConfigError(_why(host, port, error)) from error
+        why = os.strerror(error.errno or 0)
+        raise ConfigError(f"can't listen at port {port} of {host}: {why}; --port 0 takes any that is free") from error
     listening.set_inheritable(True)
     return listening
-
-
-def _why(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is taken: give another one with --port, or --port 0 for any that is free"
-    if error.errno == errno.EACCES:
-        return f"port {port} is the system's: give one above 1023 with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"this machine doesn't have the address {host!r:.100}"
-    return f"can't listen at port {port} of {host}: {os.strerror(error.errno or 0)}"
 
 
 def address_of(listening: socket.socket, host: str) -> str:

@@ -33,7 +33,15 @@ async def _check(url: str) -> None:
     await fill_many(url, GROUPS)
     found = await explain_all(url)
     purposes = {explained.purpose for explained in found}
-    assert purposes >= {"refresh", "take fifo", "take staleness", "take prioritized", "evict uniform", "lease", "sweep"}
+    assert purposes >= {
+        "refresh",
+        "take fifo",
+        "take staleness",
+        "take prioritized",
+        "evict prioritized",
+        "lease",
+        "sweep",
+    }
     bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]
     assert not bad, "\n\n".join(bad)
     [overdue] = [one for one in found if one.purpose == "look after groups" and "leased_until <=" in one.statement]

@@ -75,18 +75,6 @@ async def test_close_waits_for_calls_that_wait_for_a_lock(shared_url: str) -> No
     assert numbers_of(await take) == [0]
 
 
-async def test_a_second_close_returns_when_the_first_has_ended(shared_url: str) -> None:
-    buffer = build(shared_url)
-    await fill(buffer, 3)
-    async with locked(shared_url):
-        take = asyncio.create_task(buffer.get(1, TASK))
-        await asyncio.sleep(0.05)
-        first, second = asyncio.create_task(buffer.close()), asyncio.create_task(buffer.close())
-        await asyncio.sleep(0.1)
-        assert (first.done(), second.done()) == (False, False)
-    await asyncio.gather(first, second, take)
-
-
 async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str) -> None:
     """A loop that is busy, in another thread, when the buffer is closed, and cancels its take afterwards."""
     buffer = build(shared_url)

@@ -70,18 +70,6 @@ async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(postgres_url: str) 
             assert await take_all(buffer) == [0, 1]
 
 
-async def test_many_takes_cancelled_at_once_lose_nothing(buffer: ReplayBuffer) -> None:
-    chance = random.Random(3)
-    await fill(buffer, 200)
-    taken: list[int] = []
-    for _ in range(8):
-        calls = [by_cancel(buffer.get(3, TASK), chance.random() * 0.02) for _ in range(12)]
-        for groups in await asyncio.gather(*calls):
-            taken += numbers_of(groups or [])
-    taken += await take_all(buffer)
-    assert sorted(taken) == list(range(200))
-
-
 async def test_a_take_that_was_cancelled_is_settled_before_the_next_call(buffer: ReplayBuffer) -> None:
     chance = random.Random(6)
     await fill(buffer, 5)

@@ -166,14 +166,14 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
     ids=lambda command: " ".join(map(str, command)),
 )
 def test_everyday_questions_take_no_slow_import(filled: str, command: list[object]) -> None:
-    slow = {"sqlalchemy", "numpy", "asyncpg", "aiosqlite", "alembic", "msgpack", "asyncio", "replaybuf.codec"}
+    slow = {"sqlalchemy", "numpy", "asyncpg", "alembic", "msgpack", "asyncio", "replaybuf.codec"}
     slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.rollouts.rollout"}
     assert not imported(*str(command[0]).split(), filled, *command[1:]) & slow
 
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 def test_queries_take_no_import_of_what_writes_or_produces(filled: str) -> None:
-    others = {"sqlalchemy.orm", "aiosqlite", "alembic", "replaybuf.buffer.replay_buffer", "replaybuf.produce"}
+    others = {"sqlalchemy.orm", "alembic", "replaybuf.buffer.replay_buffer", "replaybuf.produce"}
     assert not imported("ls", filled, "--where", '{"reward": 1}') & others
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -173,7 +172,7 @@ def test_an_empty_buffer_is_no_error(empty: str) -> None:
     assert run("stats", empty).stdout.startswith("The buffer is empty.\n")
 
 
-# Rewards that are no numbers, as `stats` and SQL show them
+# Rewards of several parts, as SQL shows them
 
 
 PARTS = {"accuracy": 0.25, "format": 1.0}
@@ -183,24 +182,6 @@ async def put(url: str, *rewards: Any, task: str = "math", **options: Any) -> No
     async with build(url, **options) as buffer:
         rollouts = [RolloutState(message=[], response="4", reward=one, status=Status.COMPLETED) for one in rewards]
         await buffer.put(rollouts, task, model_step=1, current_train_step=2)
-
-
-async def expire(url: str) -> None:
-    async with build(url) as buffer:
-        await buffer.refresh_staleness(task_stale_thresholds={"math": 2}, current_train_step=9)
-
-
-def test_they_are_counted_until_they_expire(url: str) -> None:
-    asyncio.run(put(url, 1.0, "0.5", math.nan, {"other": 1}))
-    asyncio.run(put(url, 1.0, None, task="code"))
-    assert {row["task_name"]: row["unreadable_rewards"] for row in run_json("stats", url)["groups"]} == {
-        "code": 0,
-        "math": 3,
-    }
-    header, _, _, math_row, *_ = run("stats", url).stdout.splitlines()
-    assert dict(zip(header.split(), math_row.split(), strict=False))["unreadable"] == "3"
-    asyncio.run(expire(url))
-    assert "unreadable" not in run("stats", url).stdout
 
 
 def test_the_parts_of_a_dict_are_in_sql_whichever_counts(url: str) -> None:

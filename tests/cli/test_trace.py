@@ -6,7 +6,6 @@ import asyncio
 import csv
 import io
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -356,15 +355,6 @@ async def _one(url: str, *, worker: str | None = None, current_train_step: int |
         uid = await buffer.put([rollout("math", 0, 0, Random(0))], "math")
         await buffer.get(1, "math", current_train_step=current_train_step)
         return uid
-
-
-def test_a_group_is_found_among_640_000_within_a_second(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/run.db"
-    asyncio.run(fill_batches(url, 10_000, 64))
-    started = time.process_time()
-    found = run_json("trace", url, "uid", 12_346)
-    assert time.process_time() - started < 1.0
-    assert [row["step"] for row in found["draws"]] == [2344 // 10 + 1]
 
 
 def test_steps_are_read_by_their_index(tmp_path: Path) -> None:

@@ -64,8 +64,6 @@ def has_put(tx: ReadTransaction, buffer: str) -> bool:
 def silence(url: str, worker: str, seconds: int = 600) -> None:
     """Let a worker that was killed, and its waits, be silent for ten minutes."""
     change(url, f"UPDATE rb_worker SET seen_at = seen_at - {seconds} WHERE name = '{worker}'")
-    of_worker = f"SELECT id FROM rb_worker WHERE name = '{worker}'"
-    change(url, f"UPDATE rb_waiter SET seen_at = seen_at - {seconds} WHERE worker_id IN ({of_worker})")
 
 
 def change(url: str, statement: str) -> None:
@@ -225,35 +223,6 @@ def test_a_waiter_that_was_killed_is_silent_everywhere(shared_url: str) -> None:
         out,
     )
     assert re.search(r"^trainer-1 +\d+ +silent ", out, re.M)
-
-
-_LEASES = """
-async def main():
-    buffer = ReplayBufferConfig(url=sys.argv[1], worker="trainer-1").build()
-    for number in range(4):
-        await buffer.put(group(number), "math")
-    lease = await buffer.lease_batch({"math": 4}, seconds=600)
-    print("ready", flush=True)
-    await buffer.take_batch({"math": 4}, timeout=600)
-
-asyncio.run(main())
-"""
-
-
-def test_groups_leased_under_the_waiters_name_may_be_its_own_or_a_predecessors(shared_url: str) -> None:
-    """In one wording, which is right while it waits, and for the process that comes after it."""
-    first = Script(_LEASES, shared_url)
-    until_ready(first)
-    until(shared_url, ["default"], lambda look, name: bool(read_waiters(look, name)))
-    held = "The waiting worker holds them itself, or an earlier process of its name"
-    assert held in run("why", shared_url).stdout
-    first.kill()
-    said = r"all 4 completed groups are leased by trainer-1 until .*" + held
-    with (
-        ReplayBufferConfig(url=shared_url, worker="trainer-1").build_sync() as buffer,
-        pytest.raises(NotReadyError, match=said),
-    ):
-        buffer.take_batch({"math": 4}, timeout=0.05)
 
 
 def test_workers_of_one_name_are_told_apart(shared_url: str) -> None:

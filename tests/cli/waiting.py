@@ -102,7 +102,7 @@ SCENES = [
     ),
     Scene(
         Reason.EXPIRED,
-        "4 groups have expired at the refresh to train step 12",
+        "4 groups expired; the last refresh was to train step 12",
         killed=put(4),
         before=_refresh,
         also=_GONE,
@@ -110,11 +110,16 @@ SCENES = [
     Scene(Reason.UNFIT, "4 of the 4 groups put were filtered", killed=put(4, status=Status.FILTERED), also=_GONE),
     Scene(
         Reason.UNFIT,
-        "4 of the 4 groups put failed, made by gen-2 (4); the last error: no such tool: calculator",
+        "4 of the 4 groups put failed, with gen-2 (4); the last error: no such tool: calculator",
         killed=put(4, status=Status.FAILED, error_msg="no such tool: calculator"),
         also=_GONE,
     ),
-    Scene(Reason.OTHER_STATUS, "4 groups are aborted", killed=put(4, status=Status.ABORTED), also=_GONE),
+    Scene(
+        Reason.OTHER_STATUS,
+        "4 groups are there, but of another status: 4 aborted",
+        killed=put(4, status=Status.ABORTED),
+        also=_GONE,
+    ),
     Scene(
         Reason.NO_MATCH,
         '6 completed groups are there, but none matches {"reward": {"$gte": 3}}',
@@ -124,23 +129,23 @@ SCENES = [
     ),
     Scene(
         Reason.HELD_BACK,
-        "5 completed groups are there, but min_size is 8: 3 more have to be put",
+        "5 completed groups are there, but min_size is 8. Start the producers again",
         killed=put(5),
         options={"min_size": 8},
         also=_GONE,
     ),
     Scene(
         Reason.HELD_BACK,
-        "5 completed groups are there, but samples_per_insert 1 allows 1 now: 5 were put and 4 drawn: 3 more have to "
-        "be put. Start the producers again or widen error_buffer by 3",
+        "5 completed groups are there, but samples_per_insert 1 allows 1 now: 5 were put and 4 drawn. "
+        "Start the producers again, or widen error_buffer",
         killed=put(5),
         before=_sample,
         options={"max_times_sampled": 0, "samples_per_insert": 1.0, "error_buffer": (0, 100)},
     ),
-    Scene(Reason.OTHER_STATUS, "6 groups are there, but their status is init: ", alive=put(6, status=Status.INIT)),
+    Scene(Reason.OTHER_STATUS, "6 groups are there, but of another status: 6 init", alive=put(6, status=Status.INIT)),
     Scene(
         Reason.FINISHED,
-        "(2 of 4): no prompt of math is left in the dataset: of the 3 drawn, 2 are finished and 1 in flight",
+        "(2 of 4): no prompt of math is left in the dataset: of the 3 drawn, 2 are finished, 1 in flight",
         alive=_work_to_the_end,
         before=_publish,
     ),
@@ -154,7 +159,12 @@ SCENES = [
         options={"capacity": 2, "on_full": "block", "put_timeout": _PATIENCE},
     ),
     Scene(Reason.DEADLOCK, "deadlock: gen-1 waits for the trainer since", alive=_work),
-    Scene(Reason.ABSENT, "the trainer has published nothing yet. Is it running?", alive=_work, wants={}),
+    Scene(
+        Reason.ABSENT,
+        "the trainer has published nothing yet; nobody has drawn any yet. Is it running?",
+        alive=_work,
+        wants={},
+    ),
 ]
 
 

@@ -75,23 +75,6 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
 
 
 @pytest.mark.long
-async def test_a_new_buffer_accepts_what_is_there(asynchronous: Cluster) -> None:
-    """Without what is lost, and with uids that were not given before."""
-    url = asynchronous.new_database()
-    async with build(url) as buffer:
-        await fill(buffer, 2)
-        await replicated(asynchronous)
-        asynchronous.hold_back()
-        lost = await buffer.put(group(2), TASK)
-        await fail_over(asynchronous)
-        with pytest.raises(FencedError, check=because("commits lost")):
-            await buffer.put(group(3), TASK)
-        async with build(url) as other:
-            assert await other.put(group(3), TASK) > lost
-            assert await take_all(other) == [0, 1, 3]
-
-
-@pytest.mark.long
 async def test_a_put_that_was_under_way_is_not_made_on_a_server_that_lacks_the_one_before(
     asynchronous: Cluster,
 ) -> None:
@@ -110,17 +93,6 @@ async def test_a_put_that_was_under_way_is_not_made_on_a_server_that_lacks_the_o
             await putting
         async with build(url) as other:
             assert await take_all(other) == [0]
-
-
-@pytest.mark.long
-async def test_a_failover_that_loses_nothing_is_not_noticed(asynchronous: Cluster) -> None:
-    url = asynchronous.new_database()
-    async with build(url) as buffer:
-        await fill(buffer, 3)
-        await replicated(asynchronous)
-        await fail_over(asynchronous)
-        await fill(buffer, 2, first=3)
-        assert await take_all(buffer) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.long

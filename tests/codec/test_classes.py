@@ -110,7 +110,8 @@ class Node:
     model: Optional[Model] = None  # noqa: UP045
     pet: Annotated[Cat | Dog, "raise AssertionError"] = dataclasses.field(default_factory=Cat)
     box: Box[int] | None = None
-    pairs: dict[str, tuple[Pair, ...]] | Ghost = dataclasses.field(default_factory=dict)
+    ghost: Ghost | None = None
+    pairs: dict[str, tuple[Pair, ...]] = dataclasses.field(default_factory=dict)
     typed: Typed | None = None
     alias: Alias | None = None
     renamed: Renamed | None = None
@@ -294,7 +295,7 @@ class Inner:
 @dataclasses.dataclass
 class Outer:
     unknown: torch.Tensor | dict[str, ghost.Ghost[int]] | None = None
-    known: list[Inner | torch.Tensor] = dataclasses.field(default_factory=list)
+    known: list[Inner] = dataclasses.field(default_factory=list)
     broken: 1 / 0 = None
 """
     exec(source, module.__dict__)

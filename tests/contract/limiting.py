@@ -84,7 +84,7 @@ class RateLaws(Harness):
         assert await put_all(buffer) == 3
         with pytest.raises(FullError, match=r"samples_per_insert 2 with error_buffer \(-1, 6\) allows no more"):
             await buffer.put(group(9), "math", timeout=0)
-        with pytest.raises(InputError, match="a range of twice the size of a batch"):
+        with pytest.raises(InputError, match="widen error_buffer"):
             await buffer.take_batch({"math": 9}, timeout=1)
 
     async def test_other_statuses_are_not_held_back(self, open_buffer: OpenBuffer) -> None:

@@ -146,10 +146,10 @@ async def test_each_token_has_the_step_of_the_weights_that_said_it(new_engine, t
     """The first token is of step 0; then the group is interrupted, and other weights go on."""
     async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/demo.db").build() as buffer:
         sampler = sampler_of(buffer, 0, 1)
-        [prompt] = await sampler.sample()
+        [prompt] = await sampler.draw()
         await interrupted_after(new_engine(), 1, group=prompt.group)
         await prompt.finish(model_step=0, current_train_step=1)
-        [prompt] = await sampler.sample()
+        [prompt] = await sampler.draw()
         await generate(new_engine(weights=1, step=3), group=prompt.group)
         await prompt.finish(model_step=3, current_train_step=4)
         [group] = await buffer.get(1, TASK)

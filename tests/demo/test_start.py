@@ -42,7 +42,7 @@ async def a_run(buffer, folder, step):
     await buffer.checkpoint(step)
     folder.save(Run(Policy.create(), 3, step, trained=[5]))
     await put_group(buffer)
-    await sampler_of(buffer, 3, 100).sample(4)
+    await sampler_of(buffer, 3, 100).draw(4)
 
 
 # How a run begins
@@ -79,7 +79,7 @@ async def test_another_seed_is_refused(buffer, folder):
 
 @pytest.mark.parametrize("flying", [False, True], ids=["groups", "prompts"])
 async def test_groups_without_their_weights_are_refused(buffer, folder, flying):
-    await (sampler_of(buffer, 0, 100).sample() if flying else put_group(buffer))
+    await (sampler_of(buffer, 0, 100).draw() if flying else put_group(buffer))
     with pytest.raises(ReplayBufError, match="1 groups of a demo run whose weights are not in"):
         await begin(buffer, folder, None, 200)
 
@@ -98,7 +98,7 @@ async def test_clear_leaves_nothing_of_a_run(buffer, folder):
     assert await published(buffer) is None
     run = await begin(buffer, folder, 4, 200)
     assert (run.step, run.seed, len(buffer)) == (0, 4, 0)
-    [prompt] = await sampler_of(buffer, 4, 100).sample()
+    [prompt] = await sampler_of(buffer, 4, 100).draw()
     assert prompt.group[0].group_id == 0
 
 
@@ -126,7 +126,7 @@ def test_a_run_goes_to_its_steps_and_when_it_has_ended_as_many_more(folder):
         (
             "postgresql://me:secret@h:1/rl?sslmode=require",
             "replaybuf-demo-rl.run",
-            ("postgresql://me@h:1/rl?ssl=require", True),
+            ("postgresql://me@h:1/rl?sslmode=require", True),
         ),
         ("postgresql://me@h/rl?password=secret", "replaybuf-demo-rl.run", ("postgresql://me@h/rl", True)),
     ],

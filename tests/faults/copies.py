@@ -22,7 +22,7 @@ _OF_THE_MOMENT |= {"taken_at", "happened_at"}
 # Each process has a name of its own; whether there is one, and where it came from, must not differ.
 _NAMES = {"worker", "holder"}
 # Written now and then by whoever is there, whatever it does.
-_BEATS = {"rb_worker", "rb_activity", "rb_waiter", "rb_history"}
+_BEATS = {"rb_worker", "rb_history"}
 _EVENTS_OF_BEATS = {"gave_up", "dataset_ended", "limits"}
 
 

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import pickle
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,15 +169,6 @@ async def test_a_run_goes_on_with_what_a_password_file_has(rotated: Rotated, tmp
     await rotates(rotated, build(f"{rotated.url}&passfile={file}"), renew, figures)
 
 
-async def test_a_function_is_asked_once_for_each_connection_and_not_for_transactions(rotated: Rotated) -> None:
-    asked = InAFunction(waits=False)
-    async with build(rotated.url, password=asked.function) as buffer:
-        for number in range(20):
-            await buffer.put(group(number), TASK)
-        storage: Any = buffer.storage
-        assert asked.calls == storage.engine.pool.size <= 3
-
-
 async def test_an_old_password_in_the_url_ends_in_a_sentence_that_says_what_to_do(rotated: Rotated) -> None:
     """In the middle of a run it is tried again: it may be that the server has the new one too early."""
     url = make_url(rotated.url).set(password="first-geheim").render_as_string(hide_password=False)
@@ -339,14 +329,6 @@ def test_what_names_no_function_is_refused_and_not_shown(given: Any, message: st
         ReplayBufferConfig.from_env({"REPLAYBUF_URL": "postgresql://host/db", "REPLAYBUF_PASSWORD": "geheim"})
 
 
-def test_a_module_that_can_not_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"rb_{uuid.uuid4().hex}"
-    (tmp_path / f"{name}.py").write_text("import nobody_has_this\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="raised ModuleNotFoundError: No module named 'nobody_has_this'"):
-        ReplayBufferConfig(url="postgresql://host/db", password=f"{name}:token")
-
-
 @pytest.mark.parametrize(
     ("url", "message"),
     [("sqlite:///run.db", "a SQLite file has none"), ("postgresql://u:x@host/db", "the url has one, too")],
@@ -373,16 +355,6 @@ async def test_a_password_file_without_a_line_for_the_server_is_no_password(rota
     file.touch(mode=0o600)
     file.write_text("db:5432:rl:trainer:geheim\n")
     assert "give the one that holds now" in str(await refused_put(f"{rotated.url}&passfile={file}", AccessError))
-
-
-async def test_of_several_hosts_a_refused_password_is_told(rotated: Rotated) -> None:
-    """Also where the others aren't there."""
-    url = make_url(rotated.url)
-    hosts = url.update_query_dict({"host": f"{url.query['host']},/nowhere", "port": "5432,5432"})
-    right, wrong = (hosts.set(password=one).render_as_string(hide_password=False) for one in ("first-geheim", "wrong"))
-    async with build(right) as buffer:
-        await buffer.put(group(1), TASK)
-    assert "password authentication failed" in str(await refused_put(wrong, AccessError))
 
 
 async def test_the_usual_password_file_is_read(

@@ -154,25 +154,6 @@ async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
     assert (await tallies(buffer))[Tally.TAKEN] == GROUPS
 
 
-@pytest.mark.parametrize("way", ways("before the answer", "ended by the server"))
-async def test_a_lease_is_given_once_wherever_its_connection_is_lost(
-    buffer: ReplayBuffer, proxy: Proxy, way: str, figures: Figures
-) -> None:
-    await fill(buffer, GROUPS)
-    leased: list[int] = []
-
-    async def lease(_place: int) -> None:
-        held = await buffer.lease_batch({TASK: 1}, heartbeat=False)
-        leased.extend(numbers_of(held.batch[TASK]))
-
-    places = await at_every_message(proxy, way, lease)
-    assert places > 4
-    figures.compare(places, range(places + 1), leased)
-    assert leased == list(range(places + 1))
-    counts = await tallies(buffer)
-    assert (counts[Tally.LEASED], counts[Tally.SIZE]) == (places + 1, GROUPS - places - 1)
-
-
 @pytest.mark.parametrize("way", ways("before the answer"))
 @pytest.mark.parametrize("end", ["acknowledge", "give_back"])
 async def test_a_lease_ends_once_wherever_its_connection_is_lost(
@@ -191,35 +172,6 @@ async def test_a_lease_ends_once_wherever_its_connection_is_lost(
     counts = await tallies(buffer)
     name = Tally.TAKEN if end == "acknowledge" else Tally.RETURNED
     assert (counts[name], counts[Tally.LEASED]) == (places + 1, GROUPS - places - 1)
-
-
-@pytest.mark.parametrize("way", ways("before the answer"))
-async def test_a_refresh_expires_once_wherever_its_connection_is_lost(
-    buffer: ReplayBuffer, proxy: Proxy, way: str
-) -> None:
-    for number in range(2 * GROUPS):
-        await buffer.put(group(number), TASK, model_step=number, current_train_step=number + 1)
-    expired: list[int] = []
-
-    async def refresh(place: int) -> None:
-        counts = await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=place + 2)
-        expired.append(counts[TASK])
-
-    places = await at_every_message(proxy, way, refresh)
-    assert places > 4
-    assert expired == [1] * (places + 1)
-    assert await buffer.count(TASK, Status.EXPIRED) == places + 1
-
-
-@pytest.mark.parametrize("way", ways("ended by the server"))
-async def test_reading_goes_on_wherever_its_connection_is_lost(buffer: ReplayBuffer, proxy: Proxy, way: str) -> None:
-    await fill(buffer, 3)
-
-    async def read(_place: int) -> None:
-        assert [number_of(item.item) async for item in buffer.find({})] == [0, 1, 2]
-        assert await buffer.count(TASK, Status.COMPLETED) == await asyncio.to_thread(len, buffer) == 3
-
-    assert await at_every_message(proxy, way, read) > 4
 
 
 async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy: Proxy, caplog: Any) -> None:

@@ -182,17 +182,6 @@ async def test_operations_wait_for_a_connection_when_the_server_has_none_left(ur
         await no_connection_out(buffer)
 
 
-async def test_a_server_without_connections_is_an_error_that_says_so_after_the_bound(url: str) -> None:
-    async with build(url, reconnect_timeout=0.5) as buffer:
-        await fill(buffer, 1)
-        await end_background_work(buffer)
-        execute(url, END_ALL)
-        async with connections_used_up(url):
-            with pytest.raises(UnreachableError, match=r"too many clients.*raise its max_connections.*tried again for"):
-                await buffer.get(1, TASK)
-        assert numbers_of(await buffer.get(1, TASK)) == [0]
-
-
 async def test_a_server_without_connections_is_spoken_of_once_in_a_while(url: str, caplog: Any) -> None:
     """While operations find one now and then. No connection was lost, and none is said to be."""
     async with build(url) as buffer:

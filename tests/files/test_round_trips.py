@@ -156,7 +156,7 @@ async def test_values_that_fit_no_column_are_in_more_and_plain_exports_are_impor
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "_GROUPS", 1)
-    first = {"x": 1, "y": 0.5, "text": "a", "reward": {"score": 1.0}, "rollouts": [], "tags": "b"}
+    first = {"x": 1, "y": 0.5, "text": "a", "objects": [{}], "reward": {"score": 1.0}, "rollouts": [], "tags": "b"}
     odd = {"x": "a", "y": 2**60 + 1, "text": "\ud800", "reward": None, "z": (1,), "group.uid": 5, "rollouts": [2]}
     config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, fields=_UNUSED)
     async with config.build() as buffer, config.build() as other:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from replaybuf import Status
 from replaybuf.errors import PayloadStoreError
-from replaybuf.storage.values import NewGroup
 from tests.places.arrays import (
     NBYTES,
     apart,
     files,
     heavy,
-    in_its_thread,
     listed,
     named,
     number_in,
@@ -81,16 +77,6 @@ async def test_a_restore_brings_taken_groups_back_with_their_arrays(where: tuple
         assert sorted(await take_all(buffer)) == list(range(6))
 
 
-async def test_an_archive_keeps_them(where: tuple[str, str]) -> None:
-    url, place = where
-    async with apart(url, place, archive=10) as buffer:
-        await put(buffer, 1, 2, 3)
-        await take_all(buffer)
-        await asyncio.sleep(0.2)
-        archived = [item.item async for item in buffer.find({"status": "archived"})]
-        assert sorted(numbers_in(archived)) == [1, 2, 3]
-
-
 async def test_what_makes_room_is_handed_over_with_its_arrays(where: tuple[str, str]) -> None:
     """To a put that asks for what it dropped."""
     url, place = where
@@ -116,18 +102,6 @@ async def test_puts_that_the_database_refuses_are_tried_one_by_one(where: tuple[
 
 async def _only_named_files(url: str, place: str) -> bool:
     return sorted(await listed(place)) == sorted(await named(url))
-
-
-async def test_puts_by_several_ways_at_once_write_into_their_own_places(where: tuple[str, str]) -> None:
-    """Group commits, claims and puts into several buffers share the place of the process."""
-    url, place = where
-    async with apart(url, place) as buffer:
-        encoding = buffer.storage.encoding
-        new = [NewGroup(TASK, Status.COMPLETED, 0, heavy(number), 1.0) for number in range(100, 104)]
-        many = [in_its_thread(buffer, partial(encoding.encode, [one])) for one in new]
-        outcomes = await asyncio.gather(put(buffer, *range(20)), *many)
-        assert len(outcomes[0]) == 20
-        assert sorted(await take_all(buffer)) == list(range(20))
 
 
 # The order of bytes and commits

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState
-from replaybuf.buffer.copies import SNAPSHOT_FILE
-from replaybuf.errors import InputError, PayloadStoreError, SnapshotError
+from replaybuf.errors import PayloadStoreError, SnapshotError
 from replaybuf.places.store import FILES
 from replaybuf.storage.sql.copies import whole
 from replaybuf.storage.sql.tasks import file_batch
@@ -83,13 +82,10 @@ async def test_a_snapshot_has_all_payloads_in_it(shared_url: str, tmp_path: Path
         assert await everything(other) == before
 
 
-@pytest.mark.parametrize("payloads", ["copy", "keep"])
-async def test_large_payloads_are_put_apart_when_they_are_resumed(
-    shared_url: str, tmp_path: Path, payloads: Any
-) -> None:
+async def test_large_payloads_are_put_apart_when_they_are_resumed(shared_url: str, tmp_path: Path) -> None:
     async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
         before = await everything(buffer)
-        await buffer.save(tmp_path / "snapshot", payloads=payloads)
+        await buffer.save(tmp_path / "snapshot")
     async with apart(shared_url, tmp_path / "others") as other:
         await other.resume(tmp_path / "snapshot")
         assert await count_apart(other) == 4
@@ -98,42 +94,6 @@ async def test_large_payloads_are_put_apart_when_they_are_resumed(
         await other.put(heavy(99), TASK)
         taken = await other.get(COUNT + 1, TASK)
         assert plain(taken[-1]) == plain(heavy(99))
-
-
-async def test_a_snapshot_refers_to_payloads_that_stay(shared_url: str, tmp_path: Path) -> None:
-    async with filled(shared_url, tmp_path / "payloads") as buffer:
-        before, identity = await everything(buffer), buffer.storage.identity
-        file = await buffer.save(tmp_path / "snapshot", payloads="keep")
-    # It owns no file: who opens the snapshot itself deletes none.
-    assert rows(file, "SELECT count(*), count(file), count(size) FROM rb_payload") == [(COUNT, 0, 4)]
-    assert rows(file, "SELECT count(*) FROM rb_file") == [(0,)]
-    assert rows(file, "SELECT url FROM rb_place") == [(str(tmp_path / "payloads"),)]
-    assert rows(file, "SELECT value FROM rb_info WHERE name = 'payloads_of'") == [(identity,)]
-    async with build(f"sqlite:///{tmp_path}/other.db") as other:
-        await other.resume(tmp_path / "snapshot")
-        shutil.rmtree(tmp_path / "payloads")
-        assert await everything(other) == before
-
-
-async def test_what_a_snapshot_refers_to_and_has_left_is_refused(shared_url: str, tmp_path: Path) -> None:
-    async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
-        await buffer.save(tmp_path / "snapshot", payloads="keep")
-    [first, *_] = (tmp_path / "payloads" / FILES).iterdir()
-    data = bytearray(first.read_bytes())
-    data[30_000] ^= 1
-    first.write_bytes(data)
-    async with build(shared_url) as other:
-        with pytest.raises(SnapshotError, match=r"that of group \d has left .* nothing was loaded"):
-            await other.resume(tmp_path / "snapshot")
-        assert len(other) == 0
-        first.unlink()
-        with pytest.raises(SnapshotError, match="somebody deleted it"):
-            await other.resume(tmp_path / "snapshot")
-        shutil.rmtree(tmp_path / "payloads")
-        with pytest.raises(PayloadStoreError, match="isn't there"):
-            await other.resume(tmp_path / "snapshot")
-        assert len(other) == 0
-        await other.put(group(1), TASK)
 
 
 async def test_a_buffer_that_is_not_empty_gets_no_files(shared_url: str, tmp_path: Path) -> None:
@@ -221,13 +181,6 @@ async def test_files_stay_while_they_are_copied(
 async def empty_garbage(buffer: ReplayBuffer) -> None:
     """Delete the payloads of groups that have left, as a sweep does in time."""
     await buffer.storage._write(sweep_now)
-
-
-async def test_only_two_words_are_known(tmp_path: Path) -> None:
-    async with build("memory://") as buffer:
-        with pytest.raises(InputError, match="'copy' or 'keep', not 'leave'"):
-            await buffer.save(tmp_path, payloads="leave")  # type: ignore[arg-type]
-        assert (await buffer.save(tmp_path, payloads="keep")).name == SNAPSHOT_FILE
 
 
 async def test_a_threshold_of_nothing_keeps_all_arrays_apart_and_no_texts(shared_url: str, tmp_path: Path) -> None:

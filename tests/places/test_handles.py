@@ -164,8 +164,8 @@ async def _sweep(storage: Any) -> None:
         tx.change("UPDATE rb_past SET removed_at = 0.0")
 
     await storage.sweeper.stop()  # which would be in the way
-    await storage.engine.write(forget, fenced=False)
-    await storage.engine.write(lambda tx: sweep(tx, time.time(), 100), fenced=False)
+    await storage.engine.write(forget)
+    await storage.engine.write(lambda tx: sweep(tx, time.time(), 100))
     while await storage.files.tend(True):
         pass
 
@@ -218,4 +218,4 @@ async def turn_bits(buffer: ReplayBuffer[Any], kept: Kept, around: bytes) -> Non
                 tx.change("UPDATE rb_payload SET data = :data WHERE uid = :uid", data=changed, uid=uid)
 
     storage: Any = buffer.storage
-    await storage.thread.run(lambda: storage.engine.write(change, fenced=False))
+    await storage.thread.run(lambda: storage.engine.write(change))

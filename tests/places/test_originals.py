@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.statements import home
+from replaybuf.storage.sql.statements import files as home
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
 from tests.places.arrays import apart, files, payload_rows, put, take_all

@@ -95,8 +95,9 @@ async def test_a_folder_that_was_moved_is_noted_once_nobody_uses_it_where_it_was
         await put(buffer, 1)
     moved = folder.with_name("moved")
     shutil.move(folder, moved)
-    another = "'default', 'rollouts', 'elsewhere', 1, 0"
-    await ask(url, f"INSERT INTO rb_worker (buffer, name, host, pid, started_at, seen_at) VALUES ({another}, 1e12)")
+    columns = "buffer, id, name, host, pid, started_at, seen_at, activity, waits"
+    another = "'default', 1, 'rollouts', 'elsewhere', 1, 0, 1e12, '{}', '[]'"
+    await ask(url, f"INSERT INTO rb_worker ({columns}) VALUES ({another})")
     for seen_at, known in ((1e12, folder), (0, moved)):
         await ask(url, f"UPDATE rb_worker SET seen_at = {seen_at} WHERE host = 'elsewhere'")
         async with apart(url, moved) as buffer:

@@ -142,7 +142,7 @@ async def test_a_process_that_dies_of_its_wait_has_said_so_and_by_which_limits(s
     [found] = await seen(shared_url, read_waits, "default", DrawQuestion("math"))
     assert found.gave_up is not None
     assert found.gave_up.worker == "trainer-1"
-    assert "(0 of 2): 3 completed groups are there, but min_size is 8: 5 more have to be put" in found.gave_up.detail
+    assert "(0 of 2): 3 completed groups are there, but min_size is 8. Wait for" in found.gave_up.detail
     [draw] = found.waits
     assert (draw.limits, draw.reason) == ({"min_size": 8}, Reason.HELD_BACK)
 

@@ -18,13 +18,7 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema import records
 from replaybuf.storage.sql.statements import presence
-from replaybuf.storage.sql.statements.presence import (
-    KEEP_ACTIVITY,
-    KEEP_HISTORY,
-    KEEP_WAITERS,
-    KEEP_WORKERS,
-    note_minute,
-)
+from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, note_minute
 from replaybuf.storage.sql.tasks import heartbeats
 from tests.presence.views import count, list_events, read_history, seen, workers_of
 from tests.stores import TASK, build, fill, group, until
@@ -34,28 +28,22 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
     """What is too old goes, with the first look of a minute; of the history, one note of before stays."""
     monkeypatch.setattr(presence, "MOST_EVENTS", 5)
     now = time.time()
-    tables = (records.activity, records.history, records.waiter, records.worker)
+    tables = (records.history, records.worker)
     async with build(shared_url, keep_checkpoints=None) as buffer:
         for step in range(8):
             await buffer.checkpoint(step)
 
         def fill_tables(tx: Any) -> None:
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
-                sign = {"started_at": since, "seen_at": since, "ended_at": None}
+                sign = {"started_at": since, "seen_at": since, "ended_at": None, "activity": {}, "waits": []}
                 named = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
                 tx.change(records.worker.insert().values(named | sign))
-            for since in (now, now - KEEP_ACTIVITY - 100):
-                none = dict.fromkeys(("groups", "rollouts", "tokens", "failures", "taken"), 0)
-                tx.change(records.activity.insert().values(worker_id=100, since=int(since), **none))
             for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
                 tx.change(records.history.insert().values(buffer="default", since=int(since), data={}))
-            for seen_at in (now, now - KEEP_WAITERS - 100):
-                wait = {"worker_id": 100, "number": int(seen_at), "kind": "groups", "wants": {}, "limits": {}}
-                tx.change(records.waiter.insert().values(**wait, since=now, seen_at=seen_at, reason=""))
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(note_minute)
-        assert [await count(buffer, table) for table in tables] == [1, 2, 1, 1]
+        assert [await count(buffer, table) for table in tables] == [2, 1]
         assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
 
 

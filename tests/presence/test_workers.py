@@ -43,7 +43,7 @@ async def test_who_only_looks_is_no_worker(shared_url: str, quick: None) -> None
     async with build(shared_url) as buffer:
         assert await buffer.count(TASK, "completed") == 0
         await asyncio.sleep(0.3)
-        for table in (records.worker, records.history, records.waiter):
+        for table in (records.worker, records.history):
             assert await count(buffer, table) == 0
 
 
@@ -54,14 +54,20 @@ async def test_a_name_may_be_any_text(shared_url: str, name: str) -> None:
     assert (await workers_of(shared_url))[name].groups == 1
 
 
-async def test_two_buffers_of_a_process_are_one_worker(shared_url: str) -> None:
+async def test_two_buffers_of_a_process_are_told_apart(shared_url: str) -> None:
+    """One may be closed before the other."""
     async with build(shared_url, worker="both") as first:
         await first.put(group(1), TASK)
+
+        async def states() -> dict[int, str]:
+            return {one.groups: one.state for one in await seen(shared_url, list_workers)}
+
         async with build(shared_url, worker="both") as second:
             await second.put(group(2), TASK)
         await first.put(group(3), TASK)
-    [worker] = await seen(shared_url, list_workers)
-    assert (worker.groups, worker.state) == (3, "ended")
+        await first.storage.flush()
+        assert await states() == {1: "ended", 2: "working"}
+    assert await states() == {1: "ended", 2: "ended"}
 
 
 CHILD = """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Select, select, text
+from sqlalchemy import select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.query import Query, parse
@@ -19,7 +18,6 @@ from tests.query.stores import COLUMNS, GROUPS, Group, Store, sqlite_store
 from tests.query.strategies import HOSTILE, groups, queries
 from tests.reference.predicates import predicate
 
-MANY = 100_000
 DIALECTS = {"sqlite": sqlite.dialect(), "postgresql": postgresql.asyncpg.dialect()}
 
 
@@ -172,13 +170,6 @@ def full_store(store: Store) -> tuple[Store, list[Group]]:
     return store, rows
 
 
-def timed(store: Store, statement: Select[Any]) -> tuple[list[int], float]:
-    """The places that a statement selects, and the seconds that it took."""
-    start = time.perf_counter()
-    found = [place for (place,) in store.run(statement)]
-    return found, time.perf_counter() - start
-
-
 def lists(rows: list[Group], count: int) -> dict[str, Any]:
     """So many values for a field of each type, of which many are those of a row."""
     fractions = [g.priority for g in rows[5_000:]][:count] + [i / 7 for i in range(count)]
@@ -202,17 +193,6 @@ def test_long_lists_are_exact(full_store: tuple[Store, list[Group]]) -> None:
             assert store.matches(query) == expected(query, rows), (field, operator)
 
 
-@pytest.mark.parametrize("field", ["uid", "tags.text"])
-def test_lists_of_100_000_values_are_fast(full_store: tuple[Store, list[Group]], field: str) -> None:
-    """Also on PostgreSQL, which plans a prepared statement anew five times, and then once for all values."""
-    store, rows = full_store
-    query = {"$or": [{field: {"$not_in": lists(rows, MANY)[field]}}, {"uid": -1}]}
-    statement = select(GROUPS.c.place).where(compile_sql(parse(query), COLUMNS, store.dialect)).order_by(GROUPS.c.place)
-    took = [timed(store, statement) for _ in range(8 if store.dialect == "postgresql" else 3)]
-    assert took[0][0] == expected(query, rows)
-    assert min(seconds for _, seconds in took[-3:]) < 1
-
-
 @pytest.mark.parametrize("size", [1.0, 1e18, 1e-300])
 def test_floats_of_long_lists_are_not_rounded(store: Store, size: float) -> None:
     values = [random.uniform(-size, size) for _ in range(1_000)]
@@ -228,7 +208,7 @@ def test_long_lists_hold_infinities(store: Store) -> None:
     assert store.matches({"tags.x": {"$in": values}}) == []
 
 
-@pytest.mark.parametrize("count", [1, 200, 201])
+@pytest.mark.parametrize("count", [1, 20, 21])
 @pytest.mark.parametrize("field", ["uid", "priority", "task_name", "tags.float", "tags.text"])
 def test_lists_mean_the_same_whatever_their_length(store: Store, field: str, count: int) -> None:
     rows = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from replaybuf.progress import OnProgress
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.statements.restore import check_empty
+from replaybuf.storage.sql.statements.checkpoints import check_empty
 from replaybuf.storage.values import Checkpoint, Cursor, Leased, NewGroup
 from tests.reference.drawing import Drawing, Drawn, all_of
 from tests.reference.loans import now as lease_time

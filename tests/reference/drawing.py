@@ -39,7 +39,7 @@ class Drawing(Memory):
         policy = self.rules.sampler
         for task_name, size in self._allowed(draw).items():
             lane = (task_name, draw.status)
-            self._groups.begin_races(lane, policy.order)
+            self._groups.begin_race(lane, policy)
             candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.races.key)
             drawn[task_name] = self._decodable(candidates, size)
         if not draw.is_met_by({task_name: len(items) for task_name, items in drawn.items()}):
@@ -47,9 +47,10 @@ class Drawing(Memory):
         for task_name, items in drawn.items():
             if draw.probabilities:
                 self._add_probabilities(items, (task_name, draw.status))
-            self._groups.advance(items, policy.race)
-            if draw.where is not None and policy.race is not None:
-                self._groups.skip((task_name, draw.status), policy.race)
+            if policy.is_race:
+                self._groups.advance(items)
+                if draw.where is not None:
+                    self._groups.skip((task_name, draw.status))
         return drawn
 
     def _allowed(self, draw: Draw) -> dict[str, int]:
@@ -74,7 +75,7 @@ class Drawing(Memory):
 
     def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName) -> None:
         members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane))]
-        prioritized = self.rules.sampler.race == PRIORITIZED
+        prioritized = self.rules.sampler.order[0].field == PRIORITIZED
         total = sum(share(member.priority) for member in members) if prioritized else 0.0
         idle = sum(member.priority == 0 for member in members) if prioritized else len(members)
         for item in items:

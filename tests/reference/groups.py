@@ -13,7 +13,7 @@ from replaybuf.query import LogicNode, ScalarNode, SetNode
 from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level, Rules
-from replaybuf.rules.policies import KEYS, Order
+from replaybuf.rules.policies import ReplayPolicy
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, levels
 from replaybuf.storage.values import Draw, NewGroup, StorageItem
 from tests.reference.items import Items, Races, in_lane
@@ -139,13 +139,13 @@ class Groups:
             status for status in Status if status not in ASIDE and self.tallies[(task_name, status, Tally.SIZE)] > 0
         ]
         for status in kept:
-            self.begin_races((task_name, status), remover.order)
+            self.begin_race((task_name, status), remover)
         buffered = LogicNode("$and", (ScalarNode("task_name", "$eq", task_name), SetNode("status", "$in", tuple(kept))))
-        uids = self.table.select(buffered, remover.order, lambda uid, name: self.races.remaining(self.item(uid), name))
+        uids = self.table.select(buffered, remover.order, lambda uid, _: self.races.remaining(self.item(uid)))
         gone = uids[:excess]
-        if remover.race is not None:
-            waits = [self.races.remaining(self.item(uid), remover.race) for uid in gone]
-            self.races.pass_time(task_name, kept, remover.race, waits, [self.item(uid).priority for uid in gone])
+        if remover.is_race:
+            waits = [self.races.remaining(self.item(uid)) for uid in gone]
+            self.races.pass_time(task_name, kept, waits, [self.item(uid).priority for uid in gone])
         return gone
 
     # Groups that take no room: archived, filtered and failed ones
@@ -175,26 +175,23 @@ class Groups:
 
     # Races
 
-    def begin_races(self, lane: LaneName, order: Order) -> None:
-        """Begin the races that an order needs."""
-        for term in order:
-            if term.field in KEYS and (*lane, term.field) not in self.races.clocks:
-                self.races.begin([self.item(uid) for uid in self.table.select(in_lane(*lane))], lane, term.field)
+    def begin_race(self, lane: LaneName, policy: ReplayPolicy) -> None:
+        """Begin the race that a random policy needs."""
+        if policy.key is not None:
+            self.races.begin([self.item(uid) for uid in self.table.select(in_lane(*lane))], lane)
 
-    def advance(self, drawn: Iterable[StorageItem], race: str | None) -> None:
-        """Advance the clocks of the races that these groups came first in."""
-        if race is None:
-            return
+    def advance(self, drawn: Iterable[StorageItem]) -> None:
+        """Advance the races that these groups came first in."""
         by_lane: dict[LaneName, list[StorageItem]] = {}
         for item in drawn:
             by_lane.setdefault((item.task_name, item.status), []).append(item)
         for lane, items in by_lane.items():
-            self.races.drawn(items, lane, race)
+            self.races.drawn(items, lane)
 
-    def skip(self, lane: LaneName, race: str) -> None:
+    def skip(self, lane: LaneName) -> None:
         """Give new keys to groups that have arrived in a race by now and weren't drawn."""
         for item in map(self.item, self.table.select(in_lane(*lane))):
-            if self.races.has_arrived(item, race):
+            if self.races.has_arrived(item):
                 self.races.enter(item)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:

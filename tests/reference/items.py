@@ -9,7 +9,7 @@ from typing import Any
 from replaybuf.query import LogicNode, Node, ScalarNode
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
-from replaybuf.rules.policies import IDLE, KEYS, Clock, Order, OrderTerm, draw_keys, in_order, weight_of
+from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, Race, in_order
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.values import StorageItem
 from tests.reference.predicates import predicate
@@ -19,24 +19,22 @@ IN_ORDER: Order = (OrderTerm("timestamp_id"),)
 
 
 class Races:
-    """The keys of groups, and the clock of every race that is run, by task, status and key.
+    """The keys of groups, and the races by task and status.
 
-    A race that the policies draw from begins with the first group of a task and status, any other race with the first
-    draw from it; from then on every group of that task and status has a key.
+    With a random policy a task and status runs a race from its first group on, and every group there has a key.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self.keys: dict[str, dict[int, float]] = {name: {} for name in KEYS}
-        self.clocks: dict[tuple[str, Status, str], Clock] = {}
+        self.keys: dict[int, float] = {}
+        self.races: dict[LaneName, Race] = {}
         self.tickets: dict[int, int] = {}  # where it differs from the uid
         self._known: set[LaneName] = set()
 
     def copy(self) -> Races:
         copied = Races(self._rules)
-        copied.keys = {name: dict(keys) for name, keys in self.keys.items()}
-        copied.clocks = {name: replace(clock) for name, clock in self.clocks.items()}
-        copied.tickets = dict(self.tickets)
+        copied.keys, copied.tickets = dict(self.keys), dict(self.tickets)
+        copied.races = {name: replace(race) for name, race in self.races.items()}
         copied._known = set(self._known)
         return copied
 
@@ -44,88 +42,65 @@ class Races:
         """Return a group's ticket."""
         return self.tickets.get(uid, uid)
 
-    def load(self, clocks: dict[tuple[str, Status, str], Clock], lanes: Iterable[LaneName]) -> None:
-        """Load the clocks of a state, and the tasks and statuses of its groups."""
-        self.clocks = clocks
-        self._known = {(task, status) for task, status, _ in clocks} | set(lanes)
+    def load(self, races: dict[LaneName, Race], lanes: Iterable[LaneName]) -> None:
+        """Load the races of a state, and the tasks and statuses of its groups."""
+        self.races = races
+        self._known = {*races, *lanes}
 
-    def begin(self, items: Sequence[StorageItem], lane: LaneName, name: str) -> Clock:
-        """Return the clock of a race; one that isn't run yet begins with these groups."""
-        if (*lane, name) not in self.clocks:
-            self.clocks[(*lane, name)] = Clock()
+    def begin(self, items: Sequence[StorageItem], lane: LaneName) -> None:
+        """Begin a race among these groups, if none is run."""
+        if lane not in self.races:
+            self._start(lane)
             for item in items:
                 self.enter(item)
-        return self.clocks[(*lane, name)]
+
+    def _start(self, lane: LaneName) -> None:
+        if self._rules.random is not None:
+            key, seed = self._rules.random
+            self.races[lane] = Race(key, seed or 0)
 
     def enter(self, item: StorageItem) -> None:
-        """Give a group new keys in the races of its task and status."""
+        """Give a group a new key in the race of its task and status."""
         self.leave(item.uid)
         lane = (item.task_name, item.status)
         if lane not in self._known and item.status != Status.ARCHIVED:
             self._known.add(lane)
-            for name in self._rules.races:
-                self.clocks.setdefault((*lane, name), Clock())
-        for name, key in self.new_keys(item).items():
-            self.keys[name][item.uid] = key
-
-    def new_keys(self, item: StorageItem) -> dict[str, float]:
-        """Return the keys of a group that enters the races of its task and status now."""
-        keys = {}
-        for name in KEYS:
-            clock = self.clocks.get((item.task_name, item.status, name))
-            if clock is not None:
-                group = (self.ticket(item.uid), weight_of(name, item.priority))
-                [keys[name]] = draw_keys(self._rules.seed_of(name), clock, [group])
-        return keys
-
-    def keys_of(self, uid: int) -> dict[str, float]:
-        """Return the keys of a group."""
-        return {name: keys[uid] for name, keys in self.keys.items() if uid in keys}
+            self._start(lane)
+        if lane in self.races:
+            [self.keys[item.uid]] = self.races[lane].draw_keys([(self.ticket(item.uid), item.priority)])
 
     def leave(self, uid: int) -> None:
-        for name in KEYS:
-            self.keys[name].pop(uid, None)
+        self.keys.pop(uid, None)
 
-    def drawn(self, items: Sequence[StorageItem], lane: LaneName, name: str) -> None:
-        """Advance the clock of a race in which these groups came first. A worn-out race ends, to begin anew."""
-        clock = self.clocks[(*lane, name)]
-        clock.advance(self.keys[name][item.uid] for item in items)
-        if clock.is_worn(weight_of(name, item.priority) for item in items):
-            del self.clocks[(*lane, name)]
+    def drawn(self, items: Sequence[StorageItem], lane: LaneName) -> None:
+        """Advance a race in which these groups came first. A worn-out race ends, to begin anew."""
+        self.races[lane].advance(self.keys[item.uid] for item in items)
+        self._end_if_worn(lane, [item.priority for item in items])
+
+    def _end_if_worn(self, lane: LaneName, priorities: Sequence[float]) -> None:
+        if self.races[lane].is_worn(priorities):
+            del self.races[lane]
 
     def pass_time(
-        self,
-        task_name: str,
-        statuses: Iterable[Status],
-        name: str,
-        waits: Sequence[float],
-        priorities: Sequence[float],
+        self, task_name: str, statuses: Iterable[Status], waits: Sequence[float], priorities: Sequence[float]
     ) -> None:
         """Let the time pass in all these statuses' races, in which groups came first after these waits."""
-        elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
-        idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
-        for lane in [(task_name, status, name) for status in statuses]:
-            clock = self.clocks[lane]
-            clock.time += elapsed
-            clock.idle_time += idle
-            if clock.is_worn(weight_of(name, priority) for priority in priorities):
-                del self.clocks[lane]
+        for lane in [(task_name, status) for status in statuses]:
+            self.races[lane].pass_time(waits)
+            self._end_if_worn(lane, priorities)
 
-    def has_arrived(self, item: StorageItem, name: str) -> bool:
+    def has_arrived(self, item: StorageItem) -> bool:
         """Return whether this group has arrived in a race."""
-        clock, key = self.clocks.get((item.task_name, item.status, name)), self.keys[name].get(item.uid)
-        if clock is None or key is None:
-            return False
-        return key <= clock.time if key < IDLE else key <= IDLE * (1.0 + clock.idle_time)
+        race, key = self.races.get((item.task_name, item.status)), self.keys.get(item.uid)
+        return race is not None and key is not None and race.left(key) <= (0 if key < IDLE else IDLE)
 
-    def key(self, uid: int, name: str) -> float:
+    def key(self, uid: int, _: str) -> float:
         """Return the key of a group."""
-        return self.keys[name][uid]
+        return self.keys[uid]
 
-    def remaining(self, item: StorageItem, name: str) -> float:
+    def remaining(self, item: StorageItem) -> float:
         """Return the time until a group arrives; comparable between races."""
-        clock, key = self.clocks[(item.task_name, item.status, name)], self.keys[name][item.uid]
-        return key - (clock.time if key < IDLE else clock.idle_time * IDLE)
+        return self.races[(item.task_name, item.status)].left(self.keys[item.uid])
 
 
 class Items:

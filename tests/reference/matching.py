@@ -116,7 +116,7 @@ class Matching(Memory):
         leaves = item.status == Status.EXPIRED and not rule.retryable
         kind = self.codec.rollout_type
         try:
-            rollouts = self._copying.decode(groups.payloads[item.uid])
+            rollouts = self.codec.decode(groups.payloads[item.uid])
         except DecodeError:
             if not leaves:
                 return False
@@ -136,7 +136,7 @@ class Matching(Memory):
             reset_response(rollouts[index], kind)
         if (through := rule.masked_through(refresh.train_step)) is not None:
             mask_stale_tokens(rollouts, through, kind)
-        groups.payloads[item.uid] = self._copying.encode(rollouts)
+        groups.payloads[item.uid] = self.codec.encode(rollouts)
         groups.table.change([item.uid], staleness=max(staleness), reward=Marks.of(rollouts, kind).mean_reward)
         if expired:
             groups.due.pop(item.uid, None)

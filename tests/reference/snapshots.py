@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections import Counter
@@ -14,7 +15,7 @@ from replaybuf.codec.payload import Codec
 from replaybuf.codec.stored import decode_stored
 from replaybuf.errors import DecodeError
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.policies import Race
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.values import Cursor, StorageItem
 
@@ -25,24 +26,24 @@ FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid 
 
 @dataclass(slots=True)
 class StoredGroup:
-    """A group with its payload, its ticket and sampling keys, since when it is set aside, and who expires next."""
+    """A group with its payload, its ticket and sampling key, since when it is set aside, and who expires next."""
 
     item: StorageItem
     payload: bytes
     ticket: int
-    keys: dict[str, float] = field(default_factory=dict)
+    random_key: float | None = None
     archived_at: float | None = None
     due: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class BufferState:
-    """All that a buffer holds: groups, the next uid and ticket, tallies, races in use, cursors, train steps."""
+    """All that a buffer holds: groups, the next uid and ticket, tallies, races, cursors, train steps."""
 
     groups: list[StoredGroup]
     next_uid: int
     tallies: Counter[tuple[str, Status, Tally]]
-    clocks: dict[tuple[str, Status, str], Clock]
+    races: dict[LaneName, Race]
     next_ticket: int
     cursors: list[Cursor]
     steps: dict[LaneName, int]
@@ -61,14 +62,13 @@ def read_snapshot(data: bytes, codec: Codec) -> BufferState:
         rows = connection.execute
 
         lanes = list(rows("SELECT * FROM rb_lane WHERE NOT leased"))
-        clocks = {}
-        for row in lanes:
-            uniform, prioritized = row["uniform_clock"], row["prioritized_clock"]
-            if uniform not in (None, -1.0):
-                clocks[(row["task_name"], Status(row["status"]), UNIFORM)] = Clock(uniform)
-            if prioritized not in (None, -1.0):
-                clock = Clock(prioritized, row["idle_clock"] or 0.0)
-                clocks[(row["task_name"], Status(row["status"]), PRIORITIZED)] = clock
+        races = {
+            (row["task_name"], Status(row["status"])): Race(
+                row["race"], int(row["seed"]), row["clock"], row["idle_clock"]
+            )
+            for row in lanes
+            if row["race"] is not None
+        }
         tallies: Counter[tuple[str, Status, Tally]] = Counter()
         for task, status, name, amount in rows(
             "SELECT l.task_name, l.status, t.name, t.amount FROM rb_tally t JOIN rb_lane l ON l.id = t.lane"
@@ -78,26 +78,23 @@ def read_snapshot(data: bytes, codec: Codec) -> BufferState:
         [(last_uid,)] = rows("SELECT value FROM rb_counter WHERE name = 'uid'")
         shift = sum(row["ticket_shift"] for row in rows("SELECT ticket_shift FROM rb_buffer"))
         return BufferState(
-            [_group(dict(row), codec, clocks) for row in rows(_GROUPS)],
+            [_group(dict(row), codec, races) for row in rows(_GROUPS)],
             last_uid + 1,
             tallies,
-            clocks,
+            races,
             last_uid + 1 - shift,
             [Cursor(*row) for row in rows("SELECT name, version, position, value FROM rb_cursor ORDER BY name")],
             {(row["task_name"], Status(row["status"])): row["step"] for row in lanes if row["step"] is not None},
         )
 
 
-def _group(row: dict[str, Any], codec: Codec, clocks: dict[tuple[str, Status, str], Clock]) -> StoredGroup:
+def _group(row: dict[str, Any], codec: Codec, races: dict[LaneName, Race]) -> StoredGroup:
     marks, uid, payload, status = json.loads(row["marks"]), row["uid"], row["data"], Status(row["status"])
     pinned = row["pinned_staleness"]
     refreshed_to = row["step"] if pinned is None else row["pinned_step"]
     if refreshed_to is not None or marks.get("expired") or marks.get("masked"):
-        try:
-            copying = codec.as_stored()
-            payload = copying.encode(decode_stored(copying, uid, payload, row["marks"], refreshed_to))
-        except DecodeError:  # as damaged as it was
-            pass
+        with contextlib.suppress(DecodeError):  # as damaged as it was
+            payload = codec.encode(decode_stored(codec, uid, payload, row["marks"], refreshed_to))
     item = StorageItem(
         timestamp_id=uid,
         status=status,
@@ -110,7 +107,7 @@ def _group(row: dict[str, Any], codec: Codec, clocks: dict[tuple[str, Status, st
         item,
         payload,
         row["ticket"] or uid,
-        {name: row[name] for name in KEYS if (item.task_name, status, name) in clocks},
+        row["random_key"] if (item.task_name, status) in races else None,
         row["archived_at"],
         [place for place, is_due in enumerate(marks.get("due") or ()) if is_due],
     )
@@ -123,18 +120,18 @@ def plain_state(state: BufferState, *, payloads: bool = True) -> dict[str, Any]:
     decoded, not as bytes, it isn't compared when a group was set aside, either.
     """
     lanes = {(one.item.task_name, one.item.status) for one in state.groups}
-    lanes |= {(task, status) for (task, status, _), clock in state.clocks.items() if clock != Clock()}
+    lanes |= {name for name, race in state.races.items() if race.time or race.idle_time}
     return {
         "groups": [
             {name: getattr(one.item, name) for name in _METADATA}
-            | {"ticket": one.ticket, "keys": one.keys, "due": one.due}
+            | {"ticket": one.ticket, "random_key": one.random_key, "due": one.due}
             | {"payload": one.payload if payloads else None}
             | {"archived_at": one.archived_at if payloads else one.archived_at is not None}
             for one in sorted(state.groups, key=lambda one: one.item.uid)
         ],
         "next_ticket": state.next_ticket,
         "tallies": {name: n for name, n in state.tallies.items() if n},
-        "clocks": {name: clock for name, clock in state.clocks.items() if name[:2] in lanes},
+        "races": {name: race for name, race in state.races.items() if name in lanes},
         "cursors": sorted((one.name, one.version, one.position, one.value) for one in state.cursors),
         "steps": state.steps,
     }

@@ -28,7 +28,6 @@ class Memory:
 
     def __init__(self, codec: Codec, rules: Rules | None = None) -> None:
         self.codec = codec
-        self._copying = codec.as_stored()
         self.rules = rules or Rules()
         self._lock = threading.RLock()
         self._groups = Groups(Items(), self.rules)

@@ -97,14 +97,14 @@ def state_of(world: World, next_uid: int) -> BufferState:
             groups.item(uid),
             groups.payloads[uid],
             races.ticket(uid),
-            races.keys_of(uid),
+            races.keys.get(uid),
             groups.archived_at.get(uid),
             sorted(groups.due.get(uid, ())),
         )
         for uid in groups.table.select(_ALL)
     ]
     cursors = list(world.cursors.values())
-    return BufferState(stored, next_uid, groups.tallies, races.clocks, world.next_ticket, cursors, groups.steps)
+    return BufferState(stored, next_uid, groups.tallies, races.races, world.next_ticket, cursors, groups.steps)
 
 
 def load(groups: Groups, state: BufferState) -> None:
@@ -115,12 +115,12 @@ def load(groups: Groups, state: BufferState) -> None:
         groups.table.add(group.item)
         if group.ticket != uid:
             groups.races.tickets[uid] = group.ticket
-        for name, key in group.keys.items():
-            groups.races.keys[name][uid] = key
+        if group.random_key is not None:
+            groups.races.keys[uid] = group.random_key
         if group.archived_at is not None:
             groups.archived_at[uid] = group.archived_at
         if group.due:
             groups.due[uid] = {*group.due}
-    groups.races.load(state.clocks, {(one.item.task_name, one.item.status) for one in state.groups})
+    groups.races.load(state.races, {(one.item.task_name, one.item.status) for one in state.groups})
     groups.tallies = state.tallies
     groups.steps = dict(state.steps)

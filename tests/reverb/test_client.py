@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import replaybuf.integrations.reverb as reverb
-from replaybuf import ConfigError, FullError, NotReadyError
-from replaybuf.errors import InputError, PartlyStoredError, RolloutError
+from replaybuf import ConfigError, FencedError, FullError, NotReadyError
+from replaybuf.errors import InputError, RolloutError
+from replaybuf.sync import run
 
 
 def table(name: str = "replay", **changes: Any) -> reverb.Table:
@@ -38,19 +39,20 @@ def sizes(client: reverb.Client) -> dict[str, int]:
     return {name: info.current_size for name, info in client.server_info().items()}
 
 
-def test_an_insert_that_one_table_has_no_room_for_says_which_have_the_item(url: str) -> None:
-    """So that it can be completed; where the first has no room, nothing was stored, and it can be repeated."""
-    with reverb.Client(url, [table("a"), reverb.Table.queue("full", 1)]) as client:
+def test_an_insert_that_one_table_has_no_room_for_leaves_nothing_in_any(url: str) -> None:
+    """So that it can be repeated."""
+    tables = [table("a"), reverb.Table.queue("full", 1), reverb.Table.queue("z", 9)]
+    with reverb.Client(url, tables) as client:
         client.insert(0, {"full": 1.0})
-        with pytest.raises(FullError, match=r"full: .*nothing was stored"):
-            client.insert(1, {"full": 1.0, "a": 1.0}, timeout=0.01)
-        assert sizes(client) == {"a": 0, "full": 1}
-        with pytest.raises(PartlyStoredError, match=r"only a have the item \(`results`\), not full: .*") as partly:
-            client.insert(1, {"a": 1.0, "full": 1.0}, timeout=0.01)
-        [key, error] = partly.value.results
-        assert isinstance(error, FullError)
-        assert [sample.info.key for sample in client.sample_batch("a", 1)] == [key]
-        assert sizes(client) == {"a": 1, "full": 1}
+        for order in (("a", "full", "z"), ("full", "z", "a"), ("z", "a", "full")):
+            with pytest.raises(FullError, match=r"full: .*nothing was stored"):
+                client.insert(1, dict.fromkeys(order, 1.0), timeout=0.01)
+        assert sizes(client) == {"a": 0, "full": 1, "z": 0}
+        list(client.sample("full"))
+        keys = client.insert(1, {"a": 1.0, "full": 1.0, "z": 1.0}, timeout=0)
+        assert keys.keys() == {"a", "full", "z"}
+        assert sizes(client) == {"a": 1, "full": 1, "z": 1}
+        assert client.server_info()["z"].rate_limiter_info.insert_stats.completed == 1
 
 
 def test_an_insert_into_several_tables_waits_until_all_have_room(url: str) -> None:
@@ -71,6 +73,48 @@ def test_an_item_that_cannot_be_stored_is_in_no_table(url: str) -> None:
         with pytest.raises(RolloutError):
             client.insert(object(), {"a": 1.0, "b": 1.0})
         assert sizes(client) == {"a": 0, "b": 0}
+
+
+def insert_pairs(client: reverb.Client, numbers: range) -> None:
+    """A worker's program: its two tables in either order."""
+    with client:
+        for number in numbers:
+            names = ("first", "second") if number % 2 else ("second", "first")
+            client.insert(number, dict.fromkeys(names, 1.0), timeout=60)
+
+
+def test_inserts_of_several_processes_into_the_same_tables_end(shared_url: str) -> None:
+    """They lock the tables in one order, whatever the order of their priorities."""
+    tables = [reverb.Table.queue("first", 3), reverb.Table.queue("second", 3)]
+    with reverb.Client(shared_url, tables) as client:
+        forking = multiprocessing.get_context("forkserver")
+        workers = [forking.Process(target=insert_pairs, args=(client, range(n, n + 20))) for n in (0, 20)]
+        for worker in workers:
+            worker.start()
+        drawn = {
+            name: sorted(sample.data for [sample] in client.sample(name, 1, timeout=60)) for name in ("first", "second")
+        }
+        for _ in range(39):
+            for name, numbers in drawn.items():
+                numbers += [sample.data for [sample] in client.sample(name, 1, timeout=60)]
+        for worker in workers:
+            worker.join(60)
+            assert worker.exitcode == 0
+        assert {name: sorted(numbers) for name, numbers in drawn.items()} == {name: list(range(40)) for name in drawn}
+        assert sizes(client) == {"first": 0, "second": 0}
+
+
+def test_an_insert_is_in_no_table_if_another_process_has_restored_one_of_them(shared_url: str) -> None:
+    tables = [table("a"), table("b")]
+    both = {"a": 1.0, "b": 1.0}
+    with reverb.Client(shared_url, tables) as client, reverb.Client(shared_url, tables) as restoring:
+        client.insert(0, both)
+        run(restoring.table("b").checkpoint(1))
+        run(restoring.table("b").restore(1))
+        with pytest.raises(FencedError, match="buffer 'b' was restored"):
+            client.insert(1, both)
+        restoring.insert(1, both)
+        assert sizes(restoring) == {"a": 2, "b": 2}
 
 
 def test_samples_come_as_lists_of_timesteps_or_by_themselves(url: str) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ConfigError, FencedError, NotReadyError
+from replaybuf import ConfigError, NotReadyError
 from replaybuf.errors import ClosedError
 from replaybuf.integrations.reverb import open_instruct as replay_buffer_lib
 from replaybuf.rules.policies import StalenessPolicy
-from replaybuf.sync import run
 
 
 @dataclass
@@ -85,13 +84,6 @@ def test_after_a_shutdown_results_are_inserted_and_counted_as_before(url: str) -
         replay.insert("c", result(2))
 
 
-def test_a_result_of_the_same_key_is_replaced() -> None:
-    replay = table()
-    for number in range(3):
-        replay.insert("a" if number else "b", result(number))
-    assert numbers(replay.sample(9)) == [0, 2]
-
-
 def test_the_buffer_is_there_after_a_resume(shared_url: str) -> None:
     """Whatever became of the process before: what was inserted is committed, and counts its samples."""
     first = table(shared_url, max_times_sampled=2)
@@ -112,19 +104,6 @@ def test_a_capacity_below_min_size_is_refused() -> None:
         table(rate_limiter=replay_buffer_lib.MinSize(9))
 
 
-def test_more_may_be_sampled_than_have_a_priority(url: str) -> None:
-    """Those of priority 0 come last."""
-    replay = table(url, sampler=replay_buffer_lib.make_selector("prioritized"))
-    for number, priority in enumerate((0.0, 0.0, 3.0, 0.0)):
-        replay.insert(f"{number}", result(number), priority)
-    first, *others = numbers(replay.sample(4))
-    assert (first, sorted(others)) == (2, [0, 1, 3])
-    for number in range(2):
-        replay.insert(f"{number}", result(number), 0.0)
-    assert len(replay.sample(2) or []) == 2
-    replay.close()
-
-
 def test_priorities_reach_the_draws() -> None:
     """Those given to insert, and later ones."""
     replay = table(sampler=replay_buffer_lib.make_selector("prioritized"), seed=1)
@@ -132,17 +111,6 @@ def test_priorities_reach_the_draws() -> None:
     assert numbers(replay.sample(1)) == [1]
     assert replay.update_priorities({uids[2]: 1e9, uids[1]: 5.0}) == 1
     assert numbers(replay.sample(1)) == [2]
-
-
-def test_new_results_and_replayed_ones_are_counted_apart() -> None:
-    """Metrics that mix them say nothing of the model as it is."""
-    replay = table(max_times_sampled=3)
-    for number in range(2):
-        replay.insert(f"{number}", result(number))
-    for size in (1, 2):
-        replay.sample(size)
-    counts = run(replay.buffer.metrics())["tasks"]["replay_buffer"]
-    assert (counts["sampled_new"], counts["sampled_again"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -165,15 +133,3 @@ def test_other_policies_will_do_too() -> None:
     assert isinstance(replay_buffer_lib.make_selector("staleness"), StalenessPolicy)
     with pytest.raises(ConfigError, match="unknown policy 'median'"):
         replay_buffer_lib.make_selector("median")
-
-
-def test_an_older_run_is_fenced_off(shared_url: str) -> None:
-    """After a restore its samples say so; they don't end as after a shutdown."""
-    old, new = table(shared_url), table(shared_url)
-    old.insert("a", result(0))
-    run(new.buffer.checkpoint(1))
-    run(new.buffer.restore(1))
-    with pytest.raises(FencedError):
-        old.sample(1, timeout=5)
-    new.close()
-    old.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,13 @@ REWARDS: list[tuple[Any, str | None]] = [
     ("0.5", "a text"),
     (math.nan, "a number that isn't finite"),
     (-math.inf, "a number that isn't finite"),
-    (10**400, "a number too large for a double"),
-    (-(10**400), "a number too large for a double"),
-    (Fraction(10**400, 3), "a number too large for a double"),
-    ({"score": 10**400}, "'score': a number too large for a double"),
-    (np.array([10**400], dtype=object), "a number too large for a double"),
+    (10**400, "a number that isn't finite"),
+    (-(10**400), "a number that isn't finite"),
+    ({"score": 10**400}, "'score': a number that isn't finite"),
+    (np.array([10**400], dtype=object), "a number that isn't finite"),
     (np.array(math.inf), "a number that isn't finite"),
     (np.array([0.5, 1.0]), "an array of 2"),
-    ([0.5], "a list of 1"),
+    ([0.5], "a list"),
     (PARTS, "a dict without 'score'"),
     ({"score": "1"}, "'score': a text"),
     (1j, "a complex"),

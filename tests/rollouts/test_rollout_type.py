@@ -276,13 +276,6 @@ def test_enums_are_found_within_annotations() -> None:
     assert RolloutType(dict).classes.others == {Status}
 
 
-def test_the_memory_of_names_is_bounded() -> None:
-    rollout_type = RolloutType(OpenModel)
-    for number in range(3000):
-        rollout_type.from_fields({"message": "hi", f"extra{number}": 1})
-    assert len(rollout_type._shape._seen) <= 1024
-
-
 async def test_a_refresh_that_would_mask_tokens_needs_a_mask() -> None:
     @dataclasses.dataclass
     class Bare:

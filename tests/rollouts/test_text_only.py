@@ -9,8 +9,8 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import RolloutError
+from replaybuf.rollouts.marks import Marks
 from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import newest_trainable_steps
 from tests.stores import TASK, build
 
 THRESHOLDS = ({"stale_threshold": 4}, {"token_stale_threshold": 4})
@@ -104,4 +104,4 @@ async def test_a_class_needs_no_token_ids() -> None:
 def test_the_newest_step_of_a_text_is_its_oldest(fields: dict[str, Any], newest: int | None) -> None:
     """Groups of agents are exempt, as with tokens."""
     one = rollout(response_model_steps=[3, 5], **fields)
-    assert newest_trainable_steps([one], RolloutType(RolloutState)) == [newest]
+    assert Marks.of([one], RolloutType(RolloutState)).newest == [newest]

@@ -75,11 +75,11 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "leased by two": (
         *(wait(), T(completed=4, completed_leased=64), {"held": [held("a", 4, 4), held("b", 60, 40)]}, R.LEASED),
-        "(4 of 64): 64 more completed groups are leased by b (60) and a (4), the last until 20:43:50 UTC",
+        "(4 of 64): 64 more completed groups are leased by b (60) and a (4) until 20:43:50 UTC",
     ),
     "leased by the waiter, or its predecessor": (
         *(wait(4), T(completed_leased=4), {"held": [held("trainer-1", 4, -3)]}, R.LEASED),
-        "(over: they come back as soon as somebody looks). The waiting worker holds them itself, or an earlier process",
+        "leased by trainer-1 until 20:43:07 UTC. They come back when they are given back",
     ),
     "new ones came, but their producer was killed": (
         *(wait(4), T(completed_leased=4, completed_put=1000)),
@@ -92,22 +92,22 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "expired": (
         *(wait(), T(expired=64, completed_put=64, completed_expired=64), {"steps": {"math": 12}}, R.EXPIRED),
-        "64 groups have expired at the refresh to train step 12, to be generated again. Raise the stale",
+        "(0 of 64): 64 groups expired; the last refresh was to train step 12. Raise the stale",
     ),
     "they expire faster than they come": (
         *(wait(), T(completed=10, completed_put=500, completed_dropped=390)),
         *({"before": Before(NOW - 900, {("math", C): 400}, {"math": 300})}, R.EXPIRED),
-        "90 of the 100 groups put since 20:28:10 UTC expired: they grow stale faster than they are drawn",
+        "90 of the 100 groups put since 20:28:10 UTC expired. Raise the stale",
     ),
     "all expire, though many come": (
         *(wait(8), T(completed_put=80, completed_dropped=80), {**STEADY, "recent": Before(NOW - 80, {})}, R.EXPIRED),
-        "80 of the 80 groups put expired: they grow stale faster than they are drawn",
+        "80 of the 80 groups put expired. Raise the stale",
     ),
     "dropped when they were put": (
         *(wait(4), T(expired_put=6, expired_dropped=6, completed_put=2, completed=2), {"steps": {"math": 3}}),
         *(
             R.EXPIRED,
-            "(2 of 4): 6 of the 8 groups put expired: they were too stale when they were put. Raise the stale ",
+            "(2 of 4): 6 of the 8 groups put expired; the last refresh was to train step 3. Raise",
         ),
     ),
     "filtered": (
@@ -116,19 +116,19 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "filtered, and none is kept": (
         *(wait(), T(completed=2, completed_put=2, filtered_put=64, filtered_pruned=64), {}, R.UNFIT),
-        "Look at what the filter drops: none is kept to look at; unfit=1000 in the config keeps",
+        "64 of the 66 groups put were filtered. Look",
     ),
     "failed": (
         *(wait(), T(failed=64, failed_put=60, init_set_aside=4)),
         {"failed_by": {"math": {"gen-2": 60, "gen-3": 4}}, "errors": {"math": "CUDA out of memory"}},
         *(
             R.UNFIT,
-            "64 of the 64 groups put failed, made by gen-2 (60) and gen-3 (4); the last error: CUDA out of memory.",
+            "64 of the 64 groups put failed, with gen-2 (60) and gen-3 (4); the last error: CUDA out of memory.",
         ),
     ),
     "set aside": (
-        *(wait(2), T(failed=2, completed_put=2, completed_set_aside=2), {"failed_with": {"math": {"trainer-1": 2}}}),
-        *(R.UNFIT, "2 of the 2 groups put failed, drawn by trainer-1 (2). Mend what makes"),
+        *(wait(2), T(failed=2, completed_put=2, completed_set_aside=2), {"failed_by": {"math": {"trainer-1": 2}}}),
+        *(R.UNFIT, "2 of the 2 groups put failed, with trainer-1 (2). Mend what makes"),
     ),
     "set aside lately": (
         *(wait(2), T(failed=9, failed_put=1, completed_put=12, completed_set_aside=8)),
@@ -144,9 +144,13 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(wait(), T(failed=500, failed_put=500, completed_put=8300), {"workers": [LIVE], "before": HOUR}, R.SLOW),
         "300 groups an hour arrive",
     ),
+    "failures of long ago, and much is missing": (
+        *(wait(400), T(failed=500, failed_put=500, completed_put=8100), {"workers": [LIVE], "before": HOUR}, R.SLOW),
+        "100 groups an hour arrive",
+    ),
     "aborted": (
         *(wait(), T(aborted=64, aborted_put=64), {"workers": [KILLED]}, R.OTHER_STATUS),
-        "64 groups are aborted: interrupted, and wait to be continued. See that a producer",
+        "64 groups are there, but of another status: 64 aborted. See that a worker",
     ),
     "a query": (
         *(wait(query=GREAT), T(completed=512, completed_put=512), {"matches": {"math": 3}}, R.NO_MATCH),
@@ -162,11 +166,11 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "min_size": (
         *(wait(16), T(completed=48, completed_put=48), {"limits": Limits(min_size=64)}, R.HELD_BACK),
-        "(0 of 16): 48 completed groups are there, but min_size is 64: 16 more have to be put",
+        "(0 of 16): 48 completed groups are there, but min_size is 64. Wait for the producers, or lower min_size.",
     ),
     "min_size, and no producer is left": (
         *(wait(16), T(completed=48, completed_put=48), {"limits": Limits(min_size=64), "workers": [KILLED]}),
-        *(R.HELD_BACK, "16 more have to be put. Start the producers again or lower min_size."),
+        *(R.HELD_BACK, "but min_size is 64. Start the producers again, or lower min_size."),
     ),
     "samples_per_insert": (
         *(wait(16), T(completed=48, completed_put=48, completed_sampled_again=60)),
@@ -179,8 +183,8 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     "samples_per_insert holds back": (
         *(wait(16), T(completed=48, completed_put=48, completed_sampled_again=108)),
         *({"limits": Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=(-16, 60))}, R.HELD_BACK),
-        "(4 of 16): 48 completed groups are there, but samples_per_insert 2 allows 4 now: 48 were put and 108 drawn: "
-        "6 more have to be put. Wait for the producers or widen error_buffer by 12.",
+        "(4 of 16): 48 completed groups are there, but samples_per_insert 2 allows 4 now: 48 were put and 108 drawn. "
+        "Wait for the producers, or widen error_buffer.",
     ),
     "the capacity is smaller": (
         *(wait(64), FEW, {"limits": Limits(capacity=32)}, R.HELD_BACK),
@@ -188,7 +192,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "the rate never allows so many": (
         *(wait(64), FEW, {"limits": Limits(samples_per_insert=1, error_buffer=8)}, R.HELD_BACK),
-        "with error_buffer 8 allows 8 at once. Ask for fewer groups, or set error_buffer to at least the size",
+        "with error_buffer 8 allows 8 at once. Ask for fewer groups, or widen error_buffer.",
     ),
     "killed": (
         *(wait(), FEW, {"workers": [KILLED, worker("gen-2", ended_at=NOW - 50, seen=50)]}, R.ABSENT),
@@ -233,7 +237,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "producers of the run before a restore": (
         *(wait(since=NOW - 5), FEW, {"workers": [LIVE], "restored": Restored(40, NOW - 20, "trainer-1")}, R.ABSENT),
-        "gen-1 opened the buffer before it was restored at 20:42:50 UTC, and can put nothing any more",
+        "no producer is left: gen-1 was fenced off by a restore: last seen at 20:43:05 UTC",
     ),
     "nobody is known": (wait(), FEW, {}, R.ABSENT, "nobody is known to put any"),
     "nobody is known yet": (
@@ -258,16 +262,15 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "init": (
         *(wait(4), T(init=6, init_put=6), {"workers": [LIVE]}, R.OTHER_STATUS),
-        "(0 of 4): 6 groups are there, but their status is init: put without a status, or prompts that nobody has "
-        "generated yet. Put results as COMPLETED",
+        "(0 of 4): 6 groups are there, but of another status: 6 init. See that a worker",
     ),
     "prompts of a ledger": (
         *(wait(4), T(init=6, init_put=16, init_returned=6), {"workers": [LIVE]}, R.OTHER_STATUS),
-        "their status is init: prompts that wait for a worker. See that one generates them",
+        "6 groups are there, but of another status: 6 init",
     ),
     "some of each that isn't completed": (
         *(wait(4), T(init=1, init_put=1, expired=2, aborted=1, completed_put=8), {"workers": [LIVE]}, R.EXPIRED),
-        "2 groups have expired, to be generated again",
+        "(0 of 4): 2 groups expired.",
     ),
     "prompts of a dead worker, which others generate": (
         *(wait(4), T(init=6, init_put=16, init_leased=9), {"workers": [LIVE]}, R.SLOW),
@@ -275,7 +278,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "another status": (
         *(wait(4, status=Status.ABORTED), FEW, {"workers": [LIVE]}, R.OTHER_STATUS),
-        "8 groups are there, but their status is completed. Draw groups of that status (group_status='completed')",
+        "8 groups are there, but of another status: 8 completed. ",
     ),
     "the end of the dataset": (
         *(wait(), FEW | T(init_leased=3, aborted=2)),
@@ -283,12 +286,12 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(
             R.FINISHED,
             "(8 of 64): no prompt of math is left in the dataset: of the 50 drawn, 45 are finished, 3 in flight and "
-            '2 to be handed out again. Ask for no more (at_least={"math": 13}), or read the dataset for more epochs.',
+            '2 to be handed out again. Ask for no more (at_least={"math": 13}), read the dataset for more epochs, or',
         ),
     ),
     "the end of the only dataset": (
         *(wait(1), T(completed_put=50), {"workers": [LIVE], "datasets": {"math": 50}}, R.FINISHED),
-        "50 are finished and 0 in flight. Nothing is left to draw: end the run, or read the dataset for more epochs.",
+        "50 are finished, 0 in flight and 0 to be handed out again. Ask for no more",
     ),
     "the end of one dataset of two": (
         *(
@@ -298,8 +301,8 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         ),
         *(
             R.FINISHED,
-            "ready for code (0 of 8): no prompt of code is left in the dataset: of the 9 drawn, 9 are finished "
-            'and 0 in flight. Go on without it (at_least={"code": 0}), or read its dataset for more epochs.',
+            "ready for code (0 of 8): no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, "
+            '0 in flight and 0 to be handed out again. Ask for no more (at_least={"code": 0}), read',
         ),
     ),
     "the end of the dataset, and enough in flight": (
@@ -309,17 +312,17 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     "a worker at the end of the dataset": (
         *(FOR_TRAINER, FEW, {"trainer": PUBLISHED, "datasets": {"math": 50}}, R.FINISHED),
         "There is nothing to do for the workers: no prompt of math is left in the dataset: of the 50 drawn, 50 are "
-        "finished and 0 in flight. They end when the trainer has published",
+        "finished, 0 in flight and 0 to be handed out again. They end when the trainer has published",
     ),
     "a worker at the end of the dataset of which the trainer lacks groups": (
         *(FOR_TRAINER, T(completed=8, completed_put=48) | T("code", completed_put=9)),
         {"waits": [TWO], "trainer": PUBLISHED, "datasets": {"code": 9}},
-        *(R.FINISHED, "no prompt of code is left in the dataset: of the 9 drawn, 9 are finished and 0 in flight."),
+        *(R.FINISHED, "no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 in"),
     ),
     "both wait, though it has published": (
         *(wait(), FEW, {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.DEADLOCK),
         "deadlock: gen-1 waits for the trainer since 20:42:10 UTC, which has published nothing since step 3, while it "
-        "waits for their groups. Publish newer weights (publish), or ask for no more groups than the workers",
+        "waits for their groups. Publish (publish) before",
     ),
     "one waits, and a worker that was killed holds the rest": (
         *(wait(9), FEW | T(init_leased=2)),
@@ -335,15 +338,15 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(FOR_TRAINER, FEW | T(init_leased=2)),
         {"workers": [LIVE, worker("gen-2", killed=True)], "waits": [wait(9)], "trainer": PUBLISHED}
         | {"held": [held("gen-2", 2, 40, Status.INIT)]},
-        *(R.LEASED, "trainer-1 waits itself for 9 completed groups of math, and 2 groups are leased until 20:43:50"),
+        *(R.LEASED, "trainer-1 waits itself for 9 completed groups of math: 2 groups are leased until 20:43:50"),
     ),
     "a worker's other task waits while it generates": (
         *(wait(9), FEW | T(init_leased=2), {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.SLOW),
         "2 groups are being generated",
     ),
     "a worker's other task, while the trainer waits for what it generates": (
-        *(FOR_TRAINER, FEW | T(init_leased=2), {"workers": [LIVE], "waits": [wait(9)], "trainer": PUBLISHED}, R.LEASED),
-        "trainer-1 waits itself for 9 completed groups of math, and 2 groups are being generated. Wait",
+        *(FOR_TRAINER, FEW | T(init_leased=2), {"workers": [LIVE], "waits": [wait(9)], "trainer": PUBLISHED}, R.SLOW),
+        "trainer-1 waits itself for 9 completed groups of math: 2 groups are being generated. Wait",
     ),
     "one of two producers waits": (
         *(wait(), FEW, {"workers": [LIVE, worker("gen-2")], "waits": [FOR_TRAINER]}, R.SLOW),
@@ -357,7 +360,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     "no room for another task": (
         *(TWO, FULL | T("code", completed=3), {"limits": BLOCK, "workers": [LIVE], "waits": [FOR_ROOM]}, R.DEADLOCK),
         "Too little is ready for code (3 of 8): gen-1 waits for room since 20:42:10 UTC, with 64 completed groups of "
-        "math there. Draw math first or raise the capacity.",
+        "math there. Draw groups of math",
     ),
     "restored": (
         *(wait(), FEW, {"restored": Restored(40, NOW - 10, "trainer-2")}, R.FENCED),
@@ -370,18 +373,18 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "room, and the trainer is slow": (
         *(FOR_ROOM, FULL, {"limits": BLOCK, "workers": [TRAINER], "last_take": Taking("trainer-1", NOW - 90, 64)}),
-        *(R.HELD_BACK, "trainer-1 should draw them, and the last draw was at 20:41:40 UTC"),
+        *(R.HELD_BACK, "trainer-1 is alive, and the last draw was at 20:41:40 UTC"),
     ),
     "room, and the trainer was killed": (
         *(FOR_ROOM, FULL, {"limits": BLOCK, "workers": [worker("trainer-1", seen=300, groups=0, taken=64)]}),
         *(
             R.HELD_BACK,
-            "no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. Start the trainer again.",
+            "no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. Is the consumer",
         ),
     ),
     "room, and the trainer waits": (
         *(FOR_ROOM, FULL, {"limits": BLOCK, "waits": [wait(32, GREAT)]}, R.HELD_BACK),
-        "trainer-1, which should draw them, waits itself for 32 completed groups of math that match",
+        "the capacity is 64; trainer-1 waits itself for 32 completed groups of math that match",
     ),
     "room by rate": (
         *(FOR_ROOM, FULL, {"limits": Limits(samples_per_insert=1, error_buffer=8)}, R.HELD_BACK),
@@ -390,16 +393,22 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     "room is there": (FOR_ROOM, FEW, {"limits": BLOCK}, R.READY, "Ready: there is room for 1 completed group of"),
     "room, before a restore": (
         *(FOR_ROOM, FULL, {"limits": BLOCK, "restored": Restored(None, NOW - 1)}, R.FENCED),
-        "Nothing can be put: the buffer was restored at",
+        "No room for math: the buffer was restored at",
     ),
-    "nothing published": (FOR_TRAINER, FEW, {}, R.ABSENT, "the trainer has published nothing yet. Is it running?"),
+    "nothing published": (
+        FOR_TRAINER,
+        FEW,
+        {},
+        R.ABSENT,
+        "the trainer has published nothing yet; nobody has drawn any yet. Is it running?",
+    ),
     "nothing new published": (
         *(FOR_TRAINER, FEW, {"trainer": PUBLISHED, "workers": [worker("trainer-1", seen=300, groups=0, taken=9)]}),
-        *(R.ABSENT, "nothing since step 3, and is gone: trainer-1 went silent"),
+        *(R.ABSENT, "nothing since step 3; no consumer is left: trainer-1 went silent"),
     ),
     "the trainer waits, too": (
         *(FOR_TRAINER, FEW, {"waits": [wait(128)]}, R.DEADLOCK),
-        "deadlock: trainer-1, which has published nothing yet, waits itself for 128 completed groups of math",
+        "trainer-1 waits itself for 128 completed groups of math: deadlock: gen-1 waits for the trainer",
     ),
     "a trainer that has finished": (
         FOR_TRAINER,

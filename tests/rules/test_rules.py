@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,12 +15,8 @@ from replaybuf.buffer.waits import check_possible
 from replaybuf.errors import InputError
 from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rollouts.statuses import Status
-from replaybuf.rules.causes import DRAWS
-from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.needs import Need, causes_of, to_put
-from replaybuf.rules.policies import UNIT, Clock, UniformPolicy, draw_keys, share
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.policies import PRIORITIZED, UNIFORM, UNIT, Race, UniformPolicy, share
 from replaybuf.storage.values import Draw
 
 COMPLETED = Status.COMPLETED
@@ -277,15 +272,15 @@ def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
 def test_the_seed_makes_the_sampling_keys() -> None:
     """Of groups with a weight, and of those of priority 0."""
     groups = [(1, 1.0), (2, 0.0)]
-    first, again, other = (draw_keys(seed, Clock(), groups) for seed in (1, 1, 2))
+    first, again, other = (Race(UNIFORM, seed).draw_keys(groups) for seed in (1, 1, 2))
     assert first == again
     assert all(one != another for one, another in zip(first, other, strict=True))
 
 
 def test_a_race_begins_anew_before_its_keys_lose_their_digits() -> None:
-    assert not Clock(2.0**30).is_worn([1.0, 2.0**9])
-    assert Clock(2.0**30).is_worn([1.0, 2.0**11])
-    assert Clock(0.0, 2.0**41).is_worn([])
+    assert not Race(PRIORITIZED, 0, 2.0**30).is_worn([1.0, 2.0**9])
+    assert Race(PRIORITIZED, 0, 2.0**30).is_worn([1.0, 2.0**11])
+    assert Race(PRIORITIZED, 0, 0.0, 2.0**41).is_worn([])
 
 
 def test_a_share_is_in_units_and_0_for_priority_0() -> None:
@@ -329,52 +324,3 @@ def test_a_seed_has_64_bits(seed: int) -> None:
 def test_what_is_no_seed_is_refused(seed: object) -> None:
     with pytest.raises(ConfigError, match="seed must be a whole number of at least 0, below 2"):
         UniformPolicy(seed)  # type: ignore[arg-type]
-
-
-# What is said to do against a limit helps: the limits with that option let the groups be drawn, or be put
-
-
-_OF_DRAWS = [
-    (Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=16), Level(48, 48, 48, 108)),
-    (Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=(-16, 60)), Level(48, 48, 48, 108)),
-    (Limits(samples_per_insert=1), Level(40, 40, 48, 50)),
-    (Limits(max_times_sampled=0, min_size=48, samples_per_insert=1, error_buffer=8), Level(48, 48, 48, 8)),
-]
-
-
-def changed(limits: Limits, advice: str) -> Limits:
-    """Follow an advice."""
-    if advice == "raise the capacity":
-        return replace(limits, capacity=2 * (limits.capacity or 0))
-    error, number = limits.error_buffer, re.search(r"error_buffer by ([\d.]+)$", advice)
-    by = float(number[1]) if number else 400.0
-    assert advice.partition(" by ")[0] == "widen error_buffer"
-    wider = (
-        (error[0] - by, error[1] + by)
-        if isinstance(error, tuple)
-        else (error or 2 * (limits.samples_per_insert or 0)) + by
-    )
-    return replace(limits, error_buffer=wider)
-
-
-@pytest.mark.parametrize(("limits", "level"), _OF_DRAWS)
-def test_what_is_said_of_a_draw_lets_enough_be_drawn(limits: Limits, level: Level) -> None:
-    counts = {Tally.SIZE: level.completed, Tally.PUT: level.inserted, Tally.SAMPLED_AGAIN: level.sampled}
-    about = Circumstances(0, {("math", COMPLETED, name): n for name, n in counts.items()}, limits)
-    found = next(
-        one for one in causes_of(Need.of(Wait({"math": 24}), "math", about), DRAWS) if "put. " in one.sentence("")
-    )
-    assert changed(limits, found.advice.partition(" or ")[2]).drawable(level) == 24
-
-
-@pytest.mark.parametrize(
-    ("limits", "level"),
-    [
-        (Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=16), Level(8, 8, 8, 0)),
-        (Limits(samples_per_insert=1, error_buffer=(-4, 8)), Level(8, 8, 8, 0)),
-        (Limits(capacity=8, on_full="block"), Level(8, 8, 8, 0)),
-    ],
-)
-def test_what_is_said_of_a_put_lets_more_be_put(limits: Limits, level: Level) -> None:
-    assert limits.insertable(level, Status.COMPLETED) == 0
-    assert (changed(limits, to_put(limits, level)).insertable(level, Status.COMPLETED) or 0) > 0

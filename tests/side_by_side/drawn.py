@@ -49,7 +49,7 @@ POLICIES = (
 
 def _rules(sampler: type[ReplayPolicy], remover: type[ReplayPolicy], limits: dict[str, Any]) -> Rules | None:
     try:
-        return Rules(sampler(seed=7), remover(seed=8), Limits(**limits))
+        return Rules(sampler(seed=7), remover(seed=7), Limits(**limits))
     except ConfigError:
         return None
 

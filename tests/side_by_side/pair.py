@@ -71,7 +71,7 @@ class Pair(RuleBasedStateMachine):
         rules, next_uid = self.reference.storage.rules, self.reference.storage._next_uid
         many = [_independent(put, next_uid) for put in many]
         if rules.limits.capacity is not None and (
-            rules.remover.race is not None or any(put["replaces"] or put.get("key") is not None for put in many)
+            rules.remover.is_race or any(put["replaces"] or put.get("key") is not None for put in many)
         ):
             # Puts that are committed together evict together: by the same chances, but not the same groups; and what
             # one of them replaces is evicted then, or not yet.

@@ -109,27 +109,3 @@ async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
             asking.set()
             await buffer.put([{"tool": Tool()}], TASK)
         assert asked == [3]
-
-
-async def test_a_converter_that_rebuilds_a_value_may_ask_the_buffer(tmp_path: Path) -> None:
-    """Also after takes that took no time, so that a take would be decoded in the store's thread."""
-    asking, asked = threading.Event(), list[int]()
-
-    class Asking:
-        pass
-
-    def rebuilt(_: object) -> Asking:
-        if asking.is_set():
-            asked.append(len(buffer))
-        return Asking()
-
-    converters = {Asking: ("asking", lambda _: 1, rebuilt)}
-    async with build(f"sqlite:///{tmp_path}/buffer.db", rollout_type=dict, converters=converters) as buffer:
-        async with asyncio.timeout(10):
-            for _ in range(4):
-                await buffer.put([{"reward": 1.0, "value": Asking(), "status": "completed"}], TASK)
-            for _ in range(3):
-                await buffer.get(1, TASK)
-            asking.set()
-            await buffer.get(1, TASK)
-        assert asked == [0]

@@ -30,7 +30,7 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
             tx.value(f"SELECT count(*) FROM {kept}") for kept in ("rb_payload", "rb_past WHERE removed_at > 0")
         )
 
-    return await opened.thread.run(lambda: opened.engine.write(work, fenced=False))
+    return await opened.thread.run(lambda: opened.engine.write(work))
 
 
 async def test_payloads_stay_while_a_checkpoint_needs_them(shared_url: str) -> None:

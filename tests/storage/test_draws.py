@@ -212,7 +212,7 @@ async def test_a_transaction_that_is_run_again_tells_once(shared_url: str, monke
     assert numbers_of([item.item for item in refreshed]) == [1]
 
 
-_KEYS = "SELECT uid, uniform_key FROM rb_group ORDER BY uid"
+_KEYS = "SELECT uid, random_key FROM rb_group ORDER BY uid"
 
 
 async def test_a_random_draw_of_few_that_match_leaves_the_keys_of_the_others(

@@ -36,7 +36,7 @@ async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
         kept = tx.values("SELECT uid FROM rb_past WHERE removed_at IS NOT NULL")
         return set(tx.values("SELECT uid FROM rb_payload")), set(kept)
 
-    return await store.thread.run(lambda: store.engine.write(work, fenced=False))
+    return await store.thread.run(lambda: store.engine.write(work))
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -118,12 +117,6 @@ async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
         assert 90 < (await lease_of(buffer, 1000)).until - first.until < 110
 
 
-def test_this_host_has_a_name_for_its_start() -> None:
-    name = sqlite_dialect.this_start()
-    assert name is None or name.startswith("start of ")
-    assert (name is not None) == (sys.platform == "linux")
-
-
 @pytest.mark.parametrize("ahead", [7200.0, -7200.0])
 async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
     lent_database: str, monkeypatch: pytest.MonkeyPatch, ahead: float
@@ -144,9 +137,7 @@ async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
 
         assert not await due(60)
         assert await due(-60)
-        await storage.thread.run(
-            lambda: storage.engine.write(lambda tx: keep_for_reading(tx, [1, 2, 3], 120.0), fenced=False)
-        )
+        await storage.thread.run(lambda: storage.engine.write(lambda tx: keep_for_reading(tx, [1, 2, 3], 120.0)))
         assert not await due(-60)
         assert await due(-180)
 

@@ -114,4 +114,4 @@ async def test_evictions_are_those_of_the_model(buffers: Any, remover: str) -> N
             seen.append((ids([item.item for item in await found(buffer)]), await drawn(buffer, number % 3)))
         return seen
 
-    await same(buffers("uniform", remover=remover, capacity=6, max_times_sampled=0), evicted)
+    await same(buffers(remover, remover=remover, capacity=6, max_times_sampled=0), evicted)

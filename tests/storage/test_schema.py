@@ -289,7 +289,7 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
     try:
         async with first.transaction(write=True) as steps:
             await steps.run(create_version)
-            found = asyncio.create_task(second.write(find_version, fenced=False))
+            found = asyncio.create_task(second.write(find_version))
             await asyncio.wait_for(waits(), 30)
         assert await found == HEAD
     finally:

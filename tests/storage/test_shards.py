@@ -35,7 +35,7 @@ async def test_shards_of_connections_that_are_gone_are_merged_and_others_stay(le
         }
         storage = buffer.storage
         for _ in range(2):
-            await storage.thread.run(lambda: storage.engine.write(merge_shards, fenced=False))
+            await storage.thread.run(lambda: storage.engine.write(merge_shards))
         sizes = dict(map(tuple, await connection.fetch(_SIZES)))
         assert sizes == {0: 2, **dict.fromkeys(alive, 1)}
         assert len(alive) == 1

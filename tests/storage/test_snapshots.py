@@ -114,8 +114,7 @@ async def test_a_flipped_bit_is_noticed_or_means_nothing(saved: tuple[Path, list
         "UPDATE rb_payload SET prompt = 'other' WHERE uid = 20",
         "DELETE FROM rb_payload WHERE uid = 20",
         "DELETE FROM rb_group WHERE uid = 20",
-        "UPDATE rb_info SET value = value + 1 WHERE name = 'groups'",
-        "UPDATE rb_info SET value = value + 1 WHERE name = 'bytes'",
+        "DELETE FROM rb_info WHERE name = 'digest'",
         "DELETE FROM rb_info",
     ],
 )
@@ -125,16 +124,11 @@ async def test_other_rows_than_those_that_were_saved_are_refused(saved: tuple[Pa
     assert await resumed("memory://", saved[0].parent) is None
 
 
-async def test_the_number_of_groups_is_looked_at_without_a_digest(saved: tuple[Path, list[Any]]) -> None:
-    """A snapshot that was brought to another schema has none."""
+async def test_a_snapshot_that_was_brought_to_another_schema_is_loaded(saved: tuple[Path, list[Any]]) -> None:
+    """Its rows are no longer those that were saved."""
     with closing(sqlite3.connect(saved[0])) as connection, connection:
-        connection.execute("DELETE FROM rb_info WHERE name = ?", (DIGEST,))
+        connection.execute("UPDATE rb_info SET value = '' WHERE name = ?", (DIGEST,))
     assert await resumed("memory://", saved[0].parent) == saved[1]
-    with closing(sqlite3.connect(saved[0])) as connection, connection:
-        connection.execute("DELETE FROM rb_group WHERE uid = 20")
-    async with build("sqlite:///:memory:") as buffer:
-        with pytest.raises(SnapshotError, match="should have 37 groups, and has 36"):
-            await buffer.resume(saved[0].parent)
 
 
 async def test_a_partial_file_is_refused_under_the_right_name(

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.engine import sqlite_changes
+from replaybuf.storage.sql.engine import sqlite
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.thread import RateLimit
 from tests.stores import TASK, build, group
@@ -50,7 +50,7 @@ async def woken(waiting: ReplayBuffer, other: ReplayBuffer) -> float:
 @on_linux
 async def test_a_write_to_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without polling; also after the log was begun anew, and after a wait that ended in vain."""
-    monkeypatch.setattr(sqlite_changes, "_GUARANTEE_SECONDS", NEVER)
+    monkeypatch.setattr(sqlite, "_GUARANTEE_SECONDS", NEVER)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})
@@ -69,7 +69,7 @@ async def test_polling_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     def refuse(*_: Any) -> None:
         raise OSError("this system has no inotify")
 
-    monkeypatch.setattr(sqlite_changes, "watch_writes", refuse)
+    monkeypatch.setattr(sqlite, "watch_writes", refuse)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})

@@ -339,7 +339,9 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", list(ENDS))
+@pytest.mark.parametrize(
+    "end", [pytest.param(end, marks=[pytest.mark.long] if place > 1 else []) for place, end in enumerate(ENDS)]
+)
 def test_a_program_that_ends_without_closing_ends_quietly_and_loses_nothing(shared_url: str, end: str) -> None:
     started = time.monotonic()
     run_script(BEGINNING + "\n    " + ENDS[end].strip() + "\n", shared_url)

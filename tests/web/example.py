@@ -7,10 +7,11 @@ import time
 from typing import Any
 
 import numpy as np
-from sqlalchemy import delete, insert, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Connection, delete, insert, text
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from replaybuf.storage.sql.schema import records, tables
 
 GROUPS, FAILED_EVERY = 130, 40
@@ -62,14 +63,15 @@ def _rollout(chance: random.Random, prompt: str, text: str | None = None, *, fai
 
 async def _insert_records(url: str) -> None:
     """Insert what processes write of what they do, as it is after two hours of a run."""
-    now, scheme = time.time(), "postgresql+asyncpg" if url.startswith("postgresql") else "sqlite"
-    engine = create_async_engine(f"{scheme}:{url.partition(':')[2]}")
-    async with engine.begin() as connection:
-        await connection.execute(delete(records.history))  # a minute may have ended meanwhile
+    now = time.time()
+
+    def insert_all(connection: Connection) -> None:
+        connection.execute(delete(records.history))  # a minute may have ended meanwhile
         for table, rows in _records(now).items():
-            await connection.execute(insert(getattr(records, table)), rows)
-        await connection.execute(text(_groups_drawn(now)))
-    await engine.dispose()
+            connection.execute(insert(getattr(records, table)), rows)
+        connection.execute(text(_groups_drawn(now)))
+
+    await over_sqlalchemy(parse_url(url), insert_all)
 
 
 def _groups_drawn(now: float) -> str:
@@ -91,21 +93,19 @@ def _records(now: float) -> dict[str, list[dict[str, Any]]]:
          "oldest_step": 40, "newest_step": 41, **facts, **figures}
         for n in range(60)
     ]  # fmt: skip
-    workers = [
-        {"id": 900 + n, "buffer": "default", "name": name, "host": "node", "pid": 811 + n, "started_at": now - 7200,
-         "seen_at": now - 900 * n, "ended_at": None}
-        for n, name in enumerate((*WORKERS, "trainer:1"))
-    ]  # fmt: skip
-    activity = [
-        {"worker_id": one["id"], "since": int(now) // 300 * 300, "groups": 40, "rollouts": 160, "tokens": 52_000,
-         "failures": 3, "taken": 0}
-        for one in workers
-    ]  # fmt: skip
-    waiter = {
-        "worker_id": 903, "number": 1, "kind": "groups", "wants": {"math": 640}, "status": "completed", "query": None,
-        "since": now - 130, "deadline": now + 470, "seen_at": now + 3600, "limits": {"error_buffer": 256},
+    wait = {
+        "kind": "groups", "wants": {"math": 640}, "status": "completed", "query": None, "since": now - 130,
+        "deadline": now + 470, "limits": {"error_buffer": 256},
         "reason": f"65 of 640 completed groups of math are there {SCRIPT}",
     }  # fmt: skip
+    counts = {"groups": 40, "rollouts": 160, "tokens": 52_000, "failures": 3, "taken": 0}
+    activity = counts | {"marks": {str(int(now) // 300 * 300): [*counts.values()]}}
+    workers = [
+        {"id": 900 + n, "buffer": "default", "name": name, "host": "node", "pid": 811 + n, "started_at": now - 7200,
+         "seen_at": now - 900 * n, "ended_at": None, "activity": activity, "waits": []}
+        for n, name in enumerate(WORKERS)
+    ]  # fmt: skip
+    workers.append(workers[0] | {"id": 903, "name": "trainer:1", "pid": 814, "seen_at": now + 3600, "waits": [wait]})
     events = [
         {"buffer": "default", "happened_at": now - 60 * n, "kind": ("lease_lapsed", "set_aside")[n % 2],
          "task_name": "math", "worker": WORKERS[n % 3], "step": 400 + n, "groups": 3, "uids": [1, 2, 3],
@@ -117,7 +117,4 @@ def _records(now: float) -> dict[str, list[dict[str, Any]]]:
          "data": {"tasks": {"math": {"buffered": {"completed": 60 + n % 7}, "put": 30 * n, "sampled_new": 20 * n}}}}
         for n in range(120)
     ]  # fmt: skip
-    return {
-        "batch": batches, "worker": workers, "activity": activity, "waiter": [waiter], "event": events,
-        "history": history,
-    }  # fmt: skip
+    return {"batch": batches, "worker": workers, "event": events, "history": history}

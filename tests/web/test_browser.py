@@ -111,15 +111,6 @@ def test_a_query_is_written_and_its_mistake_shown_in_place(driver: Any, address:
     assert "level=2" not in text_of(driver)
 
 
-def test_a_facet_chooses_groups_and_takes_it_back(driver: Any, address: str) -> None:
-    driver.get(f"{address}/groups")
-    driver.find_element("css selector", ".facets").find_element("link text", "code").click()
-    wait(driver, "location.search.includes('task=code')")
-    assert "math" not in find(driver, "table.rows tbody").text
-    find(driver, ".facets [aria-current]").click()
-    wait(driver, "!location.search.includes('task=code')")
-
-
 def test_pages_follow_each_other(driver: Any, address: str) -> None:
     driver.get(f"{address}/groups?order=uid")
     first = int(find(driver, "[data-row]").text)
@@ -153,7 +144,7 @@ def test_a_plot_tells_its_values_to_the_pointer_and_to_the_keys(driver: Any, add
     wait(driver, "document.querySelector('.readout').innerText === ''")
 
 
-@pytest.mark.parametrize(("path", "scale"), [("/steps", 1), ("/steps?across=time", 1), ("/?hours=6", 60)])
+@pytest.mark.parametrize(("path", "scale"), [("/steps", 1), ("/?hours=6", 60)])
 def test_a_part_that_is_dragged_over_is_shown_and_a_double_click_shows_all(
     driver: Any, address: str, path: str, scale: int
 ) -> None:
@@ -356,4 +347,4 @@ def test_the_first_pages_of_a_million_groups_look_at_few_of_them(
                 driver.get(address + path)
                 took.append(driver.execute_script("return performance.getEntriesByType('navigation')[0].responseEnd"))
             assert min(took) < 800, (path, took)  # ms, of some 100; looking at all of them takes seconds
-        assert "1,000,000" in text_of(driver)
+            assert path != "/" or "1,000,000" in text_of(driver)

@@ -122,12 +122,12 @@ def test_a_port_that_is_taken_is_named(file: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         said = run("serve", file, "--port", port, code=1).stderr
-    assert said.startswith(f"Error: port {port} of 127.0.0.1 is taken: give another one with --port")
+    assert said.startswith(f"Error: can't listen at port {port} of 127.0.0.1: ")
 
 
 @pytest.mark.parametrize("host", ["nix.invalid", "203.0.113.1"])
 def test_an_address_of_another_machine_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match="machine"):
+    with pytest.raises(ConfigError, match=r"machine|can't listen"):
         bind(host, 0)
 
 

@@ -398,7 +398,7 @@ def test_a_step_has_links_to_the_steps_beside_it_and_a_plot_to_its_steps(trouble
     assert 'href="/steps/16" rel="next"' in text
     assert "the 10 steps before (" in text
     assert 'rel="next"' not in troubled.get("/steps/25").text
-    for path in ("/steps", "/steps?across=time", "/workers"):
+    for path in ("/steps", "/workers"):
         assert '"/steps/15"' in html.unescape(troubled.get(path).text)
 
 

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, overload
 
+from replaybuf.buffer.together import put_together
 from replaybuf.checks import check_timeout
-from replaybuf.errors import ConfigError, InputError, NotReadyError, PartlyStoredError, ReplayBufError
+from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
 from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table, TableInfo
 from replaybuf.redact import redact
 from replaybuf.storage.values import UNSET, Unset
@@ -60,35 +61,18 @@ class Client:
     def insert(
         self, data: Any, priorities: Mapping[str, float], *, timeout: float | Unset | None = UNSET
     ) -> dict[str, int]:
-        """Store an item with the same data in each of these tables. Return its keys, by table.
+        """Store an item with the same data in each of these tables, in one transaction. Return its keys, by table.
 
-        Each table is a transaction of its own, in the order of `priorities`. If one has no room within `timeout`
-        seconds (default: its `put_timeout`), FullError is raised; or PartlyStoredError, with the `results` so far, if
-        tables before it have the item.
+        All tables have their item when the call returns, and none when it raises: FullError, if one of them has no
+        room within `timeout` seconds (by default the `put_timeout` of the first). Tables in memory are separate
+        databases: their items are stored one after the other once all have room.
         """
         if not isinstance(priorities, Mapping) or not priorities:
             raise InputError(f"priorities must be a dict with the priority for each table, got {priorities!r:.100}")
         chosen = {self.table(name): priority for name, priority in priorities.items()}
-        for table, priority in chosen.items():
-            table.weight_of(priority)  # checks all before the first insert
-        return run(self._insert(data, chosen, timeout))
-
-    async def _insert(
-        self, data: Any, priorities: Mapping[Table, float], timeout: float | Unset | None
-    ) -> dict[str, int]:
-        keys: dict[str, int] = {}
-        for table, priority in priorities.items():
-            try:
-                keys[table.name] = await table.insert(data, priority, timeout=timeout)
-            except ReplayBufError as error:
-                if not keys:
-                    raise
-                partly = PartlyStoredError(
-                    f"only {', '.join(keys)} have the item (`results`), not {table.name}: {error}"
-                )
-                partly.results = [*keys.values(), error]
-                raise partly from error
-        return keys
+        puts = [table.put_of(data, priority) for table, priority in chosen.items()]
+        uids = run(put_together(puts, timeout=timeout))
+        return {table.name: uid for table, uid in zip(chosen, uids, strict=True)}
 
     @overload
     def sample(

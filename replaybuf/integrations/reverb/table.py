@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self
 
+from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.together import Put
 from replaybuf.checks import check_list, check_task_name, whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
 from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
-from replaybuf.readable_config import nearest
 from replaybuf.rollouts.rollout import Status
 from replaybuf.rollouts.shapes import is_namedtuple
 from replaybuf.rules.transitions import Tally, levels
@@ -174,18 +175,16 @@ class Table:
         text `key` is replaced. If the rate limiter blocks it, the insert waits for up to `timeout` seconds (default:
         `put_timeout` of the options, 600; None: for ever), then it raises FullError.
         """
-        plain, named = unnamed(data, self._known)
-        item = {_DATA: plain, _NAMED: named} if named else {_DATA: plain}
-        weight = self.weight_of(priority)
-        uid = await self.buffer.put(
-            [item], self.name, priority=weight, key=key, status=Status.COMPLETED, timeout=timeout
-        )
+        put = self.put_of(data, priority, key=key)
+        uid = await self.buffer.put(put.items, put.task_name, timeout=timeout, **put.options)
         assert uid is not None
         return uid
 
-    def weight_of(self, priority: float) -> float:
-        """Return the stored weight of a priority. Raises InputError."""
-        return weight_of(priority, self._exponent)
+    def put_of(self, data: Any, priority: float = 1.0, *, key: str | None = None) -> Put:
+        """Return the arguments of an item's put for `put_together`, which inserts into several tables."""
+        options: PutOptions = {"priority": weight_of(priority, self._exponent), "key": key, "status": Status.COMPLETED}
+        plain, named = unnamed(data, self._known)
+        return Put(self.buffer, [{_DATA: plain, _NAMED: named} if named else {_DATA: plain}], self.name, options)
 
     async def sample(
         self, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT, at_least: int | None = None
@@ -392,14 +391,8 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
         "rollout_type": dict,
         **arguments["rate_limiter"].limits,
     }
-    further = [field for field in ReplayBufferConfig.model_fields if field not in ours]
-    for option in options:
-        if option in ours:
-            raise wrong(f"{option} is what the arguments of the table say; leave it out")
-        if option not in further:
-            near = nearest(option, [known for known in (*arguments, *further) if known not in options])
-            hint = f"; did you mean {near}?" if near else f" (options: {', '.join(further)})"
-            raise wrong(f"{option} is no option of a table{hint}")
+    if twice := sorted(ours.keys() & options.keys()):
+        raise wrong(f"{', '.join(twice)} is what the arguments of the table say; leave it out")
     try:
         config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **ours, **options)
         config.rules()

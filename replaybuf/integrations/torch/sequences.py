@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.rollouts.fields import as_array
-from replaybuf.rollouts.rewards import SCORE, reward_value
+from replaybuf.rollouts.rewards import SCORE, as_array, reward_value
 from replaybuf.rules.balance import packed_rows
 from replaybuf.storage.values import StorageItem
 
@@ -145,8 +144,26 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 IGNORED = -100  # no loss for this label
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of `sequences`, which both collators take."""
+
+    advantages: Advantages = group_advantages
+    fields: Mapping[str, str | None] | None = None
+    reward_key: str = SCORE
+
+    def __post_init__(self) -> None:
+        for name in self.fields or ():
+            if name not in FIELDS:
+                raise InputError(f"fields: {name!r} is none of {', '.join(FIELDS)}, whose names in your class it gives")
+
+    def sequences(self, items: Sequence[StorageItem[Any]]) -> list[TokenSequence]:
+        """Return the rollouts of the groups as sequences."""
+        return sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key)
+
+
 @dataclass(frozen=True)
-class Pad:
+class Pad(_Options):
     """Makes one tensor [B, T] of each kind, T being the longest sequence's length, up to a multiple of `multiple_of`.
 
     | name | dtype | padding | |
@@ -168,19 +185,16 @@ class Pad:
     side: Literal["right", "left"] = "right"
     max_tokens: int | None = None
     multiple_of: int = 1
-    advantages: Advantages = group_advantages
-    fields: Mapping[str, str | None] | None = None
-    reward_key: str = SCORE
 
     def __post_init__(self) -> None:
         if self.side not in ("right", "left"):
             raise InputError(f"side must be 'right' or 'left', got {self.side!r}")
         if self.multiple_of < 1:
             raise InputError(f"multiple_of must be at least 1, got {self.multiple_of!r}")
-        _check_fields(self.fields)
+        super().__post_init__()
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> Tensors:
-        return self.pad(sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key))
+        return self.pad(self.sequences(items))
 
     def pad(self, given: Sequence[TokenSequence]) -> Tensors:
         """Return the tensors of some sequences, such as those of a micro-batch."""
@@ -203,7 +217,7 @@ class Pad:
 
 
 @dataclass(frozen=True)
-class Pack:
+class Pack(_Options):
     """Puts several sequences into one row of at most `max_tokens` tokens, and makes the tensors of each row.
 
     Rows are filled by best fit (`packed_rows`). Each is a dict, as attention of variable length takes it (`cu_seqlens`
@@ -224,17 +238,14 @@ class Pack:
     """
 
     max_tokens: int
-    advantages: Advantages = group_advantages
-    fields: Mapping[str, str | None] | None = None
-    reward_key: str = SCORE
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, got {self.max_tokens!r}")
-        _check_fields(self.fields)
+        super().__post_init__()
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> list[Tensors]:
-        given = sequences(items, advantages=self.advantages, fields=self.fields, reward_key=self.reward_key)
+        given = self.sequences(items)
         rows = packed_rows([len(sequence) for sequence in given], self.max_tokens)
         return [self.pack([given[index] for index in row]) for row in rows]
 
@@ -250,12 +261,6 @@ class Pack:
         made["max_seqlen"] = lengths.max()
         made["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
         return made
-
-
-def _check_fields(fields: Mapping[str, str | None] | None) -> None:
-    for name in fields or ():
-        if name not in FIELDS:
-            raise InputError(f"fields: {name!r} is none of {', '.join(FIELDS)}, whose names in your class it gives")
 
 
 def _columns(given: Sequence[TokenSequence], pad_token_id: int) -> dict[str, tuple[list[Any], Any]]:

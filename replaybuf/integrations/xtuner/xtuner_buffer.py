@@ -198,7 +198,7 @@ class ReplayBuffer:
             if error.reason != "missing" or not await asyncio.to_thread((folder / THEIR_FILE).is_file):
                 raise
             raise SnapshotError(
-                f"{error}; there is a {THEIR_FILE} of xtuner's own buffer: replaybuf import URL {THEIR_FILE} reads it",
+                f"{error}; there is a {THEIR_FILE} of xtuner's own buffer: docs/files.md says how to import its groups",
                 reason="missing",
             ) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,11 +27,13 @@ from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_c
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
+from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks import encoding
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
+from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 
 UIDS = ("uid", "timestamp_id")
@@ -87,6 +90,31 @@ class SQLStorage(Store):
         """
         await self.open()
         return await self.commits.put(groups)
+
+    async def put_together(self, groups: Sequence[tuple[SQLStorage, NewGroup]]) -> list[int]:
+        """Store groups in their buffers, all or none; return their uids.
+
+        Each group is stored as by `put`, and may raise the same errors; the FullError has the `place` of its group.
+        When it returns, all of them are committed.
+        """
+        for storage, _ in groups:
+            await storage.open()
+        outcomes = await put_together(
+            [BufferPut(one.database, one.transactions, one.presence, one.encoding, new) for one, new in groups]
+        )
+        for (storage, new), outcome in zip(groups, outcomes, strict=True):
+            if isinstance(outcome, Stored):
+                await storage._append_dropped(new.dropped, outcome.leaving)
+        return [one.uid if isinstance(one, Stored) else one for one in outcomes]
+
+    @property
+    def database(self) -> str:
+        """A key of the database, equal for all its buffers; each database in memory has its own."""
+        if not self.durable:
+            return str(id(self))
+        if self.url.get_backend_name() == "sqlite":
+            return os.path.realpath(str(self.url.database))
+        return self.url.render_as_string(hide_password=False)
 
     async def drop(self, group: NewGroup) -> None:
         """Record a group that isn't stored, and remove the groups that its put would replace.
@@ -403,22 +431,18 @@ class SQLStorage(Store):
             file.write_bytes(snapshot)
             self._blocking(lambda: self._resume(str(file), expected))
 
-    async def save(
-        self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
-    ) -> None:
+    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Write a consistent snapshot to the SQLite file `path`, replacing it, without blocking writers.
 
         `about` is stored in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
-        Unless `whole`, the snapshot refers to payloads that are kept apart, and is valid as long as those exist.
         """
-        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress, whole=whole))
+        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress))
 
     async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         """Load the snapshot at `path` into this buffer, wholly or not at all.
 
         Raises SnapshotError when the buffer isn't empty, or when the snapshot's `about` differs from
-        `expected`, SnapshotError when it is incomplete or its payloads were deleted, and PayloadStoreError when they
-        can't be reached. `progress` is called from time to time, in any thread.
+        `expected`, or it is incomplete. `progress` is called from time to time, in any thread.
         """
 
         await self._run(lambda: self._resume(path, expected, progress))

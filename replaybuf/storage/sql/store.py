@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
-from replaybuf.storage.sql.statements.fence import check_fence, joined
+from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -155,7 +156,6 @@ class Store:
             read_only=self._read_only,
             password=self._password,
             ours_only=True,
-            guard=check_fence,
         )
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
@@ -225,7 +225,7 @@ class Store:
             # Another process that creates this database at the same moment may have claimed the place for it.
             if not await self._is_there():
                 raise
-        await self.engine.write(partial(create_schema, where=self.engine.where), fenced=False)
+        await self.engine.write(partial(create_schema, where=self.engine.where))
 
     # Operations
 
@@ -298,30 +298,20 @@ class Store:
                 await asyncio.shield(closing)
 
 
+@dataclass(slots=True)
 class _End:
     """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected."""
 
-    def __init__(
-        self,
-        thread: DatabaseThread,
-        engine: Database,
-        transactions: Transactions,
-        commits: GroupCommit,
-        sweeper: Sweeper,
-        watch: Watch,
-        presence: Presence | None,
-        files: PayloadFiles,
-    ) -> None:
-        self._thread = thread
-        self._engine = engine
-        self._transactions = transactions
-        self._commits = commits
-        self._sweeper = sweeper
-        self._watch = watch
-        self._presence = presence
-        self._files = files
-        self._closing = threading.Lock()
-        self._closed = False
+    _thread: DatabaseThread
+    _engine: Database
+    _transactions: Transactions
+    _commits: GroupCommit
+    _sweeper: Sweeper
+    _watch: Watch
+    _presence: Presence | None
+    _files: PayloadFiles
+    _closing: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     def close(self) -> None:
         """Commit pending puts and release all resources; blocks. A second call waits for the first."""

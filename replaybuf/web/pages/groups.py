@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf import units
-from replaybuf.buffer.metrics import of_tasks
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
@@ -24,20 +23,16 @@ from replaybuf.storage.sql.inspection.group_payloads import (
     read_payload,
 )
 from replaybuf.storage.sql.inspection.group_queries import (
-    COUNTED,
     Chosen,
     Key,
-    newest_groups,
     page_of_groups,
-    values_of_groups,
 )
-from replaybuf.storage.sql.inspection.groups import describe_group, facts_of
+from replaybuf.storage.sql.inspection.groups import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
-from replaybuf.storage.sql.inspection.measures import tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.tokens import SHADES, strip
 from replaybuf.view.columns import ARRAYS, columns
-from replaybuf.web.ask import Ask, NotThereError, facet_of
+from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.tables import Listed, table_of
 
 _SIZE, _MOST = 50, 500
@@ -67,50 +62,31 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         raise InputError(f"status must be one of {', '.join(STATUSES)}, not {status!r:.100}")
     size = ask.number("size", _SIZE, least=1, most=_MOST) or _SIZE
     where = ask.text("where") or ""
-    of_buffers = tallies_of(tx, ask.text("buffer")).values()
-    tasks = [{"task": one, **numbers} for tallies in of_buffers for one, numbers in of_tasks(tallies).items()]
+    check_buffer(tx, ask.text("buffer"))
     data: dict[str, Any] = {
         "where": where,
         "error": None,
         "rows": [],
         "next": None,
-        "tasks": sorted({one["task"] for one in tasks}),
+        "tasks": tasks_of(tx, ask.text("buffer")),
         "statuses": STATUSES,
         "fields": (*FIELDS, "tags.NAME"),
-        "total": None if where else _total(tasks, task, status),
-        "looked_at": 0,
-        "values": {},
     }
     query = _query(where)
     if isinstance(query, Marked):
         return {**data, "error": query}
     order = _order(ask)
     chosen = Chosen(query, order, ask.text("buffer"), task, status)
-    after, newest = _after(ask, order), newest_groups(tx, chosen)
-    rows, key = page_of_groups(tx, chosen, after, size, newest)
+    rows, key = page_of_groups(tx, chosen, _after(ask, order), size)
     last = None if key is None else json.dumps([key.value, key.uid])
-    values = {name: [*of_name.items()] for name, of_name in values_of_groups(tx, newest).items() if of_name}
-    return {**data, "rows": rows, "next": last, "looked_at": len(newest), "values": values}
-
-
-_PARAMETERS = {"status": "status", "task_name": "task"}
-_FACETS = 12
+    return {**data, "rows": rows, "next": last}
 
 
 def draw_groups(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the facets: the statuses, tasks, workers and tags of the newest groups that match."""
-    facets = [
-        facet_of(name, dict(values), ask, parameter=_PARAMETERS.get(name))
-        for name, values in [*data["values"].items()][:_FACETS]
-    ]
-    newest = "" if data["looked_at"] < COUNTED else f"of the newest {COUNTED:,}"
+    """Return the table of the groups."""
     rows = [row | {"prompt": row["error"] or row["prompt"]} for row in data["rows"]]
     here = Listed(rows, len(rows), 0, None)
-    return {
-        "facets": facets,
-        "counted": newest or f"of {units.number_of(data['looked_at'], 'group')}",
-        "table": table_of("Groups", rows, _GROUPS, ask, data["now"], usual="-uid", sorts=FIELDS, here=here),
-    }
+    return {"table": table_of("Groups", rows, _GROUPS, ask, data["now"], usual="-uid", sorts=FIELDS, here=here)}
 
 
 _GROUPS = [
@@ -163,18 +139,6 @@ def _after(ask: Ask, order: OrderTerm) -> Key | None:
         return Key(value, uid)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError("after must be as the link to the next page has it") from error
-
-
-def _total(tasks: list[dict[str, Any]], task: str | None, status: str | None) -> int | None:
-    """Return the number of groups of a task and status, from tallies; None if leased groups make it unknown."""
-    chosen = [one for one in tasks if task in (None, one["task"])]
-    if status is not None:
-        return None if any(one["leased"] for one in chosen) else sum(_of_status(one, status) for one in chosen)
-    return sum(sum(_of_status(one, status) for status in STATUSES) + int(one["leased"]) for one in chosen)
-
-
-def _of_status(numbers: dict[str, Any], status: str) -> int:
-    return int(numbers["archived"] if status == Status.ARCHIVED else numbers["buffered"].get(status, 0))
 
 
 # One group

@@ -16,7 +16,7 @@ from replaybuf.view import waits
 from replaybuf.view.columns import CHECKPOINTS, value_of
 from replaybuf.view.overview import EVENTS, TASKS, event_text, rates_of, read_events
 from replaybuf.view.overview import read_overview as read_view
-from replaybuf.web.ask import LARGEST, Ask, facet_of
+from replaybuf.web.ask import LARGEST, Ask
 from replaybuf.web.plots import Across, Plot, areas, bars_of, bars_of_whole, histogram, lines
 from replaybuf.web.tables import table_of
 
@@ -137,14 +137,10 @@ def draw_checkpoints(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
 _EVENTS_SHOWN = 100
 #: The columns by which events are filtered, and their parameters.
 _CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
-_COUNTED = "SELECT {column}, count(*) FROM events WHERE {where} GROUP BY 1"
 
 
 def read_events_page(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of events, newest first, filtered by kind, task and worker; and the number of events of each.
-
-    `counts` of a column are those with the filters on the other columns.
-    """
+    """Return a page of events, newest first, filtered by kind, task and worker."""
     given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
     conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
     before = ask.number("before", LARGEST)
@@ -153,23 +149,12 @@ def read_events_page(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     return {
         "kind": ask.text("kind"),
         "rows": rows,
-        "counts": {column: _counts(tx, column, given, ask.text("buffer")) for column in _CHOSEN},
         "next": rows[-1].id if len(found) > _EVENTS_SHOWN else None,
     }
 
 
-def _counts(tx: ReadTransaction, column: str, given: dict[str, str], buffer: str | None) -> dict[str, int]:
-    """Return the number of events by the value of a column, with the filters on the other columns."""
-    values = {name: text for name, text in given.items() if name != column}
-    if buffer is not None:
-        values["buffer"] = buffer
-    where = " AND ".join([f"{column} IS NOT NULL", *(f"{name} = :{name}" for name in values)])
-    return {value: int(n) for value, n in tx.tuples(_COUNTED.format(column=column, where=where), **values)}
-
-
 def draw_events(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the facets of the events, and their table."""
-    counts = {_CHOSEN[column]: numbers for column, numbers in data["counts"].items()}
+    """Return the table of the events, with links to those of one kind."""
 
     def of_kind(row: Any) -> str:
         return ask.link("", kind=row.kind, before=None)
@@ -180,10 +165,7 @@ def draw_events(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     table = table_of(
         "Events", data["rows"], EVENTS, ask, data["now"], sorts=False, links={"what": of_kind, "uids": first}
     )
-    return {
-        "facets": [facet_of(name, numbers, ask, parameter=name) for name, numbers in counts.items()],
-        "table": table,
-    }
+    return {"table": table}
 
 
 def one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, Sequence[str]]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import Member, newest, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, Column, columns, value_of
-from replaybuf.view.drawn import StepRow, span_text
+from replaybuf.view.drawn import span_text
 from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
 from replaybuf.view.workers import (
     BUFFERED,
@@ -30,35 +28,31 @@ from replaybuf.web.plots import STEPS as STEP_SCALE
 from replaybuf.web.plots import Across, Plot, lines
 from replaybuf.web.tables import table_of
 
-_UNNAMED = 50
 #: Maximum number of train steps that are read.
 _MOST_STEPS = 1000
 _MOST_GROUPS = 100_000
 _LOWEST = 3
-_ACROSS = ("step", "time")
 
 
 def read_steps_page(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the train steps of a buffer, newest first, what stands out in them, and the last draws without a step."""
+    """Return the train steps of a buffer, newest first, and what stands out in them."""
     buffer, buffers = one_buffer(tx, ask)
     first, last = (ask.number(name, least=-LARGEST) for name in ("from", "to"))
     before = ask.number("before", None if last is None else min(last + 1, LARGEST), least=-LARGEST)
     found = read_steps(tx, buffer, first=first, before=before, limit=_MOST_STEPS)
-    without = found.known.without_step
-    unnamed = newest(tx, "batches", buffer, _UNNAMED, "step IS NULL") if without and before is None else []
-    return {"chosen": buffer, "buffers": buffers, "view": found, "unnamed": unnamed, "unnamed_count": without}
+    return {"chosen": buffer, "buffers": buffers, "view": found, "unnamed_count": found.known.without_step}
 
 
 def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     """Return the table of the steps, and plots of their rewards and staleness."""
     rows = data["view"].rows
     steps = [one for one in rows if not one.undone]
-    across, x_of = _across(ask, steps)
-    marks = {x_of(one): one.lower for one in steps if one.lower}
+    across = Across(STEP_SCALE, "step", to=_place_of(ask))
+    marks = {float(one.step): one.lower for one in steps if one.lower}
 
     def named(**fields: str) -> dict[str, list[tuple[float, float]]]:
         return {
-            name: sorted((x_of(one), float(value)) for one in steps if (value := getattr(one, field)) is not None)
+            name: sorted((float(one.step), float(value)) for one in steps if (value := getattr(one, field)) is not None)
             for name, field in fields.items()
         }
 
@@ -67,34 +61,13 @@ def draw_steps(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         lines("Reward", named(mean="reward", min="min_reward", max="max_reward"), across=across),
         lines("Staleness", named(mean="staleness", max="max_staleness"), across=across),
     ]
-    unnamed = [
-        {**row, "weights": span_text(row["oldest_model_step"], row["newest_model_step"])} for row in data["unnamed"]
-    ]
     earlier = min((one.step for one in rows), default=None) if len(rows) >= _MOST_STEPS else None
     return {
         "plots": [one for one in plots if one],
-        "across": ask.choice("across", _ACROSS),
         "table": table_of("Steps", rows, STEPS, ask, data["now"], usual="-step"),
         "earlier": earlier,
         "fell": [one for one in rows if one.lower],
-        "unnamed_table": table_of("Draws that name no step", unnamed, _DRAWS, ask, data["now"], sorts=False),
     }
-
-
-_DRAWS = columns("id", "taken_at", "worker", "tasks", "status", "reward", "staleness", "weights", worker="by")
-
-
-def _across(ask: Ask, steps: Sequence[StepRow]) -> tuple[Across, Callable[[StepRow], float]]:
-    """Return the x axis of the plots of steps, and the function from a step to its x."""
-    if ask.choice("across", _ACROSS) == "step":
-        return Across(STEP_SCALE, "step", to=_place_of(ask)), lambda one: float(one.step)
-    drawn = sorted((one.last_at.timestamp(), one.step) for one in steps)
-
-    def step_at(time: float) -> int:
-        return drawn[max(0, bisect_right(drawn, time, key=itemgetter(0)) - 1)][1]
-
-    to = _place_of(ask)
-    return Across(zoom=step_at, to=lambda time: to(step_at(time))), lambda one: one.last_at.timestamp()
 
 
 def _place_of(ask: Ask) -> Callable[[float], str]:

@@ -4,8 +4,7 @@ Rows are copied unchanged, in batches, from one transaction of the source, so th
 concurrent writes. Copies go between SQLite and PostgreSQL in both directions. The file is published under its name when
 complete.
 
-Payloads that are kept apart are copied whole, or by reference to their place. A buffer that loads a snapshot gets its
-own copies in either case: files of another database aren't protected by this one.
+Payloads that are kept apart are copied whole.
 """
 
 from __future__ import annotations
@@ -20,17 +19,14 @@ from sqlalchemy import Table
 
 from replaybuf.atomic_file import partial_file, publish
 from replaybuf.codec.payload import Codec
-from replaybuf.codec.stored import joined, names_its_arrays
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
-from replaybuf.places.store import EXTENT_BYTES, Extent, FileLostError
+from replaybuf.places.store import Extent, FileLostError
 from replaybuf.progress import OnProgress, ProgressReporter
 from replaybuf.redact import redact_path
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
-    PAYLOADS_OF,
     check_facts,
     close_file,
     damaged,
@@ -41,20 +37,20 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     same_file,
     write_facts,
 )
-from replaybuf.storage.sql.copies.whole import BATCH_BYTES, keeping_files, read_whole, tails_of
+from replaybuf.storage.sql.copies.whole import BATCH_BYTES, keeping_files, read_whole
 from replaybuf.storage.sql.engine.database import Database, Steps
 from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.tables import group, lane, payload, place, tally
+from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
+from replaybuf.storage.sql.statements.checkpoints import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.lanes import CLOCKS, all_lanes
+from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
-from replaybuf.storage.sql.statements.restore import check_no_groups, free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.rows import rescoped_key
 
 if TYPE_CHECKING:
@@ -76,13 +72,8 @@ async def copy_to(
     path: str,
     about: Mapping[str, str],
     progress: OnProgress | None = None,
-    *,
-    whole: bool = True,
 ) -> None:
-    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one.
-
-    Unless it is `whole`, it refers to payloads that are kept apart, and is valid as long as they exist there.
-    """
+    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with partial_file(path) as partial:
@@ -98,15 +89,10 @@ async def copy_to(
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
-                    if not whole:
-                        return [row | {"file": None} for row in rows]  # the copy owns no files
                     payloads = await read_whole([row["data"] for row in rows], places, kept=kept)
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
                 digest = await _copy_rows(*ends, convert, progress)
-                if places[0] and not whole:
-                    about = {**about, PAYLOADS_OF: scope.database or ""}
-                    await ends[1].run(_insert_rows, place, [{"id": id, "url": url} for id, url in places[0].items()])
                 await ends[1].run(return_all)
                 await ends[1].run(write_facts, {**about, BUFFER: scope.buffer or ""}, digest)
         finally:
@@ -130,7 +116,7 @@ async def copy_from(
     source = await open_file(path, expected)
     try:
         async with source.transaction(write=False) as reading:
-            snapshot = _Loading(_CopyEnd(source, DEFAULT, reading, path), path, codec, files)
+            snapshot = _Loading(_CopyEnd(source, DEFAULT, reading, path), codec, files)
             while True:
                 try:
                     if files.writes:
@@ -164,10 +150,9 @@ def _check_room(tx: Transaction) -> None:
 class _Loading:
     """A snapshot being loaded. `extents` are the payloads written to files of the buffer, by uid."""
 
-    def __init__(self, end: _CopyEnd, path: str, codec: Codec, files: PayloadFiles) -> None:
+    def __init__(self, end: _CopyEnd, codec: Codec, files: PayloadFiles) -> None:
         self.end = end
         self.extents: dict[int, Extent] = {}
-        self._path = path
         self._codec = codec
         self._files = files
 
@@ -179,7 +164,7 @@ class _Loading:
             if not groups:
                 return
             after, size = groups[-1]["uid"], _next_size(groups)
-            self.extents |= await asyncio.to_thread(self._add, batch, await self._whole(rows))
+            self.extents |= await asyncio.to_thread(self._add, batch, rows)
 
     def _add(self, batch: FileBatch, rows: Sequence[Row]) -> dict[int, Extent]:
         extents = {}
@@ -193,32 +178,12 @@ class _Loading:
 
     async def converted(self, rows: list[Row]) -> list[Row]:
         """Return rows of `rb_payload` as rows of the buffer."""
-        there = [row for row in rows if row["uid"] not in self.extents]
-        return [self._named(row) for row in rows if row["uid"] in self.extents] + await self._whole(there)
+        return [self._named(row) if row["uid"] in self.extents else row for row in rows]
 
     def _named(self, row: Row) -> Row:
-        extent, data = self.extents[row["uid"]], row["data"]
-        head = data[:-EXTENT_BYTES] if names_its_arrays(data) else self._codec.split(data).head
+        extent = self.extents[row["uid"]]
+        head = self._codec.split(row["data"]).head
         return row | {"data": head + extent.packed(), "file": extent.file, "size": extent.size}
-
-    async def _whole(self, rows: list[Row]) -> list[Row]:
-        """Return rows with whole payloads. Raises SnapshotError where a payload kept apart is missing."""
-        tails = await tails_of([row["data"] for row in rows], await self.end.run(Transaction.places))
-        whole = []
-        for row, tail in zip(rows, tails, strict=True):
-            data = row["data"]
-            if tail is not None and names_its_arrays(data):
-                try:
-                    data = joined(data, tail)
-                    self._codec.verify(data)
-                except DecodeError as error:
-                    raise SnapshotError(
-                        f"the snapshot {self._path} refers to payloads, and that of group {row['uid']} has left the "
-                        f"place where it was kept ({error}); nothing was loaded. Resume from a snapshot that has its "
-                        "payloads in it, as save() makes them without payloads='keep'"
-                    ) from error
-            whole.append(row | {"data": data} | _INSIDE)
-        return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +221,7 @@ async def _copy_rows(
     last, ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
     if anew:
-        _begin_anew(target.scope.rules, lanes, tallies)
+        _begin_anew(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
     await target.run(write_tallies, tallies, ids)
     there = (str(Tally.SIZE), str(Tally.LEASED))
@@ -311,13 +276,12 @@ def _read_ends(tx: Transaction) -> tuple[int, int]:
     return last_uid(tx), next_ticket(tx)
 
 
-def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]], tallies: Sequence[dict[str, Any]]) -> None:
-    """Give empty lanes without started races the races of the buffer's own rules, as in a new buffer."""
-    filled = {row["lane"] for row in tallies if row["name"] == str(Tally.SIZE) and row["amount"]}
+def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]]) -> None:
+    """Let lanes run no race if it isn't that of the buffer's own rules: their next random draw begins one."""
+    key, seed = rules.random or (None, None)
     for row in lanes:
-        if row["id"] not in filled and not any(row[name] for name in (*CLOCKS.values(), lane.c.idle_clock.name)):
-            own = () if row["leased"] or row["status"] == str(Status.ARCHIVED) else rules.races
-            row.update({name: 0.0 if key in own else None for key, name in CLOCKS.items()})
+        if key is not None and (row["race"] != key or (seed is not None and row["seed"] != str(seed))):
+            row.update(race=None)
 
 
 def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """Facts of a snapshot file about its content, by which a damaged or partial file is detected.
 
-The facts are in `rb_info` and are written last: the number of groups, the bytes of their payloads, and a digest of all
-rows. The digest is a sum of row checksums, independent of the order and the batches of reading.
+They are in `rb_info`. The last one is a digest of all rows: a sum of row checksums, independent of the order and the
+batches of reading. An upgrade of the schema leaves an empty one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, place, tally
+from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, tally
 from replaybuf.storage.values import LOCK_SECONDS
 
-GROUPS, BYTES = "groups", "bytes"
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
-#: The id of the database whose payloads the file refers to; missing if the file has all payloads.
-PAYLOADS_OF = "payloads_of"
 
 # A snapshot has no checkpoints and no past.
-_TABLES = (lane, group, tally, counter, buffer, cursor, info, place)
+_TABLES = (lane, group, tally, counter, buffer, cursor, info)
 _BATCH = 5000
 _BITS = (1 << 64) - 1
 
@@ -65,20 +62,13 @@ def _encoded(values: tuple[Any, ...]) -> bytes:
 
 def write_facts(tx: Transaction, about: Mapping[str, str], payloads: int) -> None:
     """Write the facts about the file's content; `payloads` is the digest of the payloads."""
-    count, nbytes = _sizes(tx)
-    _set_info(tx, {**about, GROUPS: str(count), BYTES: str(nbytes)})
-    _set_info(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
+    _add_facts(tx, about)
+    _add_facts(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
 
 
 def check_facts(tx: Transaction, path: str, payloads: int) -> None:
-    """Raise SnapshotError when the file's content differs from its facts."""
-    facts = read_facts(tx)
-    count, nbytes = _sizes(tx)
-    for name, found in ((GROUPS, count), (BYTES, nbytes)):
-        if facts.get(name, str(found)) != str(found):
-            raise damaged(path, f"it should have {facts[name]} {name}, and has {found}")
-    # (A file that was upgraded to another schema has no digest.)
-    if DIGEST in facts and facts[DIGEST] != _text(_metadata_digest(tx) + payloads):
+    """Raise SnapshotError when the file's content differs from its digest."""
+    if read_facts(tx)[DIGEST] not in ("", _text(_metadata_digest(tx) + payloads)):
         raise damaged(path, "its rows are not those that were saved")
 
 
@@ -105,18 +95,11 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, (ValueError, TypeError, LookupError))
 
 
-def _sizes(tx: Transaction) -> tuple[int, int]:
-    [(count, nbytes)] = tx.tuples("SELECT count(*), coalesce(sum(bytes), 0) FROM rb_group")
-    return int(count), int(nbytes)
-
-
 def _text(digest: int) -> str:
     return f"{digest & _BITS:016x}"
 
 
-def _set_info(tx: Transaction, facts: Mapping[str, str]) -> None:
-    """Write facts about the store, replacing older ones."""
-    tx.change("DELETE FROM rb_info WHERE name {in:names}", names=list(facts))
+def _add_facts(tx: Transaction, facts: Mapping[str, str]) -> None:
     tx.each("INSERT INTO rb_info (name, value) VALUES (:name, :value)", [*facts.items()])
 
 
@@ -159,7 +142,7 @@ def _facts(tx: Transaction, path: str) -> dict[str, str]:
     if not check_schema(tx, path):
         raise SnapshotError(f"{path} is a database, but not a snapshot of replaybuf", reason="mismatch")
     facts = read_facts(tx)
-    if GROUPS not in facts and "policy" not in facts:  # before the other facts existed, the policy was written last
+    if DIGEST not in facts:
         raise damaged(path, "whoever wrote it did not come to the end")
     return facts
 

@@ -31,7 +31,7 @@ async def keeping_files(engine: Database, scope: Scope) -> AsyncIterator[bool]:
         yield True
         return
     try:
-        await engine.write(keep_files, scope, fenced=False)
+        await engine.write(keep_files, scope)
     except AccessError:
         yield False
         return
@@ -39,7 +39,7 @@ async def keeping_files(engine: Database, scope: Scope) -> AsyncIterator[bool]:
 
     async def renew() -> None:
         nonlocal lapsed
-        lapsed |= not await engine.write(keep_files, scope, fenced=False)
+        lapsed |= not await engine.write(keep_files, scope)
 
     async def go_on() -> None:
         while True:

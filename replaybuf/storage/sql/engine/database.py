@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from enum import Enum, auto
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import URL
@@ -23,19 +22,8 @@ T = TypeVar("T")
 Function = Callable[[Transaction], T]
 
 
-class DependsOn(Enum):
-    """The commits that an operation depends on, where a failover may have lost some that this store has seen."""
-
-    NOTHING = auto()
-    SEEN_COMMITS = auto()
-    CHECKPOINT = auto()
-
-
 class Database(ABC):
     """The connections of one store to its database. `lock_timeout` bounds each wait for a lock, in seconds.
-
-    `guard(tx)` is run at the beginning of each write transaction with `fenced=True`; it raises FencedError in a store
-    that may not write any more.
 
     Once `opened` is true (the schema exists), operations whose connection was lost are retried up to the reconnect
     timeout; until then an unreachable server is an error at once.
@@ -45,14 +33,13 @@ class Database(ABC):
     #: The number of concurrent commits of one store that raises its throughput.
     writers = 1
 
-    def __init__(self, url: URL, lock_timeout: float, guard: Function[object] | None = None) -> None:
+    def __init__(self, url: URL, lock_timeout: float) -> None:
         self.url = url
         self.where = public_url(url)
         self.lock_timeout = lock_timeout
         self.opened = False
         #: The file of the database, where it is a file.
         self.path: str | None = None
-        self._guard = guard
 
     @abstractmethod
     async def read(
@@ -62,12 +49,12 @@ class Database(ABC):
         *,
         brief: bool = False,
         single: bool = False,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
     ) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
         `brief`: the function takes milliseconds at most, and may run in this thread. `single`: it is one statement,
-        which on a server is one round trip. `depends_on` as in `write`.
+        which on a server is one round trip. `follows` as in `write`.
         """
 
     @abstractmethod
@@ -78,33 +65,21 @@ class Database(ABC):
         *,
         alone: bool = False,
         brief: bool = False,
-        fenced: bool = True,
         patience: float | None = None,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
+        accepts: bool = False,
     ) -> T:
-        """Run `function(tx)` in a fenced write transaction and commit; `alone` excludes all other writers.
+        """Run `function(tx)` in a write transaction and commit; `alone` excludes all other writers.
 
-        `brief` as in `read`. With `fenced=False` the function checks the fence itself, or needs none. `patience` bounds
-        each wait for a lock, in seconds, in place of `lock_timeout`.
+        `brief` as in `read`. `patience` bounds each wait for a lock, in seconds, in place of `lock_timeout`.
 
-        With SEEN_COMMITS, FencedError is raised once the database lacks commits that this store has seen, until a
-        write with CHECKPOINT (a restore) has been committed.
+        With `follows`, FencedError is raised once the database lacks commits that this store has seen, until a write
+        that `accepts` this (a restore) has been committed.
 
         The function may run more than once: after a deadlock, a serialization failure, or a lost connection. Raises
         UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be
         determined in time.
         """
-
-    def _behind_fence(self, function: Function[T]) -> Function[T]:
-        guard = self._guard
-        if guard is None:
-            return function
-
-        def guarded(tx: Transaction) -> T:
-            guard(tx)
-            return function(tx)
-
-        return guarded
 
     @abstractmethod
     def transaction(
@@ -153,24 +128,26 @@ class Steps:
         await self._roll_back()
 
 
-class CommitWatch(ABC):
-    """Detects commits of other processes, and notifies them of commits of this store."""
+class CommitWatch:
+    """Detects commits of other processes, and notifies them of commits of this store.
+
+    This class is for a database in memory, which no other process can open.
+    """
 
     #: The longest time between two polls, in seconds.
-    seconds: float
+    seconds: float = 0.5
     #: Whether other processes listen for notifications, besides polling.
     announces: bool = False
 
-    @abstractmethod
     async def look(self) -> bool:
         """Poll: return whether another process may have committed since the last poll."""
+        return False
 
-    def switch(self, on: bool) -> None:  # noqa: B027
+    def switch(self, on: bool) -> None:
         """Start or stop calling `hint`, where that saves work. A commit while off is reported once on again."""
 
-    async def announce(self) -> None:  # noqa: B027
+    async def announce(self) -> None:
         """Notify other processes of a commit by this one."""
 
-    @abstractmethod
     async def close(self) -> None:
         """Release connections; another poll opens new ones."""

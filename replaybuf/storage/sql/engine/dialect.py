@@ -144,10 +144,6 @@ class Dialect(ABC):
         """Update these columns of groups. A row is a uid and the values in the driver's form, JSON as text."""
 
     @abstractmethod
-    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        """Set the sampling keys of groups in a race."""
-
-    @abstractmethod
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         """Return the next uids; a committed uid is never reused (a rollback leaves a gap on PostgreSQL)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.engine import URL
 
 from replaybuf.passwords import PasswordFunction
-from replaybuf.storage.sql.engine.database import Database, Function
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.values import LOCK_SECONDS, RECONNECT_SECONDS
 
@@ -19,9 +19,8 @@ def open_database(
     read_only: bool = False,
     ours_only: bool = False,
     password: PasswordFunction | None = None,
-    guard: Function[object] | None = None,
 ) -> Database:
-    """Return the database for a URL from `parse_url`; `guard` as for `Database`. Doesn't connect yet.
+    """Return the database for a URL from `parse_url`. Doesn't connect yet.
 
     With `ours_only`, a SQLite file of another program is refused and not changed. PostgreSQL's `password` is called
     before each connection.
@@ -33,7 +32,6 @@ def open_database(
             lock_timeout=lock_timeout,
             read_only=read_only,
             ours_only=ours_only,
-            guard=guard,
         )
     from replaybuf.storage.sql.engine.postgres import PostgresDatabase  # which imports a driver of its own
 
@@ -43,5 +41,4 @@ def open_database(
         reconnect_timeout=reconnect_timeout,
         read_only=read_only,
         password=password,
-        guard=guard,
     )

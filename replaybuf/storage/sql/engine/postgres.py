@@ -18,7 +18,7 @@ from replaybuf.errors import FencedError, LockedError, ReplayBufError, Unreachab
 from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_raised, raise_stamp
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, DependsOn, Function, Steps
+from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import OtherServerError, is_conflict, is_lost, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.outage import Attempt, Outage, OutcomeUnknownError, Patience
@@ -56,9 +56,8 @@ class PostgresDatabase(Database):
         reconnect_timeout: float = RECONNECT_SECONDS,
         read_only: bool = False,
         password: PasswordFunction | None = None,
-        guard: Function[object] | None = None,
     ) -> None:
-        super().__init__(url, lock_timeout, guard)
+        super().__init__(url, lock_timeout)
         with translated(url, lock_timeout):
             self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
         self._read_only = read_only
@@ -72,11 +71,11 @@ class PostgresDatabase(Database):
         *,
         brief: bool = False,
         single: bool = False,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
     ) -> T:
         async def once(attempt: Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
-                self._check_followed(depends_on)
+                self._check_followed(follows)
                 tx = Transaction(PostgresSession(connection), scope)
                 if single:  # a single statement sees one snapshot, too
                     return await run(lambda: function(tx))
@@ -94,22 +93,21 @@ class PostgresDatabase(Database):
         *,
         alone: bool = False,
         brief: bool = False,
-        fenced: bool = True,
         patience: float | None = None,
-        depends_on: DependsOn = DependsOn.NOTHING,
+        follows: bool = False,
+        accepts: bool = False,
     ) -> T:
-        work = self._behind_fence(function) if fenced else function
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
 
         async def once(attempt: Attempt[T]) -> T:
             def transact(session: PostgresSession) -> Sequence[str] | None:
                 tx = Transaction(session, scope)
-                attempt.result = work(tx)
+                attempt.result = function(tx)
                 # A take that found no groups needn't wait for the disk.
                 return tx.last if session.has_written or tx.last else None
 
             async with self._connected(attempt) as connection:
-                self._check_followed(depends_on)
+                self._check_followed(follows)
                 async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
                     last: Sequence[str] | None
                     if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
@@ -123,7 +121,7 @@ class PostgresDatabase(Database):
                     else:
                         await send(connection, "ROLLBACK;")
                 if attempt.committing:
-                    self._committed(attempt, depends_on)
+                    self._committed(attempt, accepts=accepts)
             return attempt.result  # type: ignore[no-any-return]
 
         # With a bound on lock waits, a locked transaction isn't retried.
@@ -133,17 +131,16 @@ class PostgresDatabase(Database):
         """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
         async with self._waits.bounded(since, patient=self.opened):
             await commit(connection, last)
-        self._waits.end()
 
-    def _check_followed(self, depends_on: DependsOn) -> None:
-        if depends_on is DependsOn.SEEN_COMMITS and self.pool.servers.lost:
+    def _check_followed(self, follows: bool) -> None:
+        if follows and self.pool.servers.lost:
             raise FencedError(self.pool.servers.lost, reason="commits lost")
 
-    def _committed(self, attempt: Attempt[Any], depends_on: DependsOn) -> None:
+    def _committed(self, attempt: Attempt[Any], *, accepts: bool = False) -> None:
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
         if self.pool.servers.is_left(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
-        if depends_on is DependsOn.CHECKPOINT:
+        if accepts:
             self.pool.servers.accept()
         if attempt.stamp is not None:
             self.pool.servers.seen.add(attempt.stamp, attempt.began)
@@ -298,7 +295,7 @@ class PostgresDatabase(Database):
         attempt: Attempt[None] = Attempt()
         with translated(self.url, self.lock_timeout):
             async with self.pool.lend() as connection:
-                self._check_followed(DependsOn.SEEN_COMMITS if write else DependsOn.NOTHING)
+                self._check_followed(write)
                 attempt.server = connection.standing
                 async with (
                     self._begun_writing(connection, attempt, alone=alone)
@@ -310,7 +307,7 @@ class PostgresDatabase(Database):
                     yield steps
                     if not steps.is_over:
                         await self._commit(connection)
-                        self._committed(attempt, DependsOn.NOTHING)
+                        self._committed(attempt)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return Notifications(self.url, self.lock_timeout, self.pool, hint)

@@ -7,7 +7,9 @@ without power), so that the client doesn't wait forever for an answer, and the s
 
 from __future__ import annotations
 
+import asyncio
 import os
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -59,7 +61,7 @@ class Connector:
             options |= {"host": host.name, "port": host.port or None}
         where = public_url(self._url)
         try:
-            check_files(self._url)
+            await self._read_files(options["timeout"])
             if self._password is not None:
                 options["password"] = await passwords.ask(self._password, options["timeout"])
         except (ConfigError, passwords.NoPasswordError) as error:
@@ -73,6 +75,16 @@ class Connector:
                 f"{OLDEST_VERSION // 10_000} or newer (reading works)"
             )
         return connection
+
+    async def _read_files(self, seconds: float) -> None:
+        """Read the files that the URL names, as the driver will without a timeout. Raises ConfigError."""
+        try:
+            async with asyncio.timeout(seconds):
+                await passwords.in_thread(partial(check_files, self._url, read=True))
+        except TimeoutError as error:
+            raise ConfigError(f"the files of its URL could not be read within {seconds:g} s") from error
+        except OSError as error:
+            raise ConfigError(f"the files of its URL can't be read: {error}") from error
 
 
 class Connection(asyncpg.Connection):

@@ -102,9 +102,6 @@ class PostgresDialect(Dialect):
         if rows:
             tx.run(_set_columns(tuple(names)), *map(list, zip(*rows, strict=True)))
 
-    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        tx.run(_set_columns((race,)), uids, keys)
-
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Table = tuple[list[str], list[tuple[Any, ...]]]
 
-_JSON = ("tags", "rewards", "wants", "limits", "uids", "data")
+_JSON = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits")
 _TIMES = (
     *("created_at", "leased_until", "archived_at", "oldest", "newest", "taken_at", "since", "until", "deadline"),
     *("seen_at", "last_seen", "started_at", "ended_at", "happened_at"),
@@ -77,10 +77,7 @@ class ReadTransaction(ABC):
         return None if there is None else self.value(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
 
     def places(self) -> tuple[dict[int, str], str | None]:
-        """Return the places of payloads by id, and the unique id of the database that owns their payloads.
-
-        The owner of payloads that a snapshot refers to is the database that was saved.
-        """
+        """Return the places of payloads by id, and the unique id of the database that owns their payloads."""
         return dict(map(tuple, self.tuples("SELECT id, url FROM rb_place"))), self.value(_OWNER)
 
     def database_bytes(self) -> int:
@@ -92,7 +89,7 @@ class ReadTransaction(ABC):
         return sum(file.stat().st_size for file in beside if file.exists())
 
 
-_OWNER = "SELECT value FROM rb_info WHERE name IN ('payloads_of', 'identity') ORDER BY name DESC"
+_OWNER = "SELECT value FROM rb_info WHERE name = 'identity'"
 _FIND_TABLE = {
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
     # Not `to_regclass`: it may answer from the backend's catalogue cache, which may lack tables committed while this

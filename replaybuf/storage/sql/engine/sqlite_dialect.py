@@ -108,9 +108,6 @@ class SqliteDialect(Dialect):
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
             tx.session.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
 
-    def set_keys(self, tx: Transaction, race: str, uids: Sequence[int], keys: Sequence[float]) -> None:
-        tx.each(f"UPDATE rb_group SET {race} = :key WHERE uid = :uid", list(zip(keys, uids, strict=True)))  # noqa: S608
-
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         raised = "UPDATE rb_counter SET value = value + :count WHERE name = 'uid' RETURNING value"
         [(last,)] = tx.tuples(raised, count=count)

@@ -24,7 +24,7 @@ from replaybuf.errors import (
 )
 from replaybuf.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.redact import redact
-from replaybuf.rules.circumstances import brief
+from replaybuf.rules.words import brief
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
 _Identity = tuple[int, int] | None
@@ -276,11 +276,6 @@ SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c
 WHERE m.type = 'table' AND m.name IN ({", ".join(f"'{table}'" for table in sorted({table for table, _ in _OURS}))})"""  # noqa: S608
 _LEFT = "it was left as it is: give the path of a file that isn't there yet"
 
-# The magic of a journal, and the position of the number of pages before the transaction.
-_JOURNAL, _PAGES = bytes.fromhex("d9d505f920a163d7"), slice(16, 20)
-# The time allowed for another process that is creating the same database.
-_WAIT_SECONDS, _PAUSE = 2.0, 0.01
-
 
 def refuse_others(path: str, where: str) -> None:
     """Raise StorageError unless the file is missing, empty, or a database of ours.
@@ -288,23 +283,10 @@ def refuse_others(path: str, where: str) -> None:
     Raises errors of `sqlite3` for an unreadable file.
     """
     path = os.path.realpath(path)
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while _is_unfinished(path, where):
-        if time.monotonic() >= deadline:
-            raise StorageError(
-                f"{where} has a transaction of another program that isn't finished ({Path(path).name}-journal); "
-                f"{_LEFT}",
-                reason="not a database",
-            )
-        time.sleep(_PAUSE)
-
-
-def _is_unfinished(path: str, where: str) -> bool:
-    """Return whether the database is empty only while a transaction lasts, or until it is rolled back."""
     logged = _size(f"{path}-wal")  # read before the file, which another process creates first
     size = _size(path)
     if not size and not logged:
-        return _pages_before(path) > 0
+        return
     if size < 2:
         what = "empty" if not size else "a single byte"
         log = f", but has a write-ahead log beside it ({Path(path).name}-wal)" if logged else ""
@@ -313,13 +295,13 @@ def _is_unfinished(path: str, where: str) -> bool:
         empty = _is_empty(path, where, "immutable=1")
     except sqlite3.DatabaseError as error:
         if _size(f"{path}-journal"):  # of a file that a crash left half made: SQLite rolls it back
-            return _is_empty(path, where, "mode=rw") and _pages_before(path) > 0
+            _is_empty(path, where, "mode=rw")
+            return
         if not logged or getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
             raise
         empty = True  # a checkpoint is half done
     if empty and logged:
-        empty = _is_empty(path, where, "mode=ro")
-    return empty and _pages_before(path) > 0
+        _is_empty(path, where, "mode=ro")
 
 
 def _is_empty(path: str, where: str, how: str) -> bool:
@@ -337,16 +319,6 @@ def _is_empty(path: str, where: str, how: str) -> bool:
         f"{where} is a database of another program: it has {what} and not the tables of replaybuf; {_LEFT}",
         reason="not a database",
     )
-
-
-def _pages_before(path: str) -> int:
-    """Return the number of pages of the file before the transaction of its journal; 0 without a journal."""
-    try:
-        with open(f"{path}-journal", "rb") as file:
-            header = file.read(_PAGES.stop)
-    except OSError:
-        return 0
-    return int.from_bytes(header[_PAGES]) if header.startswith(_JOURNAL) else 0
 
 
 def _size(path: str) -> int:

@@ -101,7 +101,7 @@ class CommitWaits:
         self._servers = servers
         self._asking = asyncio.Lock()
         self._answer: tuple[float, str] = (-SLOW_SECONDS, "")  # time and result of the last query
-        self._since: float | None = None
+        self._said = False
 
     @asynccontextmanager
     async def bounded(self, since: float | None = None, *, patient: bool = True) -> AsyncIterator[None]:
@@ -135,23 +135,15 @@ class CommitWaits:
                 task.cancel()
             self._outage.release(limit)
 
-    def end(self) -> None:
-        """Record that a commit was confirmed."""
-        if self._since is not None:
-            since, self._since = self._since, None
-            _logger.info(
-                "%s: commits wait for no standby any more, after %.1f s", self._where, time.monotonic() - since
-            )
-
     async def why(self) -> str:
         """Return a sentence about commits that currently wait for a standby; an empty string if none does."""
         async with self._asking:
             if time.monotonic() >= self._answer[0] + SLOW_SECONDS:
                 found = await self._ask()
                 self._answer = time.monotonic(), found
-                if found and self._since is None:
-                    self._since = time.monotonic()
+                if found and not self._said:
                     _logger.warning("%s: %s", self._where, found)
+                self._said = bool(found)
             return self._answer[1]
 
     async def _watch(self, limit: asyncio.Timeout, since: float) -> str:

@@ -286,13 +286,20 @@ def _checked_postgres(url: URL) -> URL:
     return url
 
 
-def check_files(url: URL) -> None:
-    """Raise ConfigError where a file that the URL names can't be read, or would have no effect."""
+def check_files(url: URL, *, read: bool = False) -> None:
+    """Raise ConfigError where a file that the URL names can't be read, or would have no effect.
+
+    With `read` each is read, for as long as its file system takes.
+    """
     files = {name: str(url.query[name]) for name in _FILES if name in url.query and url.query[name] != _SYSTEM}
     for name, path in files.items():
         if not os.access(path, os.R_OK):
             raise ConfigError(f"{name}: {path} can't be read: {'no permission' if os.path.exists(path) else 'no file'}")
-        if name in ("passfile", "sslkey") and os.name == "posix" and os.stat(path).st_mode & 0o077:
+        if read:
+            Path(path).read_bytes()
+        found = os.stat(path)
+        others = 0o037 if name == "sslkey" and found.st_uid == 0 else 0o077  # root's may be for a group, as of libpq
+        if name in ("passfile", "sslkey") and os.name == "posix" and found.st_mode & others:
             raise ConfigError(f"{name}: {path} can be read by others; allow nobody else to: chmod 600 {path}")
     if url.query.get("sslmode", "prefer") in ("prefer", "allow") and (unused := [one for one in files if "ssl" in one]):
         raise ConfigError(

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.errors import InputError, QueryError
@@ -25,11 +24,11 @@ from replaybuf.rules.circumstances import (
     Taking,
     Wait,
     Worker,
-    limits_of,
 )
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.schema.records import ACTIVITIES
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.worker_name import is_gone
 
@@ -43,8 +42,6 @@ _MINUTE = 60.0
 
 #: The figures of each task in one minute, by name.
 _Figures = Mapping[str, Mapping[str, Any]]
-# Numbers of groups by task and worker.
-_Numbers = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +52,42 @@ class Waiter:
     limits: Limits | None
 
 
-_WAITERS = """
-SELECT w.name, a.kind, a.wants, a.status, a.query, a.since AS began, a.deadline AS ends, a.limits
-FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
-WHERE w.buffer = :buffer AND a.seen_at > :live ORDER BY a.since, a.number"""
+#: The workers, last seen first, with their activity and waits (`schema.records`).
+_WORKERS = """
+SELECT name, host, pid, machine, started_at AS began, seen_at AS seen, ended_at AS ended, activity, waits
+FROM rb_worker WHERE buffer = :buffer AND seen_at > :after ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 _LIMITS = """
 SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = 'limits' ORDER BY happened_at DESC, id DESC LIMIT 1"""
 
 
+def read_signs(tx: ReadTransaction, buffer: str, after: float = 0.0) -> list[dict[str, Any]]:
+    """Return the workers of a buffer that were seen after a time, with their activity and waits, last seen first."""
+    return tx.rows(_WORKERS, buffer=buffer, after=after)
+
+
 def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
     """Return the current waits in a buffer, longest first."""
     found = []
-    for row in tx.rows(_WAITERS, buffer=buffer, live=tx.seconds() - LIVE_SECONDS):
-        wants = {str(task): int(n) for task, n in row["wants"].items()}
-        status = Status(row["status"] or Status.COMPLETED)
-        wait = Wait(wants, row["kind"], status, row["query"], row["name"], row["began"], row["ends"])
-        found.append(Waiter(wait, limits_of(row["limits"])))
-    return found
+    for row in read_signs(tx, buffer, tx.seconds() - LIVE_SECONDS):
+        for one in row["waits"]:
+            status = Status(one["status"] or Status.COMPLETED)
+            about = one["kind"], status, one["query"], row["name"], one["since"], one["deadline"]
+            found.append(Waiter(Wait(one["wants"], *about), Limits.recorded(one["limits"])))
+    return sorted(found, key=lambda one: one.wait.since or 0.0)
+
+
+def did_since(worker: Mapping[str, Any], what: str, time: float) -> bool:
+    """Return whether a worker (of `read_signs`) has put "groups", or "taken" some, after a time, to a few minutes."""
+    activity, place = worker["activity"], ACTIVITIES.index(what)
+    before = [mark[place] for since, mark in activity["marks"].items() if int(since) <= time]
+    return bool(activity[what] > max(before, default=0))
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
     """Return the limits that a worker recorded last; None if all workers use the defaults, or they can't be read."""
     noted = tx.value(_LIMITS, buffer=buffer)
-    return None if noted is None else limits_of(json.loads(noted))
+    return None if noted is None else Limits.recorded(json.loads(noted))
 
 
 def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
@@ -92,13 +101,23 @@ def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
 def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) -> Circumstances:
     """Return the circumstances of a buffer with these waits in it; limits and matches aren't set yet."""
     now, tallies = tx.seconds(), read_tallies(tx, buffer)
-    errors, failed_by, failed_with = _read_failures(tx, buffer)
+    errors, failed_by = _read_failures(tx, buffer)
     minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
     recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
-    workers = []
-    for name, began, seen, ended, put, failed, taken, host, pid, waiting, on in tx.table(_WORKERS, buffer=buffer)[1]:
-        killed, did = ended is None and is_gone(on, pid), (int(put), int(failed), int(taken))
-        workers.append(Worker(name, began, seen, ended, *did, host, pid, bool(waiting), killed))
+    workers = [
+        Worker(
+            row["name"],
+            row["began"],
+            row["seen"],
+            row["ended"],
+            **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
+            host=row["host"],
+            pid=row["pid"],
+            waits=bool(row["waits"]),
+            killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
+        )
+        for row in read_signs(tx, buffer)
+    ]
     puts = {(task, status): count for (task, status, name), count in tallies.items() if name == Tally.PUT}
     last_puts = _last_changes(minutes, puts)
     for lane, last in _read_last_puts(tx, buffer, drawn).items():
@@ -117,7 +136,6 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
         last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
         errors=errors,
         failed_by=failed_by,
-        failed_with=failed_with,
         restored=_read_restored(tx, buffer),
         datasets=_read_ended_datasets(tx, buffer),
     )
@@ -139,33 +157,7 @@ def matching(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances)
     for task, least in wait.wants.items():
         lane = ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", wait.status.value)
         matches[task] = count_groups(tx.of(Scope(buffer)), LogicNode("$and", (*lane, node)), least)
-    unknown = {}
-    if any(matches[task] < least for task, least in wait.wants.items()) and (tags := _tags_in(json.loads(wait.query))):
-        unknown = _unknown_tags(tx, buffer, wait, tags)
-    return replace(about, matches=matches, unknown_tags=unknown)
-
-
-_LANES_OF = "SELECT id, task_name FROM rb_lane WHERE buffer = :buffer AND status = :status AND NOT leased"
-_NEWEST_TAGS = """
-SELECT tags FROM rb_group WHERE lane BETWEEN :lane AND :lane ORDER BY lane DESC, uid DESC LIMIT 1000"""
-
-
-def _tags_in(query: Any) -> list[str]:
-    """Return the names of the tags in a query, a value of JSON."""
-    inside = query if isinstance(query, list) else [*query.values()] if isinstance(query, dict) else []
-    named = [key.removeprefix("tags.") for key in query if key.startswith("tags.")] if isinstance(query, dict) else []
-    return list(dict.fromkeys([*named, *(tag for one in inside for tag in _tags_in(one))]))
-
-
-def _unknown_tags(tx: ReadTransaction, buffer: str, wait: Wait, tags: Sequence[str]) -> dict[str, str | None]:
-    """Return the tags that none of the newest groups the wait could draw has, each with the most similar known tag."""
-    known: set[str] = set()
-    for lane, task in tx.table(_LANES_OF, buffer=buffer, status=wait.status.value)[1]:
-        if task in wait.wants:
-            for (found,) in tx.table(_NEWEST_TAGS, lane=lane)[1]:
-                known |= set(json.loads(found) if isinstance(found, str) else found or ())
-    near = {tag: get_close_matches(tag, known, n=1) for tag in tags if tag not in known}
-    return {tag: next(iter(found), None) for tag, found in near.items()}
+    return replace(about, matches=matches)
 
 
 # Leases and workers
@@ -176,16 +168,6 @@ SELECT l.task_name, l.status, g.holder, count(*), max(g.leased_until)
 FROM rb_lane l JOIN rb_group g ON g.lane = l.id
 WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
 GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
-
-# The workers, last seen first, with their recorded activity.
-_WORKERS = """
-SELECT w.name, w.started_at, w.seen_at, w.ended_at,
-       coalesce(sum(a.groups), 0), coalesce(sum(a.failures), 0), coalesce(sum(a.taken), 0), w.host, w.pid,
-       EXISTS (SELECT 1 FROM rb_waiter t WHERE t.worker_id = w.id AND t.seen_at >= w.seen_at), w.machine
-FROM (SELECT * FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1000) w
-     LEFT JOIN rb_activity a ON a.worker_id = w.id
-GROUP BY w.id, w.name, w.started_at, w.seen_at, w.ended_at, w.host, w.pid, w.machine ORDER BY w.seen_at DESC, w.id"""
-
 
 # Times of the last put, draw and restore
 
@@ -304,21 +286,22 @@ SELECT worker, sum(groups) FROM rb_event
 WHERE buffer = :buffer AND kind = 'set_aside' AND task_name = :task AND worker IS NOT NULL GROUP BY worker"""
 
 
-def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], _Numbers, _Numbers]:
-    """Return by task the newest failed group's error, and counts by worker of newest failed puts and draws set aside.
+def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], dict[str, Counter[str]]]:
+    """Return by task the newest failed group's error, and counts by worker: who put failed groups, who drew others.
 
-    A group that was set aside after its put has an error of its own, and doesn't count as a failed put.
+    A group that was set aside after its put has an error of its own, and is the failure of who drew it.
     """
     errors: dict[str, str] = {}
-    makers: _Numbers = {}
-    drawers: _Numbers = {}
+    failed_by: dict[str, Counter[str]] = {}
     for task, lane, uid in tx.table(_FAILED_LANES, buffer=buffer)[1]:
         if uid is not None:
-            drawers[task] = {worker: int(n) for worker, n in tx.tuples(_SET_ASIDE, buffer=buffer, task=task)}
-            makers[task] = {worker: int(n) for worker, n in tx.tuples(_FAILED_BY, lane=lane)}
+            failed_by[task] = Counter[str]()
+            for sql, values in ((_SET_ASIDE, {"buffer": buffer, "task": task}), (_FAILED_BY, {"lane": lane})):
+                for worker, count in tx.tuples(sql, **values):
+                    failed_by[task][worker] += int(count)
             if error := tx.value("SELECT error FROM groups WHERE uid = :uid", uid=uid):
                 errors[task] = error
-    return errors, makers, drawers
+    return errors, failed_by
 
 
 _RESTORED = "SELECT restored_step, restored_at FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"

@@ -7,14 +7,13 @@ orders scan all matches: an index for each would make every put write more.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, true, union_all
 
-from replaybuf.query import TAG_PREFIX, Node
+from replaybuf.query import Node
 from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -24,7 +23,6 @@ from replaybuf.storage.sql.inspection.groups import (
     check_buffer,
     extreme_rollouts,
     read_metadata,
-    rows_of,
 )
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
@@ -121,48 +119,15 @@ class Chosen:
 
 
 def page_of_groups(
-    tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int, newest: Sequence[int] | None = None
+    tx: ReadTransaction, chosen: Chosen, after: Key | None, size: int
 ) -> tuple[list[dict[str, Any]], Key | None]:
     """Return the metadata of the `size` groups after a key (None: the first), and the key of the last one.
 
-    That key is None on the last page. If the `newest_groups` that match are given, the first page is taken from them
-    without another query.
+    That key is None on the last page.
     """
-    if newest is not None and after is None and chosen.order == _NEWEST and size < COUNTED:
-        keys = [Key(uid, uid) for uid in newest[: size + 1]]
-    else:
-        keys = _keys_of(read_scope(tx, chosen.buffer), chosen, after, size + 1)
+    keys = _keys_of(read_scope(tx, chosen.buffer), chosen, after, size + 1)
     rows = read_metadata(tx, [key.uid for key in keys[:size]])
     return rows, keys[size - 1] if len(keys) > size else None
-
-
-#: The number of groups whose values are counted.
-COUNTED = 1000
-_VALUES = """
-SELECT l.task_name AS task_name, l.status AS status, g.worker AS worker, g.tags AS tags
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid IN ({uids})"""
-_NEWEST = OrderTerm("uid", descending=True)
-
-
-def newest_groups(tx: ReadTransaction, chosen: Chosen) -> list[int]:
-    """Return the uids of the newest groups that match, whatever the order, at most `COUNTED`."""
-    keys = _keys_of(read_scope(tx, chosen.buffer), replace(chosen, order=_NEWEST), None, COUNTED)
-    return [key.uid for key in keys]
-
-
-def values_of_groups(tx: ReadTransaction, uids: Sequence[int]) -> dict[str, Counter[Any]]:
-    """Return the counts of values among these groups, by name.
-
-    The names are `status`, `task_name`, `worker`, and `tags.NAME` for each tag with text or number values.
-    """
-    counts: dict[str, Counter[Any]] = {"status": Counter(), "task_name": Counter(), "worker": Counter()}
-    for row in rows_of(tx, _VALUES, uids):
-        tags = row.pop("tags") or {}
-        values = {**row, **{f"{TAG_PREFIX}{name}": value for name, value in tags.items()}}
-        for name, value in values.items():
-            if isinstance(value, str | int | float):
-                counts.setdefault(name, Counter())[value] += 1
-    return counts
 
 
 def _keys_of(tx: Transaction, chosen: Chosen, after: Key | None, limit: int) -> list[Key]:

@@ -87,38 +87,15 @@ FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name,
 
 def rows_of_lanes(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return a row of figures for each buffer, task and status, of one buffer or of all."""
-    unreadable = {tuple(lane): count for *lane, count in tx.table(_UNREADABLE[tx.dialect_name])[1]}
     leased = list_leased(tx, buffer, tx.seconds())
     overdue = {(one.buffer, one.task_name, str(one.status)): one.overdue for one in leased}
     rows = tx.rows(_GROUPS, buffer=buffer)
     for row in rows:
         lane = (row["buffer"], row["task_name"], str(row["status"]))
         row |= {"staleness": float(row["staleness"]), "response_tokens": row["response_tokens"] or 0}
-        row |= {"overdue": overdue.get(lane, 0), "unreadable_rewards": unreadable.get(lane, 0)}
+        row["overdue"] = overdue.get(lane, 0)
     rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
     return rows
-
-
-# Rewards that aren't numbers: they are stored unchanged, and SQL treats them as missing
-
-
-# The number of rollouts with such a reward by buffer, task and status, from the outlines of all groups. The first
-# condition skips groups without any, as nearly all are; expired rollouts have no reward any more.
-_UNREADABLE = {
-    "sqlite": """
-SELECT l.buffer, l.task_name, l.status, count(*)
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid, json_each(p.outline) r
-WHERE instr(p.outline, '"unreadable"') > 0 AND json_extract(r.value, '$.unreadable') IS NOT NULL
-    AND coalesce(json_extract(g.marks, '$.expired[' || r.key || ']'), 0) = 0
-GROUP BY 1, 2, 3""",
-    "postgresql": """
-SELECT l.buffer, l.task_name, l.status, count(*)
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid
-CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY r(value, place)
-WHERE jsonb_path_exists(p.outline, '$[*].unreadable') AND r.value ->> 'unreadable' IS NOT NULL
-    AND NOT coalesce((g.marks -> 'expired' ->> (r.place - 1)::int)::boolean, false)
-GROUP BY 1, 2, 3""",
-}
 
 
 # The newest groups

@@ -232,13 +232,16 @@ class PostgresReader(Reader):
     def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
         import asyncio
 
+        from replaybuf.storage.sql.engine.thread import KeepaliveLoop
+
         # At its end, a runner makes the repr of its task and so of the result, which may take seconds.
         results: list[T] = []
 
         async def read() -> None:
             results.append(await self._read(function, timeout))
 
-        asyncio.run(read())
+        with asyncio.Runner(loop_factory=KeepaliveLoop) as runner:
+            runner.run(read())
         return results[0]
 
     async def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, NullPool, create_engine, delete, event
+from sqlalchemy import Connection, NullPool, create_engine, event, update
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -30,10 +29,10 @@ from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
+from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Row, Scope, Session, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
@@ -45,14 +44,13 @@ from replaybuf.storage.values import LOCK_SECONDS
 
 T = TypeVar("T")
 
-_LOG_TIMEOUT_MS = 2000
 _LOCKED_SECONDS = 0.2
 
 
 @contextmanager
 def open_writer(reader: Reader) -> Iterator[Writer]:
     """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal mode."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=KeepaliveLoop) as runner:
         engine = open_database(reader.url, durability="full")
         try:
             yield Writer(engine, runner)
@@ -80,23 +78,13 @@ class Writer:
         async def work(engine: Database) -> bool:
             async with engine.transaction(write=True, alone=True):
                 try:
-                    await engine.write(lambda tx: None, fenced=False, patience=_LOCKED_SECONDS)
+                    await engine.write(lambda tx: None, patience=_LOCKED_SECONDS)
                 except LockedError:
                     return True
             return False
 
         # SQLite has one writer at a time, and this process one connection to write.
         return self._engine.dialect is SQLITE or self._runner.run(work(self._engine))
-
-    def empty_log(self) -> bool:
-        """Checkpoint and restart the WAL of a SQLite file; return False while another process reads from it."""
-
-        def work(connection: sqlite3.Connection) -> bool:
-            connection.execute(f"PRAGMA busy_timeout = {_LOG_TIMEOUT_MS}")
-            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-
-        assert isinstance(self._engine, SqliteDatabase)
-        return self._runner.run(self._engine.outside(work))
 
 
 def upgrade_database(reader: Reader) -> tuple[str | None, str]:
@@ -136,19 +124,17 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
         check_revision(revision, where)
 
 
-def save_snapshot(
-    reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress, *, whole: bool = True
-) -> None:
-    """Write a snapshot of a buffer, with facts about it, and if `whole` with all payloads kept apart."""
+def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
+    """Write a snapshot of a buffer, with facts about it, and with all payloads kept apart."""
     # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
-    notes = whole and reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
+    notes = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
     async def save() -> None:
         read_only = opens_read_only(reader) and not notes
         engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
         try:
             scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, file, about, tell, whole=whole)
+            await copy_to(engine, scope, file, about, tell)
         finally:
             await engine.dispose()
 
@@ -166,11 +152,10 @@ def opens_read_only(reader: Reader) -> bool:
 
 
 _OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
-_OF_WORKERS = "worker_id IN (SELECT id FROM rb_worker WHERE buffer = :buffer)"
 #: The rows of a buffer other than groups and checkpoints, and their conditions.
 _TRACES = (
     ("rb_past", f"{_OF_LANES} AND removed_at IS NULL"),  # of draws; others wait for the sweep, with their payloads
-    *(("rb_tally", _OF_LANES), ("rb_activity", _OF_WORKERS), ("rb_waiter", _OF_WORKERS)),
+    ("rb_tally", _OF_LANES),
     *((f"rb_{name}", "buffer = :buffer") for name in ("lane", "worker", "batch", "event", "history", "cursor")),
     ("rb_buffer", "name = :buffer"),
 )
@@ -316,4 +301,4 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
     # The snapshot's rows are no longer those that were saved.
-    connection.execute(delete(info).where(info.c.name == DIGEST))
+    connection.execute(update(info).where(info.c.name == DIGEST).values(value=""))

@@ -1,15 +1,18 @@
 """Tables of a run's history, beside those of `tables`: draws, workers, activity, waits and events, for people.
 
     rb_batch     a row for each draw: its worker, its train step, and figures of its groups
-    rb_worker    a row for each process that puts or draws under a worker name, with its last heartbeat
-    rb_activity  the activity of each worker, in periods of `ACTIVITY_SECONDS`
-    rb_waiter    the current waits: what each waits for, and the reason
+    rb_worker    a row for each worker name of a process that has the buffer open: its last heartbeat, its activity and
+                 its current waits
     rb_event     rare events: lapsed leases, groups set aside, restores, ...
     rb_history   the tallies of each buffer once a minute, for plots
 
-Batches are written in the transaction of their draw, and most events in the transaction that they are about. Workers,
-activity, waiters and history are written every few seconds by their own process: a killed process leaves its last rows
-behind, with its last heartbeat. All are bounded: the background task removes old rows.
+Batches are written in the transaction of their draw, and most events in the transaction that they are about. Workers
+and history are written every few seconds by their own process: a killed process leaves its last rows behind, with its
+last heartbeat. All are bounded: the background task removes old rows.
+
+The `activity` of a worker has its counts since the buffer was opened, and `marks`: for each period of
+`ACTIVITY_SECONDS` of the last hour in which it sent a heartbeat, the same counts, in order, at the last one. Its
+`waits` are those at its last heartbeat. The `id` is random.
 
 The groups of a batch are in `rb_past`, as its `draw`. `lease` is the token, NULL for draws without a lease; `settled`
 counts consumed groups: all at once, or those acknowledged for the lease. `epoch` is the number of restores before it,
@@ -19,14 +22,16 @@ ones have the highest ids. Each further index would add a page to the write of e
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Column, Index, Integer, Table, Text
 
 from replaybuf.storage.sql.schema.tables import Id, Json, Name, Number, partial_index
 from replaybuf.storage.sql.schema.tables import metadata as metadata
 
-#: The periods of `rb_activity` and of `rb_history`, in seconds.
+#: The periods of the marks of workers and of `rb_history`, in seconds.
 ACTIVITY_SECONDS = 300
 HISTORY_SECONDS = 60
+#: The counts of a worker's activity, in the order of its marks.
+ACTIVITIES = ("groups", "rollouts", "tokens", "failures", "taken")
 
 batch = Table(
     "rb_batch",
@@ -55,8 +60,8 @@ batch = Table(
 worker = Table(
     "rb_worker",
     metadata,
-    Column("id", Integer, primary_key=True),
-    Column("buffer", Name, nullable=False),
+    Column("buffer", Name, primary_key=True),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("name", Name, nullable=False),
     Column("host", Name, nullable=False),
     Column("pid", BigInteger, nullable=False),
@@ -64,36 +69,8 @@ worker = Table(
     Column("started_at", Number, nullable=False),
     Column("seen_at", Number, nullable=False),
     Column("ended_at", Number),
-    UniqueConstraint("buffer", "name", "host", "pid", name="rb_worker_of_process"),
-    sqlite_autoincrement=True,
-)
-
-activity = Table(
-    "rb_activity",
-    metadata,
-    Column("worker_id", Integer, primary_key=True, autoincrement=False),
-    Column("since", BigInteger, primary_key=True, autoincrement=False),
-    Column("groups", BigInteger, nullable=False),
-    Column("rollouts", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("failures", BigInteger, nullable=False),
-    Column("taken", BigInteger, nullable=False),
-)
-
-waiter = Table(
-    "rb_waiter",
-    metadata,
-    Column("worker_id", Integer, primary_key=True, autoincrement=False),
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("kind", Name, nullable=False),
-    Column("wants", Json, nullable=False),
-    Column("status", Name),
-    Column("query", Text),
-    Column("since", Number, nullable=False),
-    Column("deadline", Number),
-    Column("seen_at", Number, nullable=False),
-    Column("limits", Json, nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("activity", Json, nullable=False),
+    Column("waits", Json, nullable=False),
 )
 
 event = Table(

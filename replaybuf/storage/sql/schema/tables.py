@@ -3,8 +3,8 @@
 Payloads are immutable and separate; only narrow metadata changes:
 
     rb_lane     a task's groups of one status in one buffer, the train step of their last staleness refresh, and the
-                virtual times of their samplers (`replaybuf.rules.policies`); leased groups have lanes of their own
-    rb_group    a narrow row per group: its lane, staleness, priority, tags, rollout metadata, sampling keys, lease
+                race of random draws (`replaybuf.rules.policies`); leased groups have lanes of their own
+    rb_group    a narrow row per group: its lane, staleness, priority, tags, rollout metadata, sampling key, lease
     rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
     rb_file     files or objects with the arrays of payloads that are kept apart (`replaybuf.places`)
     rb_place    the folders and object stores of these files
@@ -67,10 +67,9 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TextClause,
     UniqueConstraint,
-    and_,
     case,
-    or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
@@ -95,8 +94,9 @@ lane = Table(
     Column("status", Name, nullable=False),
     Column("leased", Boolean, nullable=False),
     Column("step", BigInteger),
-    Column("uniform_clock", Number),
-    Column("prioritized_clock", Number),
+    Column("race", Name),
+    Column("seed", Name),
+    Column("clock", Number),
     Column("idle_clock", Number),
     UniqueConstraint("buffer", "task_name", "status", "leased", name="rb_lane_of_task"),
     info={"fillfactor": "50"},
@@ -120,8 +120,7 @@ group = Table(
     Column("tags", Json),
     Column("scoped_key", Name),
     Column("error", Text),
-    Column("uniform_key", Number),
-    Column("prioritized_key", Number),
+    Column("random_key", Number),
     Column("deliveries", Integer, nullable=False, server_default=text("0")),
     Column("lease", BigInteger),
     Column("leased_until", Number),
@@ -260,16 +259,13 @@ DIGEST = "digest"
 #: The name of the fact with the database's unique id, random: it tells leases of different databases apart.
 IDENTITY = "identity"
 
-#: Pinned groups to be processed by the next refresh of their lane. (Groups without model steps have staleness 0 for
-#: good once they are refreshed.)
-unsettled: ColumnElement[bool] = and_(
-    group.c.pinned_staleness.is_not(None),
-    or_(group.c.oldest_step.is_not(None), group.c.pinned_step.is_(None)),
-)
+#: Pinned groups to be processed by the next refresh of their lane, as text of SQL. (Groups without model steps have
+#: staleness 0 for good once they are refreshed.)
+UNSETTLED = "pinned_staleness IS NOT NULL AND (oldest_step IS NOT NULL OR pinned_step IS NULL)"
 
 
 def partial_index(
-    name: str, *columns: ColumnElement[object], where: ColumnElement[bool], unique: bool = False
+    name: str, *columns: ColumnElement[object], where: ColumnElement[bool] | TextClause, unique: bool = False
 ) -> Index:
     """Return an index of the rows that meet a condition."""
     return Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
@@ -290,23 +286,16 @@ partial_index(
     group.c.uid,
     where=group.c.pinned_staleness.is_not(None),
 )
-partial_index("rb_group_unsettled", group.c.lane, where=unsettled)
+partial_index("rb_group_unsettled", group.c.lane, where=text(UNSETTLED))
 partial_index("rb_group_key", group.c.scoped_key, where=group.c.scoped_key.is_not(None), unique=True)
-partial_index(
-    "rb_group_by_uniform_key",
-    group.c.lane,
-    group.c.uniform_key,
-    group.c.uid,
-    where=group.c.uniform_key.is_not(None),
-)
 # Includes the priority, so that the sum of priorities for importance weights is an index-only scan.
 partial_index(
-    "rb_group_by_prioritized_key",
+    "rb_group_by_random_key",
     group.c.lane,
-    group.c.prioritized_key,
+    group.c.random_key,
     group.c.uid,
     group.c.priority,
-    where=group.c.prioritized_key.is_not(None),
+    where=group.c.random_key.is_not(None),
 )
 partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_until.is_not(None))
 partial_index(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from replaybuf.places.store import EXTENT_BYTES
 from replaybuf.rollouts.outline import PREVIEW_CHARS
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
+from replaybuf.storage.sql.schema.records import ACTIVITIES, ACTIVITY_SECONDS
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
 
@@ -185,10 +185,27 @@ def _record_views(sql: _Sql) -> dict[str, str]:
     )
     drawn = "rb_past p JOIN rb_lane l ON l.id = p.lane WHERE p.draw = b.id AND p.draw > 0"
     tasks = sql.counted("task_name", "l.task_name", drawn)
-    counts = ", ".join(
-        f"{whole(f'coalesce(sum(a.{name}), 0)')} AS {name}_last_hour"
-        for name in ("groups", "rollouts", "tokens", "failures", "taken")
-    )
+    # The counts of now, less those of the last period that is more than an hour ago.
+    marks = sql.either("json_each(w.activity, '$.marks') m", "jsonb_each(w.activity -> 'marks') m")
+    older = f"FROM {marks} WHERE {whole('m.key')} <= {now} - 3600 - {ACTIVITY_SECONDS}"
+    counted = {
+        name: sql.either(f"json_extract(m.value, '$[{place}]')", f"(m.value ->> {place})::bigint")
+        for place, name in enumerate(ACTIVITIES)
+    }
+    sums = {
+        name: whole(f"{sql.number('w.activity', name)} - coalesce((SELECT max({mark}) {older}), 0)")
+        for name, mark in counted.items()
+    }
+    counts = ", ".join(f"{value} AS {name}_last_hour" for name, value in sums.items())
+    waits = sql.either("rb_worker w, json_each(w.waits) a", "rb_worker w, jsonb_array_elements(w.waits) a(value)")
+
+    def of_wait(name: str) -> str:
+        return sql.text("a.value", name)
+
+    def time_of_wait(name: str) -> str:
+        return time(sql.either(of_wait(name), f"({of_wait(name)})::double precision"))
+
+    wants, limits = (sql.either(of_wait(name), f"a.value -> '{name}'") for name in ("wants", "limits"))
     return {
         "batches": f"""
 SELECT
@@ -229,19 +246,17 @@ FROM rb_checkpoint c
 """,
         "waiters": f"""
 SELECT
-    w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid, a.kind AS kind, a.wants AS wants,
-    a.status AS status, a.query AS query, {time("a.since")} AS since,
-    {time("a.deadline")} AS deadline, {time("a.seen_at")} AS seen_at,
-    a.reason AS reason, a.limits AS limits
-FROM rb_waiter a JOIN rb_worker w ON w.id = a.worker_id
+    w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid, {sql.typed(of_wait("kind"))} AS kind,
+    {wants} AS wants, {sql.typed(of_wait("status"))} AS status, {sql.typed(of_wait("query"))} AS query,
+    {time_of_wait("since")} AS since, {time_of_wait("deadline")} AS deadline, {time("w.seen_at")} AS seen_at,
+    {sql.typed(of_wait("reason"))} AS reason, {limits} AS limits
+FROM {waits}
 """,
         "workers": f"""
 SELECT
     w.buffer AS buffer, w.name AS worker, w.host AS host, w.pid AS pid,
     {time("w.started_at")} AS started_at, {time("w.seen_at")} AS last_seen, {time("w.ended_at")} AS ended_at, {counts}
 FROM rb_worker w
-    LEFT JOIN rb_activity a ON a.worker_id = w.id AND a.since > {now} - 3600 - {ACTIVITY_SECONDS}
-GROUP BY w.id, w.buffer, w.name, w.host, w.pid, w.started_at, w.seen_at, w.ended_at
 """,
         "events": f"""
 SELECT

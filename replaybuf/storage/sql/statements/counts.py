@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import Tallied
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
-from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -213,7 +213,7 @@ def apply(
             entering.setdefault((task, step.after.status), []).extend(uids)
     counts.update(leave(tx, gone, draw))
     for name, uids in entering.items():
-        enter_races(tx, homes[name], uids)
+        enter_race(tx, homes[name], uids)
     add_counts(tx, counts)
 
 

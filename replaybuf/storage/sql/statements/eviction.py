@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement
 from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
 from replaybuf.rollouts.rollout import ASIDE, Status
-from replaybuf.rules.policies import IDLE, KEYS, in_order
+from replaybuf.rules.policies import KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -22,7 +22,7 @@ from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
-from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, pass_time
+from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, go_on
 from replaybuf.storage.sql.statements.past import in_checkpoints, leave
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
@@ -188,7 +188,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
     if limits.capacity is None or limits.on_full != "evict":
         return
     rows = tx.tuples(_SIZES, buffer=tx.scope.buffer, tasks=sorted(tasks), aside=sorted(map(str, ASIDE)))
-    lanes, sizes = [Lane.with_clocks(*row[:-1]) for row in rows], {row[0]: int(row[-1]) for row in rows}
+    lanes, sizes = [Lane.read(*row[:-1]) for row in rows], {row[0]: int(row[-1]) for row in rows}
     gone: list[int] = []
     for task in sorted({one.task_name for one in lanes}):
         size = {one.id: sizes[one.id] + counts[(one.id, Tally.SIZE)] for one in lanes if one.task_name == task}
@@ -213,7 +213,7 @@ WHERE buffer = :buffer AND NOT leased AND status {{not_in:aside}} AND task_name 
 def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidate]:
     """Return the first groups of several lanes together, in the remover's order."""
     remover = tx.scope.rules.remover
-    check_races(lanes, remover.order)
+    check_races(tx, lanes, remover.order)
     places = {term.field: place for place, term in enumerate(remover.order)}
 
     def value(candidate: _Candidate, field: str) -> Any:
@@ -222,15 +222,15 @@ def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidat
 
     candidates = [(home, row) for home in lanes for row in Source(home).first(tx, count, remover.order)]
     chosen = in_order(candidates, remover.order, value)[:count] if len(lanes) > 1 else candidates
-    if remover.race is not None:
-        waits = [value(one, remover.race) for one in chosen]
-        pass_time(tx, lanes, remover.race, waits, [row.priority for _, row in chosen])
+    if remover.is_race:
+        waits = [value(one, remover.order[0].field) for one in chosen]
+        for home in sorted(lanes, key=lambda home: home.id):
+            assert home.race is not None
+            home.race.pass_time(waits)
+            go_on(tx, home, [row.priority for _, row in chosen])
     return chosen
 
 
 def _comparable(home: Lane, field: str, value: Any) -> Any:
     """Return the sort value of groups of several lanes; for a sampling key, the virtual time left until its draw."""
-    if field not in KEYS:
-        return value
-    clock = home.clocks[field]
-    return value - (clock.time if value < IDLE else clock.idle_time * IDLE)
+    return home.race.left(value) if field in KEYS and home.race is not None else value

@@ -6,6 +6,8 @@
 3. A file without a row is of a writer that died, or is about to commit. It gets a row with -1 groups, which stays, and
    is deleted then: the writer's late row conflicts with that one, and its payloads are written again.
 4. While somebody copies payloads, no file is deleted (`rb_place.kept_until`).
+
+At the end: where this database is, which tells it from its copies. Places belong to one of them.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from urllib.parse import quote
 
+from replaybuf.places.owners import Home
 from replaybuf.places.store import Extent, FileLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import IDENTITY
 
 #: Seconds after which a process that wasn't heard of, or no longer keeps files, counts as dead.
 SILENT_SECONDS = 60.0
@@ -175,3 +182,59 @@ _WRONG = """SELECT f.id, coalesce(c.there, 0) FROM rb_file f LEFT JOIN (
     SELECT file, count(*) AS there FROM rb_payload WHERE file IS NOT NULL GROUP BY file
 ) c ON c.file = f.id
 WHERE f.groups <> coalesce(c.there, 0) AND (f.groups <> :nobodys OR coalesce(c.there, 0) > 0)"""
+
+
+# The location of this database
+
+
+_IDENTITY = f"SELECT value FROM rb_info WHERE name = '{IDENTITY}'"  # noqa: S608
+_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
+# A cluster keeps its system identifier through failover and physical backups. Reading it needs a privilege.
+_MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
+_CLUSTER = "SELECT system_identifier::text FROM pg_control_system()"
+_DATABASE = """
+SELECT current_database()::text, relnamespace::regnamespace::text, d.oid || '.' || relnamespace
+FROM pg_class, pg_database d WHERE pg_class.oid = 'rb_info'::regclass AND d.datname = current_database()"""
+# A schema of another database can't be seen from here: the existence of that database is enough.
+_THERE = """
+SELECT count(*) FROM pg_database d WHERE d.oid::text = split_part($1, '.', 1)
+AND (d.datname <> current_database() OR EXISTS (
+    SELECT FROM pg_class WHERE relname = 'rb_info' AND relnamespace::text = split_part($1, '.', 2)))"""
+
+
+def home_of(tx: Transaction) -> Home:
+    """Return the location of this database; empty for one in memory, which has no copies."""
+    if tx.dialect.name == "postgresql":
+        [(may_ask,)] = tx.run(_MAY_ASK)
+        cluster = tx.run(_CLUSTER)[0][0] if may_ask else "unknown"
+        [(database, schema, numbers)] = tx.run(_DATABASE)
+        name = f"the schema {schema} of the database {database} in the PostgreSQL cluster {cluster}"
+        return {"cluster": cluster, "numbers": numbers, "name": name}
+    path = tx.run(_FILE)[0][0]
+    if not path:
+        return {}
+    host, path = socket.gethostname(), os.path.realpath(path)
+    return {"host": host, "path": path, "inode": str(os.stat(path).st_ino), "name": f"{path} on {host}"}
+
+
+def has_left(tx: Transaction, home: Home) -> bool:
+    """Return whether no database like this one is at a former location, as far as it is visible from here."""
+    ours = home_of(tx)
+    if tx.dialect.name == "postgresql":
+        [(there,)] = tx.run(_THERE, home.get("numbers", ""))
+        return ours["cluster"] == home.get("cluster") and not int(there)
+    if not ours or ours["host"] != home.get("host"):
+        return False
+    path = home.get("path", "")
+    if not os.path.exists(path) or os.path.samefile(path, ours["path"]):
+        return True
+    try:
+        return bool(_identity(path) != tx.run(_IDENTITY)[0][0])
+    except (sqlite3.Error, OSError):
+        return False
+
+
+def _identity(path: str) -> str | None:
+    with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)) as connection:
+        found = connection.execute(_IDENTITY).fetchone()
+        return None if found is None else str(found[0])

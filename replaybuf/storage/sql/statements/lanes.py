@@ -1,75 +1,49 @@
-"""Lanes: a task's groups of one status in one buffer, with the train step of their last refresh."""
+"""Lanes: a task's groups of one status in one buffer, with the train step of their last refresh and their race.
+
+All lanes of a buffer run the same race (`rules.policies`), that of the first process with a random policy; lanes of
+leased and of archived groups run none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from replaybuf.rollouts.rollout import Status
-from replaybuf.rules.limits import Rules
-from replaybuf.rules.policies import KEYS, PRIORITIZED, UNIFORM, Clock
+from replaybuf.rules.policies import Race
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.transaction import Transaction
-
-#: The column with the virtual time of each race.
-CLOCKS = {UNIFORM: "uniform_clock", PRIORITIZED: "prioritized_clock"}
-
-
-#: The virtual time of a race being prepared: new groups have sampling keys, older ones may still lack them.
-PREPARING = -1.0
 
 
 @dataclass(slots=True)
 class Lane:
-    """A lane, with the virtual times of its races. Races in `preparing` can't be drawn from yet."""
+    """A lane. While it runs no race, sampling keys of its groups are ignored; otherwise each group has one."""
 
     id: int
     task_name: str
     status: Status
     step: int | None
-    clocks: dict[str, Clock]
-    preparing: Sequence[str] = ()
+    race: Race | None
 
     @property
     def name(self) -> LaneName:
         return self.task_name, self.status
 
     @classmethod
-    def of(cls, row: Any) -> Lane:
-        return cls.with_clocks(
-            row.id, row.task_name, row.status, row.step, row.uniform_clock, row.prioritized_clock, row.idle_clock
-        )
-
-    @classmethod
-    def with_clocks(
-        cls,
-        lane_id: int,
-        task_name: str,
-        status: str,
-        step: int | None,
-        uniform: float | None,
-        prioritized: float | None,
-        idle: float | None,
+    def read(
+        cls, lane_id: int, task: str, status: str, step: int | None, key: str | None, seed: str, *clocks: float
     ) -> Lane:
-        clocks = {}
-        if uniform is not None:
-            clocks[UNIFORM] = Clock(uniform)
-        if prioritized is not None:
-            clocks[PRIORITIZED] = Clock(prioritized, idle or 0.0)
-        preparing = [race for race, clock in clocks.items() if clock.time == PREPARING]
-        clocks |= dict.fromkeys(preparing, Clock())
-        return cls(lane_id, task_name, Status(status), step, clocks, preparing)
+        """Return the lane with these values of COLUMNS."""
+        return cls(lane_id, task, Status(status), step, None if key is None else Race(key, int(seed), *clocks))
 
+
+#: The arguments of `Lane.read`, in order.
+COLUMNS = "id, task_name, status, step, race, seed, clock, idle_clock"
 
 #: A store's cache of lanes, which may be out of date.
 KnownLanes = dict[LaneName, Lane]
-
-
-def all_lanes(tx: Transaction) -> list[LaneRow]:
-    """Return the rows of all lanes of the buffer, including those of leased groups."""
-    rows = map(LaneRow._make, tx.tuples(_ALL, buffer=tx.scope.buffer))
-    return [row._replace(leased=bool(row.leased)) for row in rows]
 
 
 class LaneRow(NamedTuple):
@@ -81,36 +55,40 @@ class LaneRow(NamedTuple):
     status: str
     leased: bool
     step: int | None
-    uniform_clock: float | None
-    prioritized_clock: float | None
+    race: str | None
+    seed: str | None
+    clock: float | None
     idle_clock: float | None
 
 
+def all_lanes(tx: Transaction) -> list[LaneRow]:
+    """Return the rows of all lanes of the buffer, including those of leased groups."""
+    rows = map(LaneRow._make, tx.tuples(_ALL, buffer=tx.scope.buffer))
+    return [row._replace(leased=bool(row.leased)) for row in rows]
+
+
 _ALL = f"SELECT {', '.join(LaneRow._fields)} FROM rb_lane WHERE buffer = :buffer ORDER BY id"  # noqa: S608
+
+
+def lanes_where(tx: Transaction, condition: str, **values: Any) -> list[Lane]:
+    """Return the buffer's lanes that meet a condition."""
+    rows = tx.tuples(f"{_WHERE} AND {condition} ORDER BY id", buffer=tx.scope.buffer, **values)
+    return [Lane.read(*row) for row in rows]
+
+
+_WHERE = f"SELECT {COLUMNS} FROM rb_lane WHERE buffer = :buffer"  # noqa: S608
 
 
 def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
     """Return the lanes of these (task, status) pairs that exist."""
     wanted = set(names)
     tasks = sorted({task_name for task_name, _ in wanted})
-    found = (Lane.with_clocks(*row) for row in tx.tuples(_OF_TASKS, buffer=tx.scope.buffer, leased=leased, tasks=tasks))
+    found = (Lane.read(*row) for row in tx.tuples(_OF_TASKS, buffer=tx.scope.buffer, leased=leased, tasks=tasks))
     return {one.name: one for one in found if one.name in wanted}
 
 
-#: The arguments of `Lane.with_clocks`, in order.
-COLUMNS = "id, task_name, status, step, uniform_clock, prioritized_clock, idle_clock"
 _OF_TASKS = f"""SELECT {COLUMNS} FROM rb_lane
 WHERE buffer = :buffer AND leased = :leased AND task_name {{in:tasks}}"""  # noqa: S608
-
-
-def lanes_by_id(tx: Transaction, ids: Iterable[int]) -> dict[int, Lane]:
-    """Return those of these lanes that are the buffer's, without lanes of leased groups."""
-    rows = tx.tuples(
-        f"SELECT {COLUMNS} FROM rb_lane WHERE buffer = :buffer AND id {{in:ids}}",  # noqa: S608
-        buffer=tx.scope.buffer,
-        ids=sorted(ids),
-    )
-    return {row[0]: Lane.with_clocks(*row) for row in rows}
 
 
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
@@ -122,20 +100,15 @@ def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
     missing = sorted(names - found.keys())
     if not missing:
         return found
+    race = race_of(tx)
     for task, status in missing:
-        clocks = new_clocks(tx.scope.rules, status, leased=leased)
-        tx.change(_CREATE, buffer=tx.scope.buffer, task=task, status=str(status), leased=leased, **clocks)
+        values = race_columns(race if runs_race(status, leased=leased) else None)
+        tx.change(_CREATE, buffer=tx.scope.buffer, task=task, status=str(status), leased=leased, **values)
     return find_lanes(tx, names, leased=leased)
 
 
-_CREATE = """INSERT INTO rb_lane (buffer, task_name, status, leased, uniform_clock, prioritized_clock)
-VALUES (:buffer, :task, :status, :leased, :uniform_clock, :prioritized_clock) ON CONFLICT DO NOTHING"""
-
-
-def new_clocks(rules: Rules, status: Status, *, leased: bool) -> dict[str, float | None]:
-    """Return the virtual times of an empty lane: 0 for the races of this buffer's policies, None for others."""
-    races = () if leased or status == Status.ARCHIVED else rules.races
-    return {CLOCKS[key]: 0.0 if key in races else None for key in KEYS}
+_CREATE = """INSERT INTO rb_lane (buffer, task_name, status, leased, race, seed, clock, idle_clock)
+VALUES (:buffer, :task, :status, :leased, :race, :seed, :clock, :idle_clock) ON CONFLICT DO NOTHING"""
 
 
 def need_lane(tx: Transaction, name: LaneName, *, leased: bool = False) -> Lane:
@@ -149,3 +122,40 @@ def start_steps(tx: Transaction, steps: Mapping[int, int]) -> None:
     No staleness changes: groups in a lane without a step have their own.
     """
     tx.each("UPDATE rb_lane SET step = :step WHERE id = :id AND step IS NULL", [(n, one) for one, n in steps.items()])
+
+
+# Races
+
+
+def race_of(tx: Transaction) -> Race | None:
+    """Return the race of a new lane: the buffer's, else that of this process's policies."""
+    for key, seed in tx.tuples(_RACE, buffer=tx.scope.buffer):
+        return Race(key, int(seed))
+    if tx.scope.rules.random is None:
+        return None
+    key, seed = tx.scope.rules.random
+    return Race(key, secrets.randbits(63) if seed is None else seed)
+
+
+_RACE = "SELECT race, seed FROM rb_lane WHERE buffer = :buffer AND race IS NOT NULL LIMIT 1"
+
+
+def runs_race(status: Status, *, leased: bool) -> bool:
+    """Return whether a lane of this status runs the buffer's race, if there is one."""
+    return not leased and status != Status.ARCHIVED
+
+
+def race_columns(race: Race | None) -> dict[str, Any]:
+    """Return the columns of a lane that runs this race."""
+    if race is None:
+        return dict.fromkeys(("race", "seed", "clock", "idle_clock"))
+    return {"race": race.key, "seed": str(race.seed), "clock": race.time, "idle_clock": race.idle_time}
+
+
+def set_race(tx: Transaction, home: Lane, race: Race | None) -> None:
+    """Let a lane run a race, or none."""
+    home.race = race
+    tx.change(_SET_RACE, id=home.id, **race_columns(race))
+
+
+_SET_RACE = "UPDATE rb_lane SET race = :race, seed = :seed, clock = :clock, idle_clock = :idle_clock WHERE id = :id"

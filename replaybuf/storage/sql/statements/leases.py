@@ -12,7 +12,6 @@ from replaybuf.errors import DecodeError
 from replaybuf.places.store import Extent
 from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
-from replaybuf.rules.policies import KEYS
 from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -20,9 +19,9 @@ from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, add_to_checkpoints, change, move
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
-from replaybuf.storage.sql.statements.inserts import insert_payloads
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
-from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.new_rows import insert_payloads
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import PLACES, SELECT_ROWS, GroupRow, select_rows, uid_in
@@ -211,12 +210,12 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> di
             else:
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
         add_step(counts, homes, row.task_name, draw.undone)
-        if any(race not in row.home.clocks or row.column(race) is None for race in homes[row.home.name].clocks):
+        if homes[row.home.name].race is not None and (row.home.race is None or row.column("random_key") is None):
             keyless.setdefault(row.home.name, []).append(row.uid)
     add_counts(tx, counts)
     add_to_checkpoints(tx, counts, made_before)
-    for name, uids in keyless.items():  # races that began in the lane since the draw
-        enter_races(tx, homes[name], uids)
+    for name, uids in keyless.items():  # the race that began in the lane since the draw
+        enter_race(tx, homes[name], uids)
     return lost
 
 
@@ -225,12 +224,11 @@ _TOO_LATE = f"its arrays were deleted: a draw that nobody received was undone mo
 
 def _unsample(tx: Transaction, row: GroupRow, made_before: int) -> bool:
     """Undo the draw of a group that stayed in its lane; return False if it is gone."""
-    keys = {race: row.column(race) for race in KEYS if row.column(race) is not None}
-    values = {"uid": row.uid, "times": row.times_sampled, "trained": row.column("trained_step"), **keys}
+    key = row.column("random_key")
+    values = {"uid": row.uid, "times": row.times_sampled, "trained": row.column("trained_step"), "key": key}
 
     def undo(table: str, condition: str = "", **more: Any) -> bool:
-        changes = "".join(f", {race} = :{race}" for race in keys)
-        return tx.change(_UNSAMPLE.format(table=table, changes=changes) + condition, **values, **more) > 0
+        return tx.change(_UNSAMPLE.format(table=table) + condition, **values, **more) > 0
 
     undo("rb_past", " AND since >= :since", since=max(made_before, row.column("since")))
     return undo("rb_group")
@@ -238,7 +236,8 @@ def _unsample(tx: Transaction, row: GroupRow, made_before: int) -> bool:
 
 # The trained step is that of the next draw, if another has followed.
 _UNSAMPLE = """UPDATE {table} SET times_sampled = times_sampled - 1,
-    trained_step = CASE WHEN times_sampled = :times + 1 THEN :trained ELSE trained_step END{changes}
+    trained_step = CASE WHEN times_sampled = :times + 1 THEN :trained ELSE trained_step END,
+    random_key = coalesce(:key, random_key)
 WHERE uid = :uid AND times_sampled > :times"""
 
 

@@ -20,8 +20,8 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.counts import Step, apply, change
-from replaybuf.storage.sql.statements.lanes import Lane, lanes_by_id
-from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows, uid_in
@@ -137,7 +137,7 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
                 keep(tx, uids)
                 change(tx, uids, values)
             if "priority" in values:
-                enter_races(tx, home, uids)
+                enter_race(tx, home, uids)
             changed += len(uids)
         if not isinstance(changes.status, Unset):
             steps = [(home.task_name, updated(home.status, changes.status), uids) for home, uids in by_lane]
@@ -192,7 +192,7 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
         keep(tx, [uid for uid, _ in locked])
         tx.each("UPDATE rb_group SET priority = :priority WHERE uid = :uid", rows)
     for home, uids in by_lane:
-        enter_races(tx, home, uids)
+        enter_race(tx, home, uids)
     return len(rows)
 
 
@@ -210,7 +210,7 @@ def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[La
     members: dict[int, list[int]] = {}
     for uid, lane_id in found:
         members.setdefault(lane_id, []).append(uid)
-    return [(home, members[number]) for number, home in lanes_by_id(tx, members).items()]
+    return [(home, members[home.id]) for home in lanes_where(tx, "id {in:ids}", ids=sorted(members))]
 
 
 def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:

@@ -1,186 +1,131 @@
-"""The races of random policies in SQL: sampling keys of groups, and clocks of lanes (`replaybuf.rules.policies`).
+"""The order of draws in SQL: the races of random policies (`replaybuf.rules.policies`), and the first groups of a lane.
 
-A lane whose clock is NULL runs no race, and its groups' keys are ignored. Once it has a clock, every group in it has a
-key: each put into the lane reads the lane's row first, and draws the group's key. Before a race begins among existing
-groups, its clock is PREPARING: new groups get keys, and existing ones get theirs in short transactions.
+Once a lane runs a race, every group in it has a key: each put into the lane reads the lane's row first, and draws the
+group's key. The first random draw gives keys to groups of lanes that run none yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, null, select
 
+from replaybuf.errors import ConfigError
 from replaybuf.query import Node
 from replaybuf.query.sql_conditions import compile_sql
-from replaybuf.rules.limits import Rules
-from replaybuf.rules.policies import IDLE, KEYS, PRIORITIZED, Clock, Order, OrderTerm, draw_keys, in_order, weight_of
-from replaybuf.rules.transitions import LaneName
+from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, in_order
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
-from replaybuf.storage.sql.statements.lanes import CLOCKS, PREPARING, Lane, find_lanes
+from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, runs_race, set_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
 
-#: A group in a race: uid, ticket, priority.
-Member = tuple[int, int, float]
-
-#: A lane's name, and a race in it.
-Race = tuple[LaneName, str]
-
 _CHUNK = 10_000
-#: Groups whose keys are written in one transaction between other writes: some 20 ms.
-_PIECE = 2_000
 #: Groups of a lane by which the share that matches is estimated, and the cost of a new key, in reads of a group.
 _SAMPLE, _KEY_COST = 500, 50
 
 
 class RaceNotRunError(Exception):
-    """A draw needs races that haven't begun; they are begun, and the draw is repeated."""
-
-    def __init__(self, missing: Iterable[Race]) -> None:
-        super().__init__()
-        self.missing = list(missing)
+    """A draw needs lanes to run a race that they don't run; `begin_races` lets them, and the draw is repeated."""
 
 
-def check_races(lanes: Iterable[Lane], order: Order) -> None:
-    """Raise RaceNotRunError when the order needs a race that doesn't run in all of the lanes."""
-    wanted = [key for key in KEYS if key in {term.field for term in order}]
-    missing = [(one.name, key) for one in lanes for key in wanted if key not in one.clocks or key in one.preparing]
-    if missing:
-        raise RaceNotRunError(missing)
+def check_races(tx: Transaction, lanes: Iterable[Lane], order: Order) -> None:
+    """Raise RaceNotRunError if the order is random and one of the lanes runs no race.
 
-
-def prepare_races(tx: Transaction, races: Iterable[Race]) -> None:
-    """Give new groups keys in these races from now on. Must exclude other writers."""
-    for name, race in races:
-        home = find_lanes(tx, [name]).get(name)
-        if home is not None and race not in home.clocks:
-            _set_clock(tx, home, race, Clock(PREPARING))
-
-
-def prepare_groups(tx: Transaction, name: LaneName, race: str, after: int) -> int | None:
-    """Give some of a lane's groups after the uid `after` their keys; return the last uid, None if there are none."""
-    home = find_lanes(tx, [name]).get(name)
-    if home is None or race not in home.preparing:
-        return None
-    members = tx.tuples(
-        f"SELECT uid, coalesce(ticket, uid), priority, {race} FROM rb_group "  # noqa: S608
-        "WHERE lane = :lane AND uid > :after ORDER BY uid LIMIT :size",
-        lane=home.id,
-        after=after,
-        size=_PIECE,
-    )
-    entries = [(ticket, weight_of(race, priority)) for _, ticket, priority, _ in members]
-    keys = draw_keys(tx.scope.rules.seed_of(race), home.clocks[race], entries)
-    missing = [(member[0], key) for member, key in zip(members, keys, strict=True) if member[3] != key]
-    if missing:
-        keep(tx, [uid for uid, _ in missing])
-        tx.dialect.set_keys(tx, race, [uid for uid, _ in missing], [key for _, key in missing])
-    return members[-1][0] if members else None
-
-
-def begin_races(tx: Transaction, races: Iterable[Race], epoch: int) -> None:
-    """Begin races in which all groups have keys, unless the buffer was restored since this epoch."""
-    if tx.scope.epoch != epoch:
+    Raises ConfigError if one runs another race than this process's policies.
+    """
+    if tx.scope.rules.random is None or all(term.field not in KEYS for term in order):
         return
-    for name, race in races:
-        home = find_lanes(tx, [name]).get(name)
-        if home is not None and race in home.preparing:
-            _set_clock(tx, home, race, Clock())
+    key, seed = tx.scope.rules.random
+    for race in [one.race for one in lanes]:
+        if race is None:
+            raise RaceNotRunError
+        if race.key != key or seed not in (None, race.seed):
+            ours = f"{key} with {'any seed' if seed is None else f'the seed {seed}'}"
+            raise ConfigError(
+                f"the buffer {tx.scope.buffer!r} has a random order by {race.key} with the seed {race.seed}, from its "
+                f"first process with a random policy; this process has one by {ours}: give all processes that draw or "
+                "evict at random the same policy and seed, or use another buffer"
+            )
 
 
-def enter_races(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
-    """Give groups that entered a lane, or whose priority changed, keys in the lane's races."""
-    if home.clocks and uids:
-        members = tx.tuples(f"{_MEMBERS} WHERE uid {{in:uids}}", uids=list(uids))
-        for key in home.clocks:
-            _set_keys(tx, home, key, members)
+def begin_races(tx: Transaction) -> None:
+    """Let all lanes of the buffer run a race, and give their groups keys. Must exclude other writers."""
+    race = race_of(tx)
+    for home in lanes_where(tx, "NOT leased AND race IS NULL"):
+        if race is None or not runs_race(home.status, leased=False):
+            continue
+        set_race(tx, home, replace(race))
+        last: int | None = 0
+        while last is not None:
+            members = tx.tuples(
+                f"{_MEMBERS} WHERE lane = :lane AND uid > :last ORDER BY uid LIMIT :size",
+                lane=home.id,
+                last=last,
+                size=_CHUNK,
+            )
+            keep(tx, [uid for uid, *_ in members])
+            _set_keys(tx, home, members)
+            last = members[-1][0] if members else None
+
+
+def enter_race(tx: Transaction, home: Lane, uids: Sequence[int]) -> None:
+    """Give groups that entered a lane, or whose priority changed, keys in the lane's race."""
+    if home.race is not None and uids:
+        _set_keys(tx, home, tx.tuples(f"{_MEMBERS} WHERE uid {{in:uids}}", uids=list(uids)))
 
 
 _MEMBERS = "SELECT uid, coalesce(ticket, uid), priority FROM rb_group"
 
 
-def new_keys(rules: Rules, home: Lane, members: Sequence[Member]) -> dict[int, dict[str, float]]:
-    """Return the keys of groups that enter the lane, by uid."""
-    keys: dict[int, dict[str, float]] = {uid: {} for uid, _, _ in members}
-    for name, clock in home.clocks.items():
-        entries = [(ticket, weight_of(name, priority)) for _, ticket, priority in members]
-        for (uid, _, _), key in zip(members, draw_keys(rules.seed_of(name), clock, entries), strict=True):
-            keys[uid][name] = key
-    return keys
-
-
-def advance(tx: Transaction, home: Lane, race: str, keys: Sequence[float], priorities: Sequence[float]) -> None:
-    """Advance the clock of the lane's race past drawn groups with these keys. A worn-out race ends."""
-    if not keys:
-        return
-    home.clocks[race].advance(keys)
-    _go_on(tx, home, race, priorities)
-
-
-def skip_arrived(tx: Transaction, home: Lane, race: str) -> None:
-    """Give new keys to groups whose keys the clock of the lane's race has passed, and which weren't drawn."""
-    clock = home.clocks[race]
-    uids = tx.values(
-        f"SELECT uid FROM rb_group WHERE lane = :lane AND {race} IS NOT NULL "  # noqa: S608
-        f"AND ({race} <= :time OR {race} BETWEEN :idle AND :idle_time) {{skip}}",
-        lane=home.id,
-        time=clock.time,
-        idle=IDLE,
-        idle_time=IDLE * (1.0 + clock.idle_time),
+def _set_keys(tx: Transaction, home: Lane, members: Sequence[Sequence[Any]]) -> None:
+    assert home.race is not None
+    keys = home.race.draw_keys((ticket, priority) for _, ticket, priority in members)
+    tx.dialect.set_columns(
+        tx, ("random_key",), sorted((uid, key) for (uid, *_), key in zip(members, keys, strict=True))
     )
+
+
+def advance(tx: Transaction, home: Lane, rows: Iterable[GroupRow]) -> None:
+    """Advance the lane's race past these drawn groups."""
+    assert home.race is not None
+    if arrived := [row for row in rows if not row.is_afresh]:
+        home.race.advance(row.column("random_key") for row in arrived)
+        go_on(tx, home, [row.priority for row in arrived])
+
+
+def skip_arrived(tx: Transaction, home: Lane) -> None:
+    """Give new keys to groups whose keys the lane's race has passed, and which weren't drawn."""
+    if home.race is None:
+        return
+    uids = tx.values(_ARRIVED, lane=home.id, time=home.race.time, idle=IDLE, until=IDLE * (1.0 + home.race.idle_time))
     keep(tx, uids)
-    enter_races(tx, home, uids)
+    enter_race(tx, home, uids)
 
 
-def pass_time(
-    tx: Transaction, lanes: Sequence[Lane], race: str, waits: Sequence[float], priorities: Sequence[float]
-) -> None:
-    """Advance the clocks of all these lanes' races by the time of drawn groups, given their times left as `waits`."""
-    elapsed = max((wait for wait in waits if wait < IDLE), default=0.0)
-    idle = max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
-    for home in sorted(lanes, key=lambda home: home.id):
-        clock = home.clocks[race]
-        clock.time += elapsed
-        clock.idle_time += idle
-        _go_on(tx, home, race, priorities)
+_ARRIVED = """SELECT uid FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL
+AND (random_key <= :time OR random_key BETWEEN :idle AND :until) {skip}"""
 
 
-def _set_clock(tx: Transaction, home: Lane, race: str, clock: Clock) -> None:
-    idle = ", idle_clock = :idle_time" if race == PRIORITIZED else ""
-    sql = f"UPDATE rb_lane SET {CLOCKS[race]} = :time{idle} WHERE id = :id"  # noqa: S608
-    tx.change(sql, time=clock.time, idle_time=clock.idle_time, id=home.id)
-
-
-def _go_on(tx: Transaction, home: Lane, race: str, priorities: Sequence[float]) -> None:
+def go_on(tx: Transaction, home: Lane, priorities: Iterable[float]) -> None:
     """Write the lane's clock after a draw of groups with these priorities; a worn-out race ends.
 
-    A concurrent draw may have advanced it further, or have ended the race, which leaves NULL.
+    A concurrent draw may have advanced it further, or have ended the race.
     """
-    clock, column = home.clocks[race], CLOCKS[race]
-    if clock.is_worn(weight_of(race, priority) for priority in priorities):
-        del home.clocks[race]
-        tx.change(f"UPDATE rb_lane SET {column} = NULL WHERE id = :id", id=home.id)  # noqa: S608
-        return
-    idle = ""
-    if race == PRIORITIZED:
-        idle = ", idle_clock = CASE WHEN coalesce(idle_clock, 0) < :idle_time THEN :idle_time ELSE idle_clock END"
-    sql = f"UPDATE rb_lane SET {column} = CASE WHEN {column} < :time THEN :time ELSE {column} END{idle} WHERE id = :id"  # noqa: S608
-    tx.change(sql, time=clock.time, idle_time=clock.idle_time, id=home.id)
+    assert home.race is not None
+    if home.race.is_worn(priorities):
+        set_race(tx, home, None)
+    else:
+        tx.change(_GO_ON, time=home.race.time, idle=home.race.idle_time, id=home.id)
 
 
-def _set_keys(tx: Transaction, home: Lane, race: str, members: Sequence[Sequence[Any]]) -> None:
-    seed, clock = tx.scope.rules.seed_of(race), home.clocks[race]
-    for start in range(0, len(members), _CHUNK):
-        chunk = members[start : start + _CHUNK]
-        uids = [uid for uid, _, _ in chunk]
-        keys = draw_keys(seed, clock, [(ticket, weight_of(race, priority)) for _, ticket, priority in chunk])
-        tx.dialect.set_keys(tx, race, uids, keys)
+_GO_ON = """UPDATE rb_lane SET clock = CASE WHEN clock < :time THEN :time ELSE clock END,
+    idle_clock = CASE WHEN idle_clock < :idle THEN :idle ELSE idle_clock END WHERE id = :id"""
 
 
 #: Two sets of groups, merged for an order by staleness: groups that follow their lane's step, and pinned ones.
@@ -234,17 +179,16 @@ class Source:
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
-    def read_afresh(self, tx: Transaction, size: int, race: str, *, payloads: bool = True) -> list[GroupRow]:
+    def read_afresh(self, tx: Transaction, size: int, *, payloads: bool = True) -> list[GroupRow]:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
-        home, rules = self.lane, tx.scope.rules
+        home, race = self.lane, self.lane.race
+        assert race is not None
         values, skip = self._values(tx, size), set(self._skip)
         members = [row for row in tx.tuples(_matching(self._where), **values) if row[0] not in skip]
-        entries = [(ticket, weight_of(race, priority)) for _, ticket, priority in members]
-        clock = home.clocks[race]
-        clock.tick()
-        keys = draw_keys(rules.seed_of(race), clock, entries)
-        clock.tick()  # the drawn ones may come back, with other keys
-        _go_on(tx, home, race, ())
+        race.tick()
+        keys = race.draw_keys((ticket, priority) for _, ticket, priority in members)
+        race.tick()  # the drawn ones may come back, with other keys
+        go_on(tx, home, ())
         left = [uid for _, uid in sorted((key, row[0]) for key, row in zip(keys, members, strict=True))]
         rows: list[GroupRow] = []
         while left and len(rows) < size:  # others may have locked some
@@ -431,7 +375,7 @@ def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:
         "task_name": _TASK,
         "status": _STATUS,
         "staleness": staleness,
-        **{key: group.c[key] for key in KEYS},
+        **dict.fromkeys(KEYS, group.c.random_key),
     }
 
 

@@ -115,8 +115,9 @@ def in_checkpoints(tx: Transaction, uids: Iterable[int]) -> set[int]:
 
 #: Whether a version is of a draw that is recorded.
 _RECORDED = "draw > 0 AND EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = draw)"
-_OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
-_VALID = f"until >= :checkpoint AND since < :checkpoint AND {_OURS}"
+#: The rows of the buffer's lanes.
+OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
+_VALID = f"until >= :checkpoint AND since < :checkpoint AND {OURS}"
 
 
 def changed_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
@@ -131,7 +132,7 @@ def put_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
 
 def _begun_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str = "") -> list[int]:
     values = {"buffer": tx.scope.buffer, "checkpoint": checkpoint}
-    begun = f"SELECT uid FROM rb_group WHERE +{_OURS} AND since >= :checkpoint {condition}"  # noqa: S608
+    begun = f"SELECT uid FROM rb_group WHERE +{OURS} AND since >= :checkpoint {condition}"  # noqa: S608
     if not last_uid:
         return sorted(tx.values(begun, **values))
     # Such a group is newer than the checkpoint, or this has a version of it: others aren't read.

@@ -7,18 +7,18 @@ that they are about.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any, TypedDict, Unpack
 
-from replaybuf.rules.circumstances import in_force
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS
+from replaybuf.storage.sql.schema.records import ACTIVITIES, ACTIVITY_SECONDS, HISTORY_SECONDS
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.storage.sql.statements.fence import is_fenced_off
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -114,25 +114,34 @@ def prune_events(tx: Transaction) -> None:
 _HOUR = 3600.0
 # Longer queries are truncated.
 _MOST_CHARS = 10_000
-#: Retention in seconds: activity, minute statistics, ended or silent workers, and waits without a heartbeat.
-KEEP_ACTIVITY, KEEP_HISTORY, KEEP_WORKERS, KEEP_WAITERS = 24 * _HOUR, 48 * _HOUR, 7 * 24 * _HOUR, 24 * _HOUR
+#: Retention in seconds of minute statistics, and of ended or silent workers; and the most workers of a buffer.
+KEEP_HISTORY, KEEP_WORKERS, MOST_WORKERS = 48 * _HOUR, 7 * 24 * _HOUR, 1000
 
 
 @dataclass(slots=True)
 class Activity:
-    """A worker's activity: groups, rollouts and response tokens put; failures, which are groups put as FAILED and
-    failed deliveries that it returned; and groups drawn."""
+    """What a worker did since its process opened the buffer: groups, rollouts and response tokens put; failures, which
+    are groups put as FAILED and failed deliveries that it returned; and groups drawn.
+
+    `id` and `marks` are those of its row in `rb_worker`.
+    """
 
     groups: int = 0
     rollouts: int = 0
     tokens: int = 0
     failures: int = 0
     taken: int = 0
+    id: int = field(default_factory=lambda: secrets.randbits(62))
+    marks: dict[int, list[int]] = field(default_factory=dict)
 
-    def add(self, other: Activity) -> None:
-        """Add the counts of another activity."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    def noted(self, now: float) -> dict[str, Any]:
+        """Return the counts for a heartbeat at this time, with those of the last hour."""
+        counts = {name: getattr(self, name) for name in ACTIVITIES}
+        old = [since for since in self.marks if since < now - _HOUR - 2 * ACTIVITY_SECONDS]
+        for since in sorted(old)[:-1]:  # the newest of them is where the last hour begins
+            del self.marks[since]
+        self.marks[_period(now, ACTIVITY_SECONDS)] = [*counts.values()]
+        return counts | {"marks": {str(since): mark for since, mark in self.marks.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +155,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat of a process's workers, with their activity since the last one.
+    """A heartbeat of workers of a process.
 
-    `waits` are all current waits, `gone` the numbers of waits that ended since the last heartbeat, and `events` the
-    reported ones. `ended`: this is the last heartbeat. `limits`: record the limits in force here, as those of a worker
-    that draws (True), or if none are recorded yet (False).
+    `waits` are all current waits of the process, and `events` the reported ones. `ended`: this is the last heartbeat.
+    `limits`: record the limits in force here, as those of a worker that draws (True), or if none are recorded yet
+    (False).
     """
 
     workers: Mapping[str, Activity]
     waits: Sequence[Waiting] = ()
-    gone: Sequence[int] = ()
     events: Sequence[WorkerEvent] = ()
     ended: bool = False
     limits: Collection[bool] = ()
@@ -165,28 +173,55 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
     """Write a heartbeat."""
     now = tx.dialect.clock(tx)
     ahead = now - time.time()
-    ids = {name: _see(tx, name, process, now, ahead, ended=beat.ended) for name in sorted(beat.workers)}
-    for name, done in beat.workers.items():
-        _add_activity(tx, ids[name], now, done)
-    if beat.gone:
-        ours = f"SELECT id FROM rb_worker WHERE {_OF_PROCESS}"  # noqa: S608
-        ended = f"DELETE FROM rb_waiter WHERE worker_id IN ({ours}) AND number {{in:numbers}}"  # noqa: S608
-        tx.change(ended, numbers=beat.gone, buffer=tx.scope.buffer, host=process.host, pid=process.pid)
-    for waiting in beat.waits:
-        _write_waiter(tx, ids[waiting.worker], waiting, now, ahead)
-    for one in beat.events:
-        write = note_last if one.kind == EventKind.GAVE_UP else note
+    for name, did in sorted(beat.workers.items()):
+        tx.change(
+            _SEEN,
+            buffer=tx.scope.buffer,
+            id=did.id,
+            name=name,
+            host=process.host,
+            pid=process.pid,
+            machine=machine(),
+            began=process.since + ahead,
+            now=now,
+            ended=now if beat.ended else None,
+            activity=did.noted(now),
+            waits=[_noted_wait(one, now, ahead) for one in beat.waits if one.worker == name],
+        )
+    for event in beat.events:
+        write = note_last if event.kind == EventKind.GAVE_UP else note
         write(
             tx,
-            one.kind,
-            task_name=one.task_name,
-            worker=one.worker,
-            groups=one.groups,
-            detail=one.detail,
-            time=one.time + ahead,
+            event.kind,
+            task_name=event.task_name,
+            worker=event.worker,
+            groups=event.groups,
+            detail=event.detail,
+            time=event.time + ahead,
         )
     if beat.limits and beat.workers and not is_fenced_off(tx):
-        _note_limits(tx, sorted(beat.workers)[0], draws=True in beat.limits)
+        _note_limits(tx, min(beat.workers), draws=True in beat.limits)
+
+
+_SEEN = """INSERT INTO rb_worker
+    (buffer, id, name, host, pid, machine, started_at, seen_at, ended_at, activity, waits)
+VALUES (:buffer, :id, :name, :host, :pid, :machine, :began, :now, :ended, {json:activity}, {json:waits})
+ON CONFLICT (buffer, id) DO UPDATE SET seen_at = excluded.seen_at, ended_at = excluded.ended_at,
+    activity = excluded.activity, waits = excluded.waits"""
+
+
+def _noted_wait(waiting: Waiting, now: float, ahead: float) -> dict[str, Any]:
+    wait = waiting.wait
+    return {
+        "kind": wait.kind,
+        "wants": dict(wait.wants),
+        "status": str(wait.status),
+        "query": None if wait.query is None else wait.query[:_MOST_CHARS],
+        "since": now if wait.since is None else wait.since + ahead,
+        "deadline": None if wait.deadline is None else wait.deadline + ahead,
+        "limits": waiting.limits.in_force,
+        "reason": waiting.reason,
+    }
 
 
 def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
@@ -194,72 +229,9 @@ def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
     newest = """SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = :kind
 ORDER BY happened_at DESC, id DESC LIMIT 1"""
     known = tx.value(newest, buffer=tx.scope.buffer, kind=str(EventKind.LIMITS))
-    shown = json.dumps(in_force(tx.scope.rules.limits))
+    shown = json.dumps(tx.scope.rules.limits.in_force)
     if shown != (known or "{}") and (draws or known is None):
         note(tx, EventKind.LIMITS, worker=name, detail=shown)
-
-
-def _see(tx: Transaction, name: str, process: Process, now: float, ahead: float, *, ended: bool) -> int:
-    """Record a heartbeat of a worker; return its id."""
-    values = {
-        "buffer": tx.scope.buffer,
-        "name": name,
-        "host": process.host,
-        "pid": process.pid,
-        "began": process.since + ahead,
-        "now": now,
-        "ended": now if ended else None,
-        "machine": machine(),
-    }
-    # First an update: an upsert would use up an id each time.
-    return int(tx.value(_SEEN, **values) or tx.tuples(_NEW_WORKER, **values)[0][0])
-
-
-_OF_PROCESS = "buffer = :buffer AND host = :host AND pid = :pid"
-# Another process may have had the same name and pid before, or this one has reopened the buffer.
-_SEEN = f"""UPDATE rb_worker SET seen_at = :now, ended_at = :ended, machine = :machine,
-    started_at = CASE WHEN ended_at IS NULL THEN started_at ELSE :began END
-WHERE {_OF_PROCESS} AND name = :name RETURNING id"""  # noqa: S608
-_NEW_WORKER = """INSERT INTO rb_worker (buffer, name, host, pid, machine, started_at, seen_at, ended_at)
-VALUES (:buffer, :name, :host, :pid, :machine, :began, :now, :ended)
-ON CONFLICT (buffer, name, host, pid) DO UPDATE SET seen_at = excluded.seen_at RETURNING id"""
-
-
-def _add_activity(tx: Transaction, worker_id: int, now: float, done: Activity) -> None:
-    if done != Activity():
-        tx.change(_ADD_ACTIVITY, worker_id=worker_id, since=_period(now, ACTIVITY_SECONDS), **asdict(done))
-
-
-_ADD_ACTIVITY = """INSERT INTO rb_activity AS old (worker_id, since, groups, rollouts, tokens, failures, taken)
-VALUES (:worker_id, :since, :groups, :rollouts, :tokens, :failures, :taken)
-ON CONFLICT (worker_id, since) DO UPDATE SET groups = old.groups + excluded.groups,
-    rollouts = old.rollouts + excluded.rollouts, tokens = old.tokens + excluded.tokens,
-    failures = old.failures + excluded.failures, taken = old.taken + excluded.taken"""
-
-
-def _write_waiter(tx: Transaction, worker_id: int, waiting: Waiting, now: float, ahead: float) -> None:
-    wait = waiting.wait
-    tx.change(
-        _WAIT,
-        worker_id=worker_id,
-        number=waiting.number,
-        kind=wait.kind,
-        wants=dict(wait.wants),
-        status=str(wait.status),
-        query=None if wait.query is None else wait.query[:_MOST_CHARS],
-        since=now if wait.since is None else wait.since + ahead,
-        deadline=None if wait.deadline is None else wait.deadline + ahead,
-        seen_at=now,
-        limits=in_force(waiting.limits),
-        reason=waiting.reason,
-    )
-
-
-_WAIT = """INSERT INTO rb_waiter
-    (worker_id, number, kind, wants, status, query, since, deadline, seen_at, limits, reason)
-VALUES (:worker_id, :number, :kind, {json:wants}, :status, :query, :since, :deadline, :seen_at, {json:limits}, :reason)
-ON CONFLICT (worker_id, number) DO UPDATE SET
-    wants = excluded.wants, seen_at = excluded.seen_at, reason = excluded.reason"""
 
 
 # Once a minute, by the first process
@@ -301,18 +273,12 @@ def note_minute(tx: Transaction) -> bool:
 
 
 def _prune(tx: Transaction, now: float) -> None:
-    silent = "SELECT id FROM rb_worker WHERE buffer = :buffer AND coalesce(ended_at, seen_at) < :before"
-    gone = tx.values(silent, buffer=tx.scope.buffer, before=now - KEEP_WORKERS)
     tx.change(_PRUNE_HISTORY, buffer=tx.scope.buffer, before=now - KEEP_HISTORY)
+    last = "SELECT seen_at FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1 OFFSET :most"
+    before = max(now - KEEP_WORKERS, tx.value(last, buffer=tx.scope.buffer, most=MOST_WORKERS) or 0.0)
     tx.change(
-        "DELETE FROM rb_waiter WHERE seen_at < :before OR worker_id {in:gone}", before=now - KEEP_WAITERS, gone=gone
+        "DELETE FROM rb_worker WHERE buffer = :buffer AND seen_at < :before", buffer=tx.scope.buffer, before=before
     )
-    tx.change(
-        "DELETE FROM rb_activity WHERE since < :before OR worker_id {in:gone}",
-        before=int(now - KEEP_ACTIVITY),
-        gone=gone,
-    )
-    tx.change("DELETE FROM rb_worker WHERE id {in:gone}", gone=gone)
     prune_events(tx)
 
 

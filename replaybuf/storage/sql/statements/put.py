@@ -13,7 +13,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import (
@@ -28,9 +28,8 @@ from replaybuf.storage.sql.statements.eviction import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.fence import ticket_column, ticket_of
+from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.inserts import insert_groups
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import (
@@ -38,10 +37,10 @@ from replaybuf.storage.sql.statements.new_rows import (
     bytes_of,
     check_size,
     group_row,
+    insert_groups,
     most_bytes,
     payload_row,
 )
-from replaybuf.storage.sql.statements.ordering import new_keys
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
@@ -204,7 +203,7 @@ def store(
     drawn = _draw_keys(tx, lanes, rows)
     made = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid, {}), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
+        group_row(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
         for uid, one, key in rows
     ]
     counts.update(bytes_of((one for _, one, _ in rows), lanes))
@@ -257,14 +256,14 @@ def _replace_same_keys(
 
 def _draw_keys(
     tx: Transaction, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
-) -> dict[int, dict[str, float]]:
-    """Return the sampling keys of new groups in the races of their lanes, by uid."""
-    drawn: dict[int, dict[str, float]] = {}
+) -> dict[int, float]:
+    """Return the sampling keys of new groups in lanes that run a race, by uid."""
+    drawn: dict[int, float] = {}
     for name, home in lanes.items():
-        if home.clocks:
-            members = [one for one in rows if (one[1].group.task_name, one[1].group.status) == name]
-            entries = [(uid, ticket_of(tx, uid), encoded.group.priority) for uid, encoded, _ in members]
-            drawn |= new_keys(tx.scope.rules, home, entries)
+        if home.race is not None:
+            members = [(uid, one.group) for uid, one, _ in rows if (one.group.task_name, one.group.status) == name]
+            keys = home.race.draw_keys((ticket_of(tx, uid), new.priority) for uid, new in members)
+            drawn |= zip((uid for uid, _ in members), keys, strict=True)
     return drawn
 
 
@@ -296,11 +295,40 @@ def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:
     add_counts(tx, counts)
 
 
+# All or none, in one buffer or several of a database
+
+
+@dataclass(frozen=True, slots=True)
+class BufferGroup:
+    """A group for one buffer."""
+
+    scope: Scope
+    group: EncodedGroup
+
+
 def put_all(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[int | Stored]:
-    """Put groups, all or none. Raises the error of the first group that can't be stored."""
+    """Put groups into the buffer of the transaction. Raises the error of the first group that can't be stored."""
     stored: list[int | Stored] = []
     for outcome in put_groups(tx, groups):
         if isinstance(outcome, ReplayBufError):
             raise outcome
         stored.append(outcome)
+    return stored
+
+
+def put_together(tx: Transaction, parts: Mapping[int, BufferGroup]) -> dict[int, int | Stored]:
+    """Put groups into several buffers; return the results of `put_all` by index in the call.
+
+    Buffers are locked in the order of their names, so that two such transactions don't deadlock. A FullError has the
+    index of its group as `place`.
+    """
+    stored: dict[int, int | Stored] = {}
+    for place in sorted(parts, key=lambda place: parts[place].scope.buffer or ""):
+        part = tx.of(parts[place].scope)
+        check_fence(part)
+        try:
+            [stored[place]] = put_all(part, [parts[place].group])
+        except FullError as error:
+            error.place = place
+            raise
     return stored

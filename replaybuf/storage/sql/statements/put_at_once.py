@@ -24,12 +24,16 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.inserts import MOST_BYTES, are_light, arrays, insert_payloads, insertion
 from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
 from replaybuf.storage.sql.statements.new_rows import (
+    MOST_BYTES,
     EncodedGroup,
+    are_light,
+    arrays,
     bytes_of,
     group_row,
+    insert_payloads,
+    insertion,
     most_bytes,
     payload_row,
 )
@@ -63,8 +67,8 @@ class PutBatch:
             return stored
         check_fence(tx)
         outcomes = put_groups(tx, self.groups)
-        # Lanes with races always need more than one statement.
-        if changed := [name for name in names if name not in self.known or not self.known[name].clocks]:
+        # Lanes with a race always need more than one statement.
+        if changed := [name for name in names if name not in self.known or self.known[name].race is None]:
             self.known |= find_lanes(tx, changed)
         return outcomes
 
@@ -73,7 +77,7 @@ class PutBatch:
 
     def _settled(self, names: Iterable[LaneName]) -> KnownLanes | None:
         """Return the cached lanes; None if one is missing, has a race, or would get its first train step."""
-        lanes = {name: self.known[name] for name in names if name in self.known and not self.known[name].clocks}
+        lanes = {name: self.known[name] for name in names if name in self.known and self.known[name].race is None}
         for one in self.groups:
             home = lanes.get((one.group.task_name, one.group.status))
             if home is None or (home.step is None and one.group.train_step is not None):
@@ -134,7 +138,7 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
         "statuses": [home.status.value for home in lanes.values()],
         "steps": [home.step for home in lanes.values()],
         "count": len(groups),
-        **arrays(group, [group_row(0, one, None, lanes, {}, None, 0) for one in groups]),
+        **arrays(group, [group_row(0, one, None, lanes, None, None, 0) for one in groups]),
         "counted": [lane_id for lane_id, _ in counts],
         "tallies": [name.value for _, name in counts],
         "amounts": list(counts.values()),
@@ -183,7 +187,7 @@ WITH fence AS (
         CAST(:lanes AS int[]), CAST(:tasks AS varchar[]), CAST(:statuses AS varchar[]), CAST(:steps AS bigint[])
     ) AS known (id, task_name, status, step) JOIN rb_lane USING (id, task_name, status)
     WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
-        AND uniform_clock IS NULL AND prioritized_clock IS NULL
+        AND race IS NULL
 ){room}, new AS (
     SELECT shift, newest, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
     FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS int[]))

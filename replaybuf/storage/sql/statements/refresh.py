@@ -19,11 +19,12 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import UNSETTLED
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import dump_json
-from replaybuf.storage.sql.statements.ordering import enter_races
+from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep, newest
 from replaybuf.storage.sql.statements.presence import note as note_event
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -70,13 +71,9 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     # ahead of the train step.
     zero = "oldest_step IS NULL OR (mixed AND oldest_step >= :step)"
     pinned = f"pinned_staleness = CASE WHEN {zero} THEN 0 END, pinned_step = CASE WHEN {zero} THEN :step END"
-    _pin(tx, home, step, f"lane = :lane AND {_UNSETTLED}", pinned)
+    _pin(tx, home, step, f"lane = :lane AND {UNSETTLED}", pinned)
     too_new = "lane = :lane AND pinned_staleness IS NULL AND oldest_step >= :step AND mixed"
     _pin(tx, home, step, too_new, "pinned_staleness = 0, pinned_step = :step")
-
-
-#: Pinned groups to be processed by the next refresh of their lane (`schema.tables.unsettled`).
-_UNSETTLED = "pinned_staleness IS NOT NULL AND (oldest_step IS NOT NULL OR pinned_step IS NULL)"
 
 
 def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) -> None:
@@ -93,7 +90,7 @@ def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
     if home.status not in (Status.ABORTED, Status.EXPIRED):
         return []
     query = f"""SELECT uid, CAST(marks AS text) FROM rb_group
-WHERE lane = :lane AND {_UNSETTLED} AND CAST(marks AS text) LIKE '%"due"%'"""  # noqa: S608
+WHERE lane = :lane AND {UNSETTLED} AND CAST(marks AS text) LIKE '%"due"%'"""  # noqa: S608
     return [(uid, text) for uid, text in tx.tuples(query, lane=home.id)]
 
 
@@ -151,7 +148,7 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None
     lanes = {home.name: home, **need_lanes(tx, [name])}
     _write_expired(tx, lanes[name], expired)
     if step.enters_races:
-        enter_races(tx, lanes[name], _uids(expired))
+        enter_race(tx, lanes[name], _uids(expired))
     counts: Counts = Counter()
     add_step(counts, lanes, home.task_name, step, len(_uids(expired)))
     add_counts(tx, counts)

@@ -57,11 +57,10 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     for home, members in by_home(rows):
         if draw.probabilities:
             _add_probabilities(tx, home, members)
-        if policy.race is not None:
-            keys = [row.column(policy.race) for row in members if not row.is_afresh]
-            advance(tx, home, policy.race, keys, [row.priority for row in members])
-            if keys and draw.where is not None and policy.race in home.clocks:
-                skip_arrived(tx, home, policy.race)
+        if policy.is_race:
+            advance(tx, home, members)
+            if draw.where is not None and not members[0].is_afresh:
+                skip_arrived(tx, home)
     return rows, ended
 
 
@@ -73,7 +72,7 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
         levels = read_levels(tx, sizes)
         sizes = {task: min(size, limits.drawable(levels[task])) for task, size in sizes.items()}
     lanes = find_lanes(tx, [(task, draw.status) for task in sizes])
-    check_races(lanes.values(), order)
+    check_races(tx, lanes.values(), order)
     rows: list[GroupRow] = []
     for task, size in sizes.items():
         home = lanes.get((task, draw.status))
@@ -86,8 +85,8 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
     policy, payloads = tx.scope.rules.sampler, not draw.deferred
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
-        if policy.race is not None and draw.where is not None and source.is_sparse(tx, size):
-            rows = source.read_afresh(tx, size, policy.race, payloads=payloads)
+        if policy.is_race and draw.where is not None and source.is_sparse(tx, size):
+            rows = source.read_afresh(tx, size, payloads=payloads)
         else:
             rows = source.read(tx, size, policy.order, payloads=payloads)
         if draw.deferred:
@@ -124,7 +123,7 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
 
 
 def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
-    prioritized = tx.scope.rules.sampler.race == PRIORITIZED
+    prioritized = tx.scope.rules.sampler.order[0].field == PRIORITIZED
     total = 0.0
     if prioritized:  # every group has a key, whose index includes the priority
         [(members, total, idle)] = tx.tuples(_WEIGHED, lane=home.id, least=SLOWEST, unit=UNIT)
@@ -139,7 +138,7 @@ def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) ->
 _WEIGHED = """SELECT count(*), sum(
     CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
 ), count(CASE WHEN priority = 0 THEN 1 END)
-FROM rb_group WHERE lane = :lane AND prioritized_key IS NOT NULL"""
+FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL"""
 
 
 def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, draw: int = 0) -> None:
@@ -175,9 +174,7 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     """Return whether a draw depends only on the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
-    return (
-        not slowed and rules.sampler.race is None and draw.where is None and not (draw.probabilities or draw.deferred)
-    )
+    return not slowed and rules.sampler.key is None and draw.where is None and not (draw.probabilities or draw.deferred)
 
 
 def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:

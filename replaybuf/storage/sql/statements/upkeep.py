@@ -11,7 +11,7 @@ from replaybuf.storage.sql.engine.commit_stamp import PREFIX
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
-from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
+from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.leases import OVERDUE
 
 
@@ -54,9 +54,9 @@ class _Outdated:
 
 def _outdated(tx: Transaction, now: float) -> list[_Outdated]:
     limits = tx.scope.rules.limits
-    sql = f"SELECT {COLUMNS} FROM rb_lane WHERE buffer = :buffer AND NOT leased AND status {{in:statuses}}"  # noqa: S608
-    statuses = [str(status) for status in limits.bounded_aside]
-    lanes = [Lane.with_clocks(*row) for row in tx.tuples(sql, buffer=tx.scope.buffer, statuses=statuses)]
+    lanes = lanes_where(
+        tx, "NOT leased AND status {in:statuses}", statuses=[str(status) for status in limits.bounded_aside]
+    )
     sizes = read_sizes(tx, lanes)
     found = []
     for one in lanes:

@@ -43,19 +43,19 @@ _logger = logging.getLogger("replaybuf.presence")
 
 
 class Presence:
-    """The activity of this process's workers since the last heartbeat, and their waits."""
+    """The activity of this process's workers since the buffer was opened, and their waits."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._engine = transactions.engine
         self._process = Process(host_name(), os.getpid(), time.time())
-        self._done: dict[str, Activity] = {}
-        self._names: dict[str, None] = {}  # the most recent one last
+        self._workers: dict[str, Activity] = {}  # the most recent one last
+        self._changed: set[str] = set()  # those with activity that isn't in the store
         self._waits: dict[int, Waiting] = {}
         self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # the latest ones, if there are more
         self._limits_noted: set[bool] = set()  # for a worker that draws, for any
         self._writing = asyncio.Lock()  # of the database's loop
-        self._shown: set[int] = set()  # the numbers of waits in the store
+        self._shown: dict[int, str] = {}  # the waits in the store: number and worker
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
         # Spread, since all processes would try to record the same minute.
@@ -66,13 +66,14 @@ class Presence:
     # Database's thread
 
     def of(self, worker: str | None) -> Activity:
-        """Return the mutable activity of a worker since the last heartbeat; for None, one that is discarded."""
+        """Return the activity of a worker, to be counted up; for None, one that is discarded."""
         if worker is None:
             return Activity()
-        done = self._done.get(worker)
-        if done is None:
-            done = self._done[worker] = Activity()
-        return done
+        self._changed.add(worker)
+        found = self._workers.get(worker)
+        if found is None:
+            found = self._workers[worker] = Activity()
+        return found
 
     def count_puts(self, stored: Iterable[EncodedGroup]) -> None:
         """Count groups that were put and stored."""
@@ -110,11 +111,11 @@ class Presence:
         if now - self._beat_at < _SOON_SECONDS:
             return
         waits = self._shown_waits()
-        news = bool(self._events) or self._shown != {one.number for one in waits}
-        counted = bool(self._done) and now - self._beat_at >= _NEWS_SECONDS
+        news = bool(self._events) or self._shown.keys() != {one.number for one in waits}
+        counted = bool(self._changed) and (now - self._beat_at >= _NEWS_SECONDS or not self._limits_noted)
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
-        sign = bool(self._names) and now - self._sign_at >= _SIGN_SECONDS
-        if not (news or counted or waiting or sign or (self._done and not self._names)):
+        sign = bool(self._workers) and now - self._sign_at >= _SIGN_SECONDS
+        if not (news or counted or waiting or sign):
             return
         await self._beat(all_names=sign)
 
@@ -134,7 +135,7 @@ class Presence:
 
     async def end(self) -> None:
         """Record that the workers of this process have ended, and their waits. Raises nothing."""
-        if not (self._names or self._done or self._shown or self._events):
+        if not (self._workers or self._events):
             return
         self._waits.clear()
         try:
@@ -148,33 +149,27 @@ class Presence:
     async def _write(self, *, all_names: bool, ended: bool = False) -> None:
         async with self._writing:
             waits = self._shown_waits()
-            done, self._done = self._done, {}
+            shown = {one.number: one.worker for one in waits}
+            changed, self._changed = self._changed, set()
             events = [self._events.popleft() for _ in range(len(self._events))]
-            active = [*done, *(one.worker for one in waits), *(one.worker for one in events)]
+            active = {*changed, *shown.values(), *self._shown.values(), *(one.worker for one in events)}
             for name in active:
-                self._names.pop(name, None)
-                self._names[name] = None
-            while len(self._names) > _MOST_NAMES:
-                del self._names[next(iter(self._names))]
-            named = self._names if all_names else ()
-            workers = {name: done.get(name) or Activity() for name in (*named, *active)}
-            numbers = {one.number for one in waits}
-            draws = any(one.taken for one in done.values()) or any(one.wait.kind == "groups" for one in waits)
-            draws = draws or any(
-                kind_of_wait(one.detail) == "groups" for one in events if one.kind == EventKind.GAVE_UP
-            )
-            noted = {draws, False}
-            beat = Beat(workers, waits, sorted(self._shown - numbers), events, ended, noted - self._limits_noted)
+                self._workers[name] = self._workers.pop(name, Activity())
+            workers = {name: did for name, did in self._workers.items() if all_names or name in active}
+            noted = {any(self._workers[name].taken for name in changed) or _draws(waits, events), False}
+            beat = Beat(workers, waits, events, ended, noted - self._limits_noted)
             try:
                 write = partial(write_beat, process=self._process, beat=beat)
-                await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE, fenced=False)
+                await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
-                for name, counts in done.items():
-                    self.of(name).add(counts)
+                self._changed |= changed
                 self._events = deque([*events, *self._events], _MOST_WAITS)
                 raise
             self._limits_noted |= noted
-            self._shown = numbers
+            self._shown = shown
+            for name in [*self._workers][:-_MOST_NAMES]:
+                if name not in self._changed:
+                    del self._workers[name]
             if all_names:
                 self._sign_at = time.monotonic()
 
@@ -183,7 +178,7 @@ class Presence:
         if minute == self._minute:
             return
         noted = await self._engine.read(is_noted, self._transactions.scope)
-        if noted or await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE, fenced=False):
+        if noted or await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE):
             self._minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _failed(self, error: Exception) -> None:
@@ -196,3 +191,9 @@ class Presence:
         _logger.log(
             level, "who works and waits here can't be told to others at the moment: %s", error, exc_info=not known
         )
+
+
+def _draws(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> bool:
+    """Return whether any of these waits, or of those that timed out, is one for groups."""
+    gave_up = [kind_of_wait(one.detail) for one in events if one.kind == EventKind.GAVE_UP]
+    return "groups" in (*gave_up, *(one.wait.kind for one in waits))

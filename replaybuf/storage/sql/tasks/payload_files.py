@@ -242,7 +242,7 @@ class PayloadFiles:
             _logger.info("%d files in %s that no commit had named were deleted", len(nobodys), store.url)
 
     async def _write(self, function: Callable[[Transaction], Any]) -> Any:
-        return await self._engine.write(function, self._scope, fenced=False)
+        return await self._engine.write(function, self._scope)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await in_thread(function, self._patience, self._place or "")

@@ -31,7 +31,7 @@ from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite_log import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
-from replaybuf.storage.sql.statements.home import has_left, home_of
+from replaybuf.storage.sql.statements.files import has_left, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.storage.sql.tasks.transactions import Transactions
@@ -198,7 +198,7 @@ class OwnPlace:
         number = await claimed(self._engine, scope, store, None, self._patience)
         if number is None:
             adding = partial(statements.add_place, url=store.url)
-            new = await self._engine.write(adding, scope, fenced=False)
+            new = await self._engine.write(adding, scope)
             if self._engine.path is not None:
                 await asyncio.to_thread(_make_durable, self._engine.path)
             number = await claimed(self._engine, scope, store, new, self._patience)  # or that of a faster process
@@ -227,7 +227,7 @@ class OwnPlace:
         noted = (await self._engine.read(Transaction.places, self._scope))[0].get(number)
         if noted != self._url and (noted is None or not await self._is_seen(number, noted)):
             noting = partial(statements.note_url, number=number, url=self._url)
-            await self._engine.write(noting, self._scope, fenced=False)
+            await self._engine.write(noting, self._scope)
 
     async def _is_seen(self, number: int, url: str) -> bool:
         """Return whether the place is also at this URL."""

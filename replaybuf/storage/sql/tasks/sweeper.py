@@ -132,8 +132,8 @@ class Sweeper:
 
     async def _tidy(self) -> None:
         if self._engine.dialect.locks_rows:
-            await self._engine.write(merge_shards, fenced=False)
-            await self._engine.write(forget_old, fenced=False)
+            await self._engine.write(merge_shards)
+            await self._engine.write(forget_old)
         await self.prune_history()
 
     async def prune_history(self) -> None:
@@ -166,7 +166,7 @@ class Sweeper:
     async def _sweep(self, work: Callable[[Transaction, int], bool]) -> bool:
         """Run one small sweep; return whether more is due."""
         limit, started = self._limit, time.monotonic()
-        more = await self._engine.write(lambda tx: work(tx, limit), fenced=False)
+        more = await self._engine.write(lambda tx: work(tx, limit))
         elapsed = time.monotonic() - started
         self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return more

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.sql.engine.database import Database, DependsOn
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.statements.checkpoints import make_checkpoint
-from replaybuf.storage.sql.statements.ordering import (
-    Race,
-    RaceNotRunError,
-    begin_races,
-    prepare_groups,
-    prepare_races,
-)
-from replaybuf.storage.sql.statements.restore import restore
+from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, restore
+from replaybuf.storage.sql.statements.fence import check_fence
+from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import Checkpoint
-
-#: Pause between the short transactions of a long operation, in which other processes can take the write lock.
-_BETWEEN_SECONDS = 0.005
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -66,19 +56,19 @@ class Transactions:
 
         `alone` and `brief` as in `Database.write`. With `fenced=False` the function checks the fence itself.
         """
+        work = _behind_fence(function) if fenced else function
         while True:
             scope = self.scope
             try:
                 result = await self.engine.write(
-                    function,
+                    work,
                     scope,
                     alone=alone,
                     brief=brief,
-                    fenced=fenced,
-                    depends_on=DependsOn.SEEN_COMMITS,
+                    follows=True,
                 )
-            except RaceNotRunError as need:
-                await self._begin(need.missing)
+            except RaceNotRunError:
+                await self.write(begin_races, alone=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
             else:
@@ -87,26 +77,12 @@ class Transactions:
                     self._watch.committed()
                 return result
 
-    async def _begin(self, races: Sequence[Race]) -> None:
-        """Give existing groups their sampling keys for new races, in short transactions so that others can write."""
-        epoch = self.scope.epoch
-        await self.write(partial(prepare_races, races=races), alone=True)
-        for name, race in races:
-            last: int | None = 0
-            while last is not None:
-                prepare = partial(prepare_groups, name=name, race=race, after=last)
-                last = await self.write(prepare, announce=lambda: False)
-                await asyncio.sleep(_BETWEEN_SECONDS)
-        await self.write(partial(begin_races, races=races, epoch=epoch))
-
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)`, one brief statement that checks the fence. Raises FencedError."""
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(
-                    function, scope, brief=True, single=True, depends_on=DependsOn.SEEN_COMMITS
-                )
+                return await self.engine.read(function, scope, brief=True, single=True, follows=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
 
@@ -125,9 +101,7 @@ class Transactions:
         # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
-            made, self.scope = await self.engine.write(
-                work, self.scope, alone=True, fenced=False, depends_on=DependsOn.CHECKPOINT
-            )
+            made, self.scope = await self.engine.write(work, self.scope, alone=True, accepts=True)
         self._watch.committed()
         return made
 
@@ -162,6 +136,16 @@ class Transactions:
     def end_computing(self, *, wait: bool) -> None:
         """End the threads of `compute` (any thread)."""
         self._executor.shutdown(wait=wait)
+
+
+def _behind_fence(function: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+    """Return the function with a check of the fence before it."""
+
+    def guarded(tx: Transaction) -> T:
+        check_fence(tx)
+        return function(tx)
+
+    return guarded
 
 
 def _threads() -> ThreadPoolExecutor:
