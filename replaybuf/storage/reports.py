@@ -11,6 +11,9 @@ from replaybuf import units
 from replaybuf.rules.circumstances import Wait
 from replaybuf.rules.limits import Limits
 
+#: The counts of a worker's activity, in the order of its marks.
+ACTIVITIES = ("groups", "rollouts", "tokens", "failures", "taken")
+
 # Based on the start time, so that a process never repeats the numbers of an earlier one with its name and pid.
 _numbers = itertools.count(int(time.time() * 1_000_000))
 

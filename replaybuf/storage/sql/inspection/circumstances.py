@@ -27,8 +27,8 @@ from replaybuf.rules.circumstances import (
 )
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.storage.reports import ACTIVITIES
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.schema.records import ACTIVITIES
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.worker_name import is_gone
 

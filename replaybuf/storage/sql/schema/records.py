@@ -30,8 +30,6 @@ from replaybuf.storage.sql.schema.tables import metadata as metadata
 #: The periods of the marks of workers and of `rb_history`, in seconds.
 ACTIVITY_SECONDS = 300
 HISTORY_SECONDS = 60
-#: The counts of a worker's activity, in the order of its marks.
-ACTIVITIES = ("groups", "rollouts", "tokens", "failures", "taken")
 
 batch = Table(
     "rb_batch",
