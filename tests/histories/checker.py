@@ -62,7 +62,7 @@ def _held_twice(calls: Sequence[Call]) -> Iterator[str]:
         for number in call.groups:
             ends.setdefault(number, []).append(call)
     held: dict[int, Call] = {}
-    for lease in _of(calls, "lease"):
+    for lease in sorted(_of(calls, "lease"), key=lambda call: call.end):
         for number in lease.groups:
             other = held.get(number)
             if other is not None and lease.end < other.begin + other.seconds * 1e9:
@@ -125,7 +125,7 @@ class _Whole:
 
     def lost(self) -> Iterator[str]:
         """Yield the groups that nobody got; a take that was under way when its process died may have got some."""
-        room = sum(call.asked for call in self.unknown if call.end == FOR_EVER)
+        room = sum(call.asked for call in self.unknown if call.died)
         gone = [number for number in self.puts if number not in self.takes]
         if len(gone) > room:
             yield f"nobody got the groups {gone[:10]}: {len(gone)}, and those who died can have got {room}"

@@ -18,6 +18,8 @@ from replaybuf import ReplayBufError
 
 T = TypeVar("T")
 FOR_EVER = 1 << 62
+#: What a call that failed has done is undone this many nanoseconds after its end, or after its process's last word.
+UNDONE = 10**9
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class Call:
 
     `kind` is put, take, lease, acknowledge, checkpoint or restore; `groups` are the numbers of the groups that it put,
     got or acknowledged, `asked` how many a take asked for, `seconds` how long a lease lasts, `step` that of a
-    checkpoint. With `known` it returned; of any other it isn't known whether it has had its effect.
+    checkpoint. With `known` it returned; of any other it isn't known whether it has had its effect, or whether that was
+    undone until its end. `died`: its process was killed meanwhile.
     """
 
     kind: str
@@ -37,6 +40,7 @@ class Call:
     asked: int = 0
     seconds: float = 0.0
     step: int = 0
+    died: bool = False
 
     def before(self, other: Call) -> bool:
         """Return whether this call had ended before another one began."""
@@ -82,5 +86,10 @@ def calls_in(paths: Iterable[Path]) -> list[Call]:
         for line in path.read_text().splitlines():
             number, values = json.loads(line)
             own.setdefault(number, {}).update(values)
-        calls += [Call(**values) for values in own.values()]
+        last = max((max(values["begin"], values.get("end", 0)) for values in own.values()), default=0)
+        for values in own.values():
+            died = "end" not in values
+            if not values.get("known"):
+                values["end"] = values.get("end", last) + UNDONE
+            calls.append(Call(**values, died=died))
     return calls

@@ -46,7 +46,7 @@ EXPLAINED = {
     "a take beside the put": [put(1, 0, 9), take(1, 8, 1)],
     "a put that failed, and was done": [Call("put", 0, 1, groups=[1]), take(2, 3, 1)],
     "a put that failed, and wasn't": [Call("put", 0, 1, groups=[1]), take(2, 3, asked=1)],
-    "taken by a process that died": [*PUTS, Call("take", 6, asked=1), take(8, 9, 2, 3, asked=5)],
+    "taken by a process that died": [*PUTS, Call("take", 6, asked=1, died=True), take(8, 9, 2, 3, asked=5)],
     "given back by a take that was cancelled": [*PUTS, Call("take", 6, 7, asked=1), take(7, 8, 2, 3), take(9, 10, 1)],
     "leased again after its time": [*PUTS[:1], lease(2, 3, 1), lease(2 * SECOND, 2 * SECOND + 1, 1),
                                     acknowledge(2 * SECOND + 2, 2 * SECOND + 3, 1)],
@@ -55,7 +55,7 @@ EXPLAINED = {
 
 PLANTED = {
     "lost": [*PUTS, take(6, 7, 1, 2)],
-    "lost, though a process died": [*PUTS, Call("take", 6, asked=1), take(8, 9, 2, asked=5)],
+    "lost, though a process died": [*PUTS, Call("take", 6, asked=1, died=True), take(8, 9, 2, asked=5)],
     "doubled": [*PUTS, take(6, 7, 1, 2), take(8, 9, 2, 3)],
     "from nowhere": [*PUTS, take(6, 7, 1, 2, 3, 4)],
     "before its put": [take(0, 1, 1), put(1, 2, 3)],

@@ -19,7 +19,7 @@ from tests.histories.history import calls_in
 
 #: Seeds, and seconds of each history.
 RUNS = [
-    pytest.param((range(0, 10, 10), 2.0), id="short"),
+    pytest.param((range(0, 10, 10), 3.0), id="short"),
     pytest.param((range(0, 200, 10), 10.0), id="long", marks=pytest.mark.long),
 ]
 RUN = tuple[range, float]

@@ -70,15 +70,19 @@ CALLS = ("put", "put", "take", "lease")
 
 
 async def work(_: Ledger, url: str, path: Path, first: int, seed: int, seconds: float, cancels: bool) -> None:
-    """Call for so many seconds, numbering groups from `first` on; a buffer from before a restore is opened again."""
+    """Call for so many seconds, numbering groups from `first` on; a buffer from before a restore is opened again.
+
+    With `cancels` some calls of the first third are cancelled: those after them have nothing to be excused by.
+    """
     recorder, chance, numbers, ends = Recorder(path), random.Random(seed), [first], time.monotonic() + seconds
-    calls = (*CALLS, "take_and_be_cancelled") if cancels else CALLS
+    quiet = ends - 2 * seconds / 3
     while time.monotonic() < ends:
         try:
             async with opened(url) as buffer:
                 worker = Worker(buffer, recorder, numbers, chance)
                 while time.monotonic() < ends:
-                    await getattr(worker, chance.choice(calls))()
+                    cancelled = cancels and time.monotonic() < quiet and chance.random() < 0.2
+                    await (worker.take_and_be_cancelled if cancelled else getattr(worker, chance.choice(CALLS)))()
         except FencedError:
             continue
 
