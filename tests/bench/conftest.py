@@ -36,8 +36,6 @@ def left_behind(url: str) -> dict[str, int]:
         "lane",
         "tally",
         "worker",
-        "activity",
-        "waiter",
         "batch",
         "event",
         "history",
