@@ -16,10 +16,10 @@ from replaybuf import NotReadyError, PromptLedger, Status
 from replaybuf.produce import TrainState, publish
 from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.needs import Reason
+from replaybuf.storage.reports import ACTIVITIES
 from replaybuf.storage.sql.inspection import circumstances
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.storage.sql.schema.records import ACTIVITIES
 from replaybuf.storage.sql.statements.presence import note_minute
 from replaybuf.worker_name import working_as
 from tests.postgres import execute
