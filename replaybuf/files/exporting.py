@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gzip
+import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -35,18 +35,21 @@ from replaybuf.storage.values import StorageItem
 
 
 class JSONLinesWriter:
-    """Writes rows as lines of JSON."""
+    """Writes rows as lines of JSON, plain or as gzip does."""
 
-    def __init__(self, stream: IO[bytes], plain: PlainValues) -> None:
-        self._stream = stream
+    def __init__(self, raw: IO[bytes], plain: PlainValues, *, gzipped: bool) -> None:
+        self._raw = raw
         self._plain = plain
+        self._compressor = zlib.compressobj(wbits=31) if gzipped else None  # 31: in the format of gzip
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._stream.write(b"".join(dump(as_json(row, self._plain)) for row in rows))
+        lines = b"".join(dump(as_json(row, self._plain)) for row in rows)
+        self._raw.write(self._compressor.compress(lines) if self._compressor is not None else lines)
 
     def close(self) -> None:
-        if isinstance(self._stream, gzip.GzipFile):
-            self._stream.close()
+        compressor, self._compressor = self._compressor, None
+        if compressor is not None:
+            self._raw.write(compressor.flush())
 
 
 class ExportFile:
@@ -95,10 +98,7 @@ class ExportFile:
             if self._form == "parquet":
                 self._writer = TableWriter(self._raw, self.plain)
             else:
-                stream: Any = self._raw
-                if self._form == "gzip":
-                    stream = gzip.GzipFile(filename="", fileobj=stream, mode="wb", compresslevel=6, mtime=0)
-                self._writer = JSONLinesWriter(stream, self.plain)
+                self._writer = JSONLinesWriter(self._raw, self.plain, gzipped=self._form == "gzip")
         return self._writer
 
     def publish(self) -> None:
@@ -188,7 +188,7 @@ async def export_lines(
 ) -> Exported:
     """Write groups as lines of JSON to a stream, such as stdout. Return the counts."""
     plain = PlainValues()
-    done = await _export(storage, chosen, JSONLinesWriter(stream, plain), progress)
+    done = await _export(storage, chosen, JSONLinesWriter(stream, plain, gzipped=False), progress)
     done.warnings = plain.warnings()
     return done
 

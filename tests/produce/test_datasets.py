@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -150,7 +149,7 @@ class WithTensors(Shuffled):
 
 @pytest.mark.torch
 async def test_states_with_tensors_are_kept() -> None:
-    importlib.import_module("torch")
+    pytest.importorskip("torch")
     async with build("memory://") as buffer:
         drawn = [numbers(await PromptLedger(buffer, WithTensors(6), TASK).draw(2)) for _ in range(3)]
         assert sorted(number for batch in drawn for number in batch) == list(range(6))
