@@ -15,12 +15,14 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replaybuf.storage.sql.engine.errors import StandbyWaitEnded
 from replaybuf.storage.sql.engine.outage import Outage
-from replaybuf.storage.sql.engine.postgres_servers import Servers
 from replaybuf.units import number_of
+
+if TYPE_CHECKING:  # it needs asyncpg, which the doctor of a SQLite file doesn't
+    from replaybuf.storage.sql.engine.postgres_servers import Servers
 
 #: After this time a commit is slow, and a query asks whether it waits for a standby. Shorter waits are ordinary.
 SLOW_SECONDS = 2.0
