@@ -234,8 +234,7 @@ _LONG = (
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
     "examples/test_endpoint_run.py::test_slow_answers*more1*",
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
-    # Each failed once in some suites, and never alone: to be explained.
-    "places/test_undone_late.py::*another group is in it*",
+    # It failed once in some suites, and never alone: to be explained.
     "contract/test_postgres.py::*test_an_archive_outlives_the_buffer*",
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
