@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import BaseModel, Field
 from xxhash import xxh3_64_intdigest
 
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import RolloutState, Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 STATES = RolloutType(RolloutState)
 CODEC = Codec(STATES)

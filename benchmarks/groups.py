@@ -6,9 +6,9 @@ from typing import Any
 
 from benchmarks import fields
 from replaybuf import RolloutState, Status
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import fill_model_steps
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import fill_model_steps
 
 CODEC = Codec(RolloutType(RolloutState))
 

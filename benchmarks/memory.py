@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.groups import CODEC
 from replaybuf import Status
-from replaybuf.rollouts.rollout import group_status
-from replaybuf.rollouts.staleness import ExpiryRule, find_expired, group_staleness, refresh_group, reset_response
+from replaybuf.values.rollouts.rollout import group_status
+from replaybuf.values.rollouts.staleness import ExpiryRule, find_expired, group_staleness, refresh_group, reset_response
 
 
 class MemoryBuffer:

@@ -17,9 +17,9 @@ from benchmarks import groups
 from benchmarks.databases import TASK, execute, new_database, open_buffer, put_all
 from benchmarks.million import fill_many
 from benchmarks.table import Cost, Row, Settings, milliseconds, spread
+from replaybuf.common.worker_name import working_as
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.app import create_app
-from replaybuf.worker_name import working_as
 
 STEPS, BATCH, WORKERS = 100, 64, 8
 LAST_STEP = groups.TRAIN_STEP + STEPS

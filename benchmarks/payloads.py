@@ -31,7 +31,7 @@ from benchmarks.databases import (
 from benchmarks.million import multiply
 from benchmarks.table import Pairs, Row, Settings, cost, in_turn, number
 from replaybuf import ReplayBuffer, RolloutState, Status
-from replaybuf.places.store import FILES, file_name
+from replaybuf.storage.places.store import FILES, file_name
 from replaybuf.storage.sql.tasks.file_batch import FILE_BYTES
 from replaybuf.storage.sql.tasks.handles import load_all
 

@@ -11,7 +11,7 @@ from benchmarks.memory import MemoryBuffer
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Row, Settings, in_turn, milliseconds, number, seconds, spread
 from replaybuf import ReplayBuffer
-from replaybuf.rollouts.staleness import ExpiryRule, refresh_group
+from replaybuf.values.rollouts.staleness import ExpiryRule, refresh_group
 
 BATCH = 64
 ORDERS = ("fifo", "lifo", "staleness")

@@ -8,8 +8,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from replaybuf.observe import METRICS
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
+from replaybuf.view.metrics import METRICS
 
 _TOP = Path(__file__).resolve().parents[1]
 

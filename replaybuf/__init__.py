@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from replaybuf.produce import TrainState as TrainState
     from replaybuf.produce import produce_loop as produce_loop
     from replaybuf.produce import publish as publish
-    from replaybuf.rollouts.rollout import RolloutState as RolloutState
-    from replaybuf.rollouts.rollout import Status as Status
     from replaybuf.storage.sql.tasks.handles import load_into as load_into
     from replaybuf.storage.values import StorageItem as StorageItem
+    from replaybuf.values.rollouts.rollout import RolloutState as RolloutState
+    from replaybuf.values.rollouts.rollout import Status as Status
 
 __version__ = "0.1.0"
 
@@ -47,9 +47,9 @@ _PUBLIC = {
         "AsyncProduceStrategy Generated JSONLines Prompt PromptLedger Sampler SyncProduceStrategy TrainState "
         "produce_loop publish"
     ),
-    "rollouts.rollout": "RolloutState Status",
     "storage.sql.tasks.handles": "load_into",
     "storage.values": "StorageItem",
+    "values.rollouts.rollout": "RolloutState Status",
 }
 _MODULES = {name: f"replaybuf.{module}" for module, names in _PUBLIC.items() for name in names.split()}
 

@@ -13,20 +13,20 @@ from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_history, check_seconds, check_task_name
-from replaybuf.codec.payload import Codec
+from replaybuf.buffer.sync import SyncReplayBuffer
+from replaybuf.common.checks import check_history, check_seconds, check_task_name
+from replaybuf.common.passwords import PasswordFunction, password_function
+from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import ConfigError, InputError, MissingDriverError
-from replaybuf.passwords import PasswordFunction, password_function
-from replaybuf.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD
-from replaybuf.readable_config import ReadableConfig
-from replaybuf.rollouts.rewards import SCORE
-from replaybuf.rollouts.rollout import RolloutState
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
+from replaybuf.storage.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import HISTORY, KEEP_CHECKPOINTS, LOCK_SECONDS, RECONNECT_SECONDS
-from replaybuf.sync import SyncReplayBuffer
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rewards import SCORE
+from replaybuf.values.rollouts.rollout import RolloutState
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: The class of the rollouts, for type checkers.
 R = TypeVar("R", default=RolloutState)

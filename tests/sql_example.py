@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.common.worker_name import working_as
 from replaybuf.storage.reports import ACTIVITIES
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, event, worker
-from replaybuf.worker_name import working_as
 from tests.storage.test_schema import run
 
 STEPS = (411, 412, 413)

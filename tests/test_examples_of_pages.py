@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.places.owners import PAYLOAD_THRESHOLD
+from replaybuf.storage.places.owners import PAYLOAD_THRESHOLD
 from replaybuf.storage.sql.tasks.file_batch import FILE_BYTES, FILE_GROUPS
 from tests.pages import Page
 

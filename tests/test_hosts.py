@@ -7,8 +7,8 @@ from datetime import datetime
 
 import pytest
 
+from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
-from replaybuf.redact import redact
 from replaybuf.storage.sql.engine.commit_stamp import next_stamp
 from replaybuf.storage.sql.engine.postgres_servers import Seen
 from replaybuf.storage.sql.engine.servers import AskedServer, Standing, choose

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
-from replaybuf.doctor.probe import probe
+from replaybuf.cli.doctor.probe import probe
 from replaybuf.errors import AccessError, StorageError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put

@@ -45,8 +45,8 @@ def test_a_command_loads_no_other_command() -> None:
     modules = loaded_by(
         "sys.argv[1:] = ['demo', '--help']\nfrom replaybuf.cli import main\ntry: main()\nexcept SystemExit: pass"
     )
-    assert "replaybuf.demo.command" in modules
-    assert not {"sqlalchemy", "numpy", "replaybuf.cli.stats", "replaybuf.demo.trainer"} & modules
+    assert "replaybuf.cli.demo.command" in modules
+    assert not {"sqlalchemy", "numpy", "replaybuf.cli.stats", "replaybuf.cli.demo.trainer"} & modules
 
 
 def test_what_rollouts_may_be_made_with_is_loaded_for_its_own_classes() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import replaybuf
 import tests.contract
-from replaybuf.query import parse
+from replaybuf.rules.query import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replaybuf.doctor.check_server import _Server, findings
+from replaybuf.cli.doctor.check_server import _Server, findings
 from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.standbys import HASTEN, START_ONE, Synchronous
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 import replaybuf
-from replaybuf.observe import METRICS
 from replaybuf.produce.prompt_records import to_rollout
+from replaybuf.view.metrics import METRICS
 from tests.pages import DOCS
 
 ROOT = DOCS.parent

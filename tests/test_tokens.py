@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf.tokens import strip
+from replaybuf.view.tokens import strip
 
 
 def rollout(**fields: Any) -> dict[str, Any]:

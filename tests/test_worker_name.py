@@ -9,8 +9,8 @@ import socket
 import pytest
 
 from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.common.worker_name import worker_name, working_as
 from replaybuf.errors import InputError
-from replaybuf.worker_name import worker_name, working_as
 
 
 def test_without_any_it_is_that_of_the_process() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.rollouts import rollout
-from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.values.rollouts import rollout
+from replaybuf.values.rollouts.rollout import RolloutState
 from tests.pages import DOCS, Page
 from tests.scripts import Program
 

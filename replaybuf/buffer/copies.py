@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
-from replaybuf.checks import check_no_url
+from replaybuf.common.checks import check_no_url
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import SnapshotError
-from replaybuf.query import Query
-from replaybuf.redact import redact_path
 from replaybuf.rules.policies import OrderTerm
+from replaybuf.rules.query import Query
 
 OrderBy = str | OrderTerm | Iterable[str | OrderTerm] | None
 

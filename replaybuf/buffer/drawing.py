@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from replaybuf.buffer import spans
+from replaybuf.buffer.tracing import traced
 from replaybuf.buffer.waits import Waits, wait_of
-from replaybuf.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_train_step
+from replaybuf.common.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_train_step
 from replaybuf.errors import InputError
-from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.statuses import Statuses, StatusLike
 from replaybuf.rules.diagnosis import Diagnosis
+from replaybuf.rules.query import Query, parse
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
-from replaybuf.tracing import traced
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.statuses import Statuses, StatusLike
 
 #: The minimum number of groups of a draw: one for every task, or by task.
 AtLeast = int | Mapping[str, int]

@@ -15,11 +15,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
-from replaybuf import notebook
 from replaybuf.buffer import spans
 from replaybuf.buffer.putting import PutOptions, Putting
-from replaybuf.cancellation import to_its_end
-from replaybuf.checks import check_list, check_reason, check_seconds, check_train_step, check_uids, refused
+from replaybuf.buffer.tracing import traced
+from replaybuf.common import notebook
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import check_list, check_reason, check_seconds, check_train_step, check_uids, refused
 from replaybuf.errors import (
     ClosedError,
     FencedError,
@@ -28,10 +29,9 @@ from replaybuf.errors import (
     LeaseLostError,
     ReplayBufError,
 )
-from replaybuf.rollouts.normalise import as_group
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Cursor, Leased, NewGroup, R, StorageItem, Unset
-from replaybuf.tracing import traced
+from replaybuf.values.rollouts.normalise import as_group
 
 _BEATS = 3
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import OF_COMPLETED, TOTALS, UNFINISHED, LaneName, of_tasks
+from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:  # the command uses the figures without a buffer
     from replaybuf.buffer.waits import Waits, WaitStats

@@ -10,8 +10,8 @@ from functools import lru_cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from replaybuf.buffer.waits import Waits
-from replaybuf.cancellation import to_its_end
-from replaybuf.checks import (
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import (
     Tags,
     check_key,
     check_priority,
@@ -21,18 +21,18 @@ from replaybuf.checks import (
     check_timeout,
     check_uids,
 )
-from replaybuf.codec.object_refs import UnfetchedError
-from replaybuf.codec.payload import Codec
+from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
-from replaybuf.rollouts.normalise import as_group, is_finished, normalise
-from replaybuf.rollouts.rollout import UNFIT, Status
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.words import named
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Refresh, StorageItem, Unset
-from replaybuf.worker_name import worker_name
+from replaybuf.values.codec.object_refs import UnfetchedError
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.normalise import as_group, is_finished, normalise
+from replaybuf.values.rollouts.rollout import UNFIT, Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from replaybuf import notebook
 from replaybuf.buffer import spans
 from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
@@ -19,9 +18,11 @@ from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.metrics import Meter
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
 from replaybuf.buffer.task_names import TaskNames
+from replaybuf.buffer.tracing import traced
 from replaybuf.buffer.waits import Waits
-from replaybuf.cancellation import to_its_end
-from replaybuf.checks import (
+from replaybuf.common import notebook
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import (
     ENTERED_ASYNC,
     Tags,
     check_by_task,
@@ -38,20 +39,17 @@ from replaybuf.checks import (
     check_task_name,
     check_whole,
 )
+from replaybuf.common.progress import OnProgress
+from replaybuf.common.worker_name import check_worker, worker_name, working_as
 from replaybuf.errors import ClosedError, InputError, ReplayBufError, SnapshotError, StorageError
 from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_dataset, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
 from replaybuf.files.sources import RolloutFile
-from replaybuf.progress import OnProgress
-from replaybuf.query import Node, Query, parse
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
-from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import ReplayPolicy, parse_order
+from replaybuf.rules.query import Node, Query, parse
 from replaybuf.rules.transitions import Tally, levels, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import (
@@ -67,8 +65,10 @@ from replaybuf.storage.values import (
     Unset,
     check_database,
 )
-from replaybuf.tracing import traced
-from replaybuf.worker_name import check_worker, worker_name, working_as
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule
+from replaybuf.values.rollouts.statuses import StatusLike
 
 #: A status as it was given.
 S = TypeVar("S", bound=StatusLike)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.tracing import Attributes
+from replaybuf.buffer.tracing import Attributes
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Checkpoint, Leased

@@ -9,7 +9,7 @@ from typing import Any
 
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.cancellation import to_its_end
+from replaybuf.common.cancellation import to_its_end
 from replaybuf.errors import FullError, InputError
 from replaybuf.storage.values import UNSET, NewGroup, Unset
 

@@ -14,20 +14,20 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from replaybuf.buffer.tracing import waiting
 from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeout
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.query import LogicNode, ScalarNode, to_text
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.causes import too_large
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.needs import Reason
+from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup
-from replaybuf.tracing import waiting
+from replaybuf.values.rollouts.rollout import Status
 
 
 def wait_of(draw: Draw, since: float, timeout: float) -> Wait:

@@ -18,16 +18,16 @@ from typer.core import TyperCommand, TyperGroup
 
 from replaybuf import __version__
 from replaybuf.cli.output import Format, Output
+from replaybuf.common.progress import OnProgress, Progress, progress_bar
+from replaybuf.common.redact import escape_line, redact, redact_words
 from replaybuf.errors import InputError, ReplayBufError
-from replaybuf.progress import OnProgress, Progress, progress_bar
-from replaybuf.redact import escape_line, redact, redact_words
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
-    from replaybuf.codec.payload import Codec
-    from replaybuf.rollouts.statuses import Status
     from replaybuf.storage.sql.backend import SQLStorage
+    from replaybuf.values.codec.payload import Codec
+    from replaybuf.values.rollouts.statuses import Status
 
 # click's class, whose module depends on the version of typer.
 _UsageError: Any = typer.BadParameter.__base__
@@ -51,9 +51,9 @@ COMMANDS = {
     "rm": ("replaybuf.cli.groups:rm", "Delete groups, by a query."),
     "requeue": ("replaybuf.cli.groups:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "serve": ("replaybuf.cli.watch:serve", "Show a database in the browser."),
-    "doctor": ("replaybuf.cli.doctor:doctor", "Check a database, mend it, or upgrade its schema."),
-    "bench": ("replaybuf.cli.doctor:bench", "Put load on a database, and say what it does under it."),
-    "demo": ("replaybuf.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
+    "doctor": ("replaybuf.cli.doctor.command:doctor", "Check a database, mend it, or upgrade its schema."),
+    "bench": ("replaybuf.cli.doctor.command:bench", "Put load on a database, and say what it does under it."),
+    "demo": ("replaybuf.cli.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 
 
@@ -347,7 +347,7 @@ def whole_number(text: str, name: str) -> int:
 
 def status_of(text: str | None) -> Status | None:
     """Return the status of this name; None for None. Raises InputError."""
-    from replaybuf.rollouts.statuses import OUR_STATUSES, Status
+    from replaybuf.values.rollouts.statuses import OUR_STATUSES, Status
 
     status = None if text is None else OUR_STATUSES.get(text)
     if text is not None and status is None:

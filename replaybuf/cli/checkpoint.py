@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from replaybuf import units
-from replaybuf.checks import check_step
 from replaybuf.cli.app import (
     TEXT,
     YES,
@@ -31,15 +29,17 @@ from replaybuf.cli.app import (
     with_bar,
 )
 from replaybuf.cli.output import Output
+from replaybuf.common import units
+from replaybuf.common.checks import check_step
+from replaybuf.common.units import iso, time_of
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, find_stored, read_checkpoints, since
-from replaybuf.units import iso, time_of
 from replaybuf.view.columns import CHECKPOINTS, Column, columns
 
 if TYPE_CHECKING:
-    from replaybuf.progress import OnProgress
+    from replaybuf.common.progress import OnProgress
     from replaybuf.storage.sql.backend import SQLStorage
 
 

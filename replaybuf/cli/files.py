@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf import units
 from replaybuf.cli.app import (
     TEXT,
     Limit,
@@ -33,13 +32,14 @@ from replaybuf.cli.app import (
 )
 from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
+from replaybuf.common import units
+from replaybuf.common.progress import OnProgress
+from replaybuf.common.redact import escape_line, redact, redact_path
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import AS_STORED, Exported, ExportQuery, export_file, export_lines
 from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile, is_sqlite
-from replaybuf.progress import OnProgress
-from replaybuf.redact import escape_line, redact, redact_path
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.groups import DEFAULT, choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader

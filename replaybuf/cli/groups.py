@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from replaybuf import units
 from replaybuf.cli.app import (
     TEXT,
     YES,
@@ -29,16 +28,17 @@ from replaybuf.cli.app import (
     read_limit,
 )
 from replaybuf.cli.output import Output, print_table
+from replaybuf.common import units
+from replaybuf.common.redact import escape, may_hold_password, redact
 from replaybuf.errors import InputError, QueryError
-from replaybuf.query import LogicNode, Node, ScalarNode, SetNode, parse, span_of
-from replaybuf.redact import escape, may_hold_password, redact
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order, parse_order
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse, span_of
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.groups import archived_at, choose, list_oldest, tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
+from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from replaybuf.redact import escape, escape_json, escape_line
-from replaybuf.units import csv_lines, plain
+from replaybuf.common.redact import escape, escape_json, escape_line
+from replaybuf.common.units import csv_lines, plain
 from replaybuf.view.columns import Column, used
 
 if TYPE_CHECKING:

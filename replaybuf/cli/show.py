@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf import units
 from replaybuf.cli.app import TEXT, Buffer, OfTask, Out, Url, Where, argument, option, whole_number
 from replaybuf.cli.groups import ARCHIVE, gone_of, query_of
 from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_table, write
+from replaybuf.common import units
+from replaybuf.common.redact import escape, escape_line
 from replaybuf.errors import InputError
-from replaybuf.redact import escape, escape_line
 from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader

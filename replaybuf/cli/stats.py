@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf import units
 from replaybuf.buffer.metrics import TOTALS
 from replaybuf.cli.app import TEXT, Buffer, Url, option
 from replaybuf.cli.groups import trainer_text
 from replaybuf.cli.output import Format, Output, print_line, print_table, write
-from replaybuf.observe.exposition import SCANNED, prometheus, read_figures, run_progress, tasks_of
-from replaybuf.redact import escape
+from replaybuf.common import units
+from replaybuf.common.redact import escape
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.measures import (
     BufferMeasures,
@@ -25,6 +24,7 @@ from replaybuf.storage.sql.inspection.measures import (
 )
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from replaybuf.view.columns import LANES, columns
+from replaybuf.view.metrics.exposition import SCANNED, prometheus, read_figures, run_progress, tasks_of
 
 _ALWAYS = ("put", "sampled_new", "taken")
 _PROMETHEUS = "prometheus"

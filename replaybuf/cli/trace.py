@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf import units
 from replaybuf.cli.app import (
     TEXT,
     OneBuffer,
@@ -23,8 +22,10 @@ from replaybuf.cli.app import (
 )
 from replaybuf.cli.groups import ARCHIVE
 from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
+from replaybuf.common import units
+from replaybuf.common.redact import escape, redact
+from replaybuf.common.worker_name import check_worker
 from replaybuf.errors import InputError
-from replaybuf.redact import escape, redact
 from replaybuf.storage.sql.inspection.groups import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
@@ -42,7 +43,6 @@ from replaybuf.view.workers import (
     read_worker,
     workers_of,
 )
-from replaybuf.worker_name import check_worker
 
 _KINDS = ("steps", "step", "uid", "worker")
 _STEPS, _GROUPS = 20, 10

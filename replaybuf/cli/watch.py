@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf import units
 from replaybuf.cli import stats, why
 from replaybuf.cli.app import Buffer, Url, option
 from replaybuf.cli.output import console, write
+from replaybuf.common import units
+from replaybuf.common.redact import escape_line
 from replaybuf.errors import MissingDriverError, ReplayBufError
-from replaybuf.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.view.waits import Waits, read_waits
 

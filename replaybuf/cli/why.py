@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from replaybuf import units
 from replaybuf.cli.app import (
     TEXT,
     Buffer,
@@ -19,9 +18,10 @@ from replaybuf.cli.app import (
 )
 from replaybuf.cli.groups import query_of, trainer_text
 from replaybuf.cli.output import print_line, print_table, write
-from replaybuf.redact import escape_line
-from replaybuf.rollouts.statuses import Status
+from replaybuf.common import units
+from replaybuf.common.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
 from replaybuf.view.waits import TASKS, DrawQuestion, ExplainedWait, Waits, read_waits, sentence_of
 

@@ -16,22 +16,22 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
-from replaybuf.atomic_file import partial_file, publish
-from replaybuf.cancellation import to_its_end
-from replaybuf.checks import needed
-from replaybuf.codec.payload import Codec
+from replaybuf.common.atomic_file import partial_file, publish
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import needed
+from replaybuf.common.progress import OnProgress, ProgressReporter
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import AccessError, FileError, ReplayBufError, StorageError
 from replaybuf.files.parquet_files import TableWriter
 from replaybuf.files.row_format import PlainValues, Row, as_json, rows_of
 from replaybuf.files.sources import dump, format_of
-from replaybuf.progress import OnProgress, ProgressReporter
-from replaybuf.query import Node
-from replaybuf.redact import redact_path
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.policies import Order
+from replaybuf.rules.query import Node
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 
 class JSONLinesWriter:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
-from replaybuf.checks import check_task_name
+from replaybuf.common.checks import check_task_name
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, InputError
 from replaybuf.files.row_format import FileGroup, Placed, Row, is_number
-from replaybuf.redact import redact_path
-from replaybuf.rollouts.rollout import RolloutState, Status, group_status
-from replaybuf.rollouts.statuses import OUR_STATUSES
+from replaybuf.values.rollouts.rollout import RolloutState, Status, group_status
+from replaybuf.values.rollouts.statuses import OUR_STATUSES
 
 #: Other names of our fields, the likeliest first: those of TRL, verl, OpenRLHF, slime and prime-rl.
 SYNONYMS: Final[dict[str, tuple[str, ...]]] = {

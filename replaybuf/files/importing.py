@@ -19,22 +19,22 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from replaybuf import checks
-from replaybuf.checks import check_staleness, check_task_name
-from replaybuf.codec.payload import Codec
+from replaybuf.common import checks
+from replaybuf.common.checks import check_staleness, check_task_name
+from replaybuf.common.progress import OnProgress, ProgressReporter
+from replaybuf.common.worker_name import check_worker, worker_name
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import in_thread
 from replaybuf.files.foreign_rows import is_answered
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
-from replaybuf.progress import OnProgress, ProgressReporter
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.outline import outline, prompt_preview
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Cursor, NewGroup
-from replaybuf.worker_name import check_worker, worker_name
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.outline import outline, prompt_preview
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: Writes the payloads of rows without one, whose rollouts are dicts.
 _PLAIN: Final = Codec(RolloutType(dict))

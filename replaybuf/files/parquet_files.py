@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from replaybuf.checks import needed
+from replaybuf.common.checks import needed
 from replaybuf.errors import FileError
 from replaybuf.files.row_format import MORE, PAYLOAD, PREFIX, Placed, PlainValues, Row
 

@@ -25,10 +25,10 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from replaybuf.checks import Tags
+from replaybuf.common.checks import Tags
 from replaybuf.errors import FileError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import Status
 
 Row = dict[str, Any]
 #: A row with its place in the file, for messages: "line 12".

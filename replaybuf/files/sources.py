@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import pydantic_core
 
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import AccessError, FileError, InputError, ReplayBufError
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
 from replaybuf.files.parquet_files import read_parquet
 from replaybuf.files.row_format import FileGroup, Placed, Row, groups_of, is_ours
-from replaybuf.redact import redact_path
 
 #: A longer line is refused, because it would have to be in memory as a whole.
 _LONGEST: Final = 1 << 30

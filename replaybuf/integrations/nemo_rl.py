@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replaybuf.checks import Tags
+from replaybuf.common.checks import Tags
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, FullError, InputError, MissingDriverError, NotReadyError
-from replaybuf.query import Query
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.query import Query
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import Status
 
 _TASK = "trajectories"
 

@@ -29,12 +29,12 @@ import numpy as np
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_whole
+from replaybuf.buffer.sync import run
+from replaybuf.common.checks import check_whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, MissingDriverError, RolloutError
-from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.values import LEASE_SECONDS
-from replaybuf.sync import run
+from replaybuf.values.rollouts.rollout import RolloutState, Status
 
 if TYPE_CHECKING:
     from torch import Tensor  # type: ignore[import-not-found, unused-ignore]

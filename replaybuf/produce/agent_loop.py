@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
+from replaybuf.common.units import number, short
 from replaybuf.errors import InputError, ProduceError, RolloutError
 from replaybuf.produce.prompt_ledger import Prompt
-from replaybuf.rollouts.rewards import SCORE, reward_value
-from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.units import number, short
+from replaybuf.values.rollouts.rewards import SCORE, reward_value
+from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 
 @runtime_checkable

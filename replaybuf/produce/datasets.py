@@ -21,10 +21,10 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from pydantic import BaseModel
 
-from replaybuf.checks import whole
-from replaybuf.codec.payload import Codec
+from replaybuf.common.checks import whole
 from replaybuf.errors import DecodeError, InputError, RolloutError
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 _GO_ON = "go on with the dataset and the settings of the run, or give the ledger another name="
 _INSTEAD = (

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.cancellation import first_of, to_its_end
-from replaybuf.checks import check_tags
+from replaybuf.common.cancellation import first_of, to_its_end
+from replaybuf.common.checks import check_tags
 from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
 from replaybuf.produce.agent_loop import (
     AgentLoop,
@@ -25,9 +25,9 @@ from replaybuf.produce.agent_loop import (
 )
 from replaybuf.produce.prompt_ledger import Again, Prompt, begin_anew
 from replaybuf.produce.sampler import Sampler
-from replaybuf.rollouts.normalise import as_group
-from replaybuf.rollouts.rewards import reward_value
-from replaybuf.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.normalise import as_group
+from replaybuf.values.rollouts.rewards import reward_value
+from replaybuf.values.rollouts.rollout import Status, group_status
 
 if TYPE_CHECKING:
     from replaybuf.produce.strategies import ProduceStrategy

@@ -22,20 +22,20 @@ from typing import Any, Unpack
 from replaybuf.buffer.lease import Cursors, Lease
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.cancellation import to_its_end
-from replaybuf.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
+from replaybuf.buffer.sync import SyncReplayBuffer
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
-from replaybuf.query import Query
-from replaybuf.rollouts.normalise import as_group
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import is_undated, reset_response
-from replaybuf.rollouts.statuses import StatusLike
+from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.rules.words import named
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
-from replaybuf.sync import SyncReplayBuffer
+from replaybuf.values.rollouts.normalise import as_group
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import is_undated, reset_response
+from replaybuf.values.rollouts.statuses import StatusLike
 
 
 class Prompt:

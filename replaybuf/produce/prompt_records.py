@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.files.foreign_rows import FIELDS
-from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.values.rollouts.rollout import RolloutState
 
 _BOM = b"\xef\xbb\xbf"
 

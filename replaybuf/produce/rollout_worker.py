@@ -17,19 +17,19 @@ import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.wait_reports import WaitReport
-from replaybuf.cancellation import first_of
-from replaybuf.checks import check_step, check_timeout, check_whole
+from replaybuf.common.cancellation import first_of
+from replaybuf.common.checks import check_step, check_timeout, check_whole
+from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.prompt_ledger import overwrite
 from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Level
 from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.rules.transitions import Tally, levels
-from replaybuf.worker_name import working_as
+from replaybuf.values.rollouts.rollout import Status
 
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
 #: many, however often it changes.

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_by_task, check_whole, whole
+from replaybuf.buffer.sync import SyncReplayBuffer, run
+from replaybuf.common.checks import check_by_task, check_whole, whole
 from replaybuf.errors import InputError
 from replaybuf.produce.datasets import FAR
 from replaybuf.produce.prompt_ledger import PromptLedger, overwrite
 from replaybuf.produce.prompt_records import to_rollout
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.statuses import StatusLike
 from replaybuf.storage.values import LEASE_SECONDS
-from replaybuf.sync import SyncReplayBuffer, run
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.statuses import StatusLike
 
 
 class Sampler(PromptLedger):

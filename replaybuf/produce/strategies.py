@@ -13,17 +13,17 @@ from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
-from replaybuf.checks import check_step, check_timeout, check_train_step, check_whole
+from replaybuf.common.checks import check_step, check_timeout, check_train_step, check_whole
+from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.prompt_ledger import Again
 from replaybuf.produce.sampler import Sampler
-from replaybuf.readable_config import ReadableConfig
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.storage.values import Draw
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
 
 #: Default timeout of the production of a batch, in seconds.
 PRODUCE_TIMEOUT = 3600.0

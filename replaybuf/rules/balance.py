@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from replaybuf.checks import check_whole
+from replaybuf.common.checks import check_whole
 from replaybuf.errors import InputError
 
 #: For each part the indices of its sequences, ascending.

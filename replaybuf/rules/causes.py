@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from replaybuf import units
-from replaybuf.rollouts.statuses import Status
+from replaybuf.common import units
 from replaybuf.rules.circumstances import IN_FLIGHT, LIVE_SECONDS, SILENT_SECONDS, Came, Circumstances, Wait, Worker
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.needs import Cause, Found, Need, Reason, Said, causes_of
 from replaybuf.rules.transitions import Tally
 from replaybuf.rules.words import are, brief, clock, counted, groups, joined, listed, named, people, wanted
+from replaybuf.values.rollouts.statuses import Status
 
 #: Producers that are alive, but have put nothing for so long and generate nothing, do nothing.
 _IDLE_SECONDS = 600.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever, total
+from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState

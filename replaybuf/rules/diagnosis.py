@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.causes import explain
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.needs import Need, Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.rules.words import clock, groups, named, wanted
+from replaybuf.values.rollouts.statuses import Status
 
 _TASKS_NAMED = 5
 

@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.statuses import ASIDE, Status
 from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
+from replaybuf.values.rollouts.statuses import ASIDE, Status
 
 
 @dataclass(frozen=True, slots=True)

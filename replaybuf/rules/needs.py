@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import levels
 from replaybuf.rules.words import named
+from replaybuf.values.rollouts.statuses import Status
 
 #: Groups that arrive within this many seconds cover what is missing: then nothing else is the reason.
 _SOON_SECONDS = 3600.0

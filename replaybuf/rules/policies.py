@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
-from replaybuf.checks import whole
+from replaybuf.common.checks import whole
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import ConfigError, QueryError
-from replaybuf.query import FIELDS
-from replaybuf.redact import redact_path
+from replaybuf.rules.query import FIELDS
 
 #: The names of sampling keys; each stands for a random order (a race).
 UNIFORM, PRIORITIZED = "uniform_key", "prioritized_key"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from replaybuf.checks import check_step, check_train_step
+from replaybuf.common.checks import check_step, check_train_step
 from replaybuf.errors import InputError
 
 #: The name of the state's cursor, in the table in which prompt ledgers keep their positions.

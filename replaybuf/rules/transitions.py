@@ -13,8 +13,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from replaybuf.rollouts.statuses import ASIDE, UNFIT, Status
 from replaybuf.rules.limits import Level, Limits
+from replaybuf.values.rollouts.statuses import ASIDE, UNFIT, Status
 
 
 class Tally(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from replaybuf.redact import escape
+from replaybuf.common.redact import escape
 
 _NAMED = 3
 _LONGEST = 80

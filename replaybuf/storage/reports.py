@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from replaybuf import units
+from replaybuf.common import units
 from replaybuf.rules.circumstances import Wait
 from replaybuf.rules.limits import Limits
 

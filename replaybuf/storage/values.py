@@ -8,13 +8,13 @@ from typing import Any, Final, Generic
 
 from typing_extensions import TypeVar
 
-from replaybuf import notebook, units
-from replaybuf.checks import Tags
+from replaybuf.common import notebook, units
+from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
-from replaybuf.query import Node
-from replaybuf.rollouts.group_fields import GroupFields
-from replaybuf.rollouts.staleness import ExpiryRule
-from replaybuf.rollouts.statuses import Status
+from replaybuf.rules.query import Node
+from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.statuses import Status
 
 #: The class of the rollouts in a buffer, for type checkers.
 R = TypeVar("R", default=Any)

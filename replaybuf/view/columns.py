@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf import units
+from replaybuf.common import units
 
 #: Values that no column has by default: columns of them are always shown.
 _ALWAYS = object()

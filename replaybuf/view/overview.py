@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from replaybuf import units
-from replaybuf.rollouts.statuses import Status
+from replaybuf.common import units
+from replaybuf.common.units import time_of
 from replaybuf.rules.transitions import Tally, of_tasks, rate
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.measures import NewestGroups, list_places, newest_groups, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
-from replaybuf.units import time_of
+from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import Column, columns
 
 _EVENTS, _BATCHES = 8, 200

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf import units
-from replaybuf.rollouts.statuses import Status
+from replaybuf.common import units
+from replaybuf.common.units import time_of
 from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Fact, diagnose
 from replaybuf.rules.transitions import Tally
@@ -27,7 +27,7 @@ from replaybuf.storage.sql.inspection.circumstances import (
 )
 from replaybuf.storage.sql.inspection.groups import DEFAULT, check_buffer, opened_buffers
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.units import time_of
+from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import Column, columns
 
 _DAY = 24 * 3600.0

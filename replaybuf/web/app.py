@@ -18,12 +18,13 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from replaybuf import __version__, units
+from replaybuf import __version__
+from replaybuf.common import units
+from replaybuf.common.redact import escape, redact_words
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
-from replaybuf.observe import CONTENT_TYPE, prometheus, read_figures
-from replaybuf.redact import escape, redact_words
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE, last_sign_of
+from replaybuf.view.metrics import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.web.ask import PARAMETERS, Ask, NotThereError
 from replaybuf.web.pages import PAGES, Page
 from replaybuf.web.server import READ_SECONDS, Guard, Readings, check_prefix, health_of, path_of

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
 
-from replaybuf import units
-from replaybuf.redact import escape as visible
+from replaybuf.common import units
+from replaybuf.common.redact import escape as visible
 
 _MOST_TICKS, _MOST_TIMES = 6, 4
 _SECOND_STEPS = (1, 2, 5, 10, 15, 30)

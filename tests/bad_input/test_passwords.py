@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from replaybuf import ConfigError, ReplayBufError, ReplayBufferConfig
 from replaybuf.cli.app import app
+from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, MissingDriverError, UnreachableError
-from replaybuf.redact import redact
 from tests.bad_input.calls import refused
 from tests.postgres import running_server
 from tests.stores import TASK, build, group

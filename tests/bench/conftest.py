@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.bench import run as parent
+from replaybuf.cli.bench import run as parent
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run
 

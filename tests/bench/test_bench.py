@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replaybuf.bench.report import text_of
+from replaybuf.cli.bench.report import text_of
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bench.conftest import bench, left_behind

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf.bench.load import BenchSettings, GroupMaker, parse_group
-from replaybuf.bench.report import ledger_of, limits_of, passed, quantiles
-from replaybuf.bench.run import Outcome
+from replaybuf.cli.bench.load import BenchSettings, GroupMaker, parse_group
+from replaybuf.cli.bench.report import ledger_of, limits_of, passed, quantiles
+from replaybuf.cli.bench.run import Outcome
 from replaybuf.errors import InputError
 
 

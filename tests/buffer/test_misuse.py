@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.chunks import ChunkBufferConfig
-from replaybuf.sync import SyncReplayBuffer
 
 ONE_GROUP = r"not (list|tuple); put takes one group, the rollouts of one prompt: call it once for each group of a list"
 

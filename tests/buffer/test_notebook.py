@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
-from replaybuf.notebook import table
+from replaybuf.common.notebook import table
 from tests.stores import TASK, build, fill
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"

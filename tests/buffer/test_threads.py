@@ -15,8 +15,8 @@ import pytest
 from replaybuf import RolloutState, Status
 from replaybuf.buffer.lease import Heartbeats
 from replaybuf.errors import StorageError
-from replaybuf.rollouts import normalise
 from replaybuf.storage.values import Leased
+from replaybuf.values.rollouts import normalise
 from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, opened, take_all, until
 

@@ -10,7 +10,7 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.errors import FragmentError
 from replaybuf.integrations.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, Selection
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 W = "w"
 

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.doctor import check_payloads
-from replaybuf.doctor.check_groups import LOST
+from replaybuf.cli.doctor import check_payloads
+from replaybuf.cli.doctor.check_groups import LOST
 from replaybuf.storage.sql.schema import revisions
 from tests.cli.conftest import BACKENDS, run
 from tests.cli.doctored import (

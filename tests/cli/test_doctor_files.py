@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.doctor import check_database
+from replaybuf.cli.doctor import check_database
 from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
@@ -91,7 +91,7 @@ def test_what_cannot_be_repaired_is_not_called_fine(tmp_path: Path) -> None:
 
 
 def test_a_network_file_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.doctor.check_database.filesystem_type", lambda path: "nfs4")
+    monkeypatch.setattr("replaybuf.cli.doctor.check_database.filesystem_type", lambda path: "nfs4")
     [row] = examine(file, code=1)["files"]
     assert (row["level"], "nfs4" in row["text"]) == ("problem", True)
 

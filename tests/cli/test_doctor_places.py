@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.doctor import check_places
-from replaybuf.places.store import FILES, MARKER, file_name
+from replaybuf.cli.doctor import check_places
+from replaybuf.storage.places.store import FILES, MARKER, file_name
 from replaybuf.storage.sql.tasks import file_batch
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong

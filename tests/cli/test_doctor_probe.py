@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.doctor.probe import CALLS, probe
+from replaybuf.cli.doctor.probe import CALLS, probe
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run, run_json
 from tests.cli.doctored import examine

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.doctor import check_server
+from replaybuf.cli.doctor import check_server
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
 from tests.faults.proxy import proxied

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.cli.output import fit
-from replaybuf.redact import escape, escape_json, escape_line
+from replaybuf.common.redact import escape, escape_json, escape_line
 from tests.cli.conftest import run
 
 UNSAFE = ["\x1b", "\x07", "\x00", "\r", "\x7f", "\x9b", "\u202e", "\u2066", "\ufeff", "\u2028", "\U000e0041", "\ud800"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.progress import progress_bar
+from replaybuf.common.progress import progress_bar
 from replaybuf.storage.sql.backend import SQLStorage
 from tests.cli.conftest import run, run_json
 from tests.cli.test_save import groups_of

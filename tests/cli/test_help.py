@@ -166,8 +166,8 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
     ids=lambda command: " ".join(map(str, command)),
 )
 def test_everyday_questions_take_no_slow_import(filled: str, command: list[object]) -> None:
-    slow = {"sqlalchemy", "numpy", "asyncpg", "alembic", "msgpack", "asyncio", "replaybuf.codec"}
-    slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.rollouts.rollout"}
+    slow = {"sqlalchemy", "numpy", "asyncpg", "alembic", "msgpack", "asyncio", "replaybuf.values.codec"}
+    slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.values.rollouts.rollout"}
     assert not imported(*str(command[0]).split(), filled, *command[1:]) & slow
 
 

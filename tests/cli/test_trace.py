@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.common.worker_name import working_as
 from replaybuf.produce import PromptLedger
 from replaybuf.storage.sql.inspection.reader import SqliteReadTransaction, Table
 from replaybuf.view.steps import read_step, read_steps
-from replaybuf.worker_name import working_as
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train

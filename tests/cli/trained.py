@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.worker_name import working_as
+from replaybuf.common.worker_name import working_as
 
 #: The first and last train step, and the one from which BAD makes bad groups.
 FIRST, LAST, FELL = 405, 414, 413

@@ -16,10 +16,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from typing_extensions import TypeAliasType, TypedDict
 
-from replaybuf.codec import value_types as ext
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, Bits, Color, Level, Name, hostile_field, round_trip, same, values
 
 if TYPE_CHECKING:

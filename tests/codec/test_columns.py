@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.codec.blocks import GROUPED, MOST_USES
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.blocks import GROUPED, MOST_USES
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import RolloutState, Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, STATES, ZSTD, same, values
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (400, 900, 3), np.uint8))

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from replaybuf.codec import value_types as ext
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field, round_trip, same, values
 
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replaybuf.codec import columns
-from replaybuf.codec import value_types as ext
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.values.codec import columns
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, hostile_field, sealed, with_checksum
 
 
@@ -123,7 +123,17 @@ wire = st.recursive(
     | st.text()
     | st.binary()
     | st.sampled_from(
-        ["C", "F", "<i8", "|V0", "|O", "<U3", "replaybuf.rollouts.rollout.Status", "Europe/Berlin", "../etc/passwd"]
+        [
+            "C",
+            "F",
+            "<i8",
+            "|V0",
+            "|O",
+            "<U3",
+            "replaybuf.values.rollouts.rollout.Status",
+            "Europe/Berlin",
+            "../etc/passwd",
+        ]
     )
     | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=3)),
     lambda inner: (

@@ -6,11 +6,11 @@ from enum import Enum
 
 import pytest
 
-from replaybuf.codec import value_types as ext
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, Bits, Color, Level, Name, Typed, hostile_field, round_trip
 
 

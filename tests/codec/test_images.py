@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.codec import value_types as ext
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field, round_trip, with_checksum
 
 MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16")
@@ -96,8 +96,8 @@ def test_without_pil_an_image_is_a_decode_error_and_the_rest_is_read() -> None:
     code = """
 import sys
 sys.modules["PIL"] = None
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 payload = bytes.fromhex(sys.argv[1])
 print(Codec(RolloutType(dict), as_plain=True).decode(payload))
 try:

@@ -11,10 +11,10 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConfigError, RolloutError
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import round_trip
 
 T = TypeVar("T")

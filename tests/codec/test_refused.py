@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replaybuf.errors import RolloutError
-from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.values.rollouts.rollout import RolloutState
 from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
 
 REFUSED = [

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from replaybuf.codec import columns
-from replaybuf.codec import value_types as ext
-from replaybuf.rollouts.rollout import RolloutState, Status
+from replaybuf.values.codec import columns
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.codec.values import DICTS, STATES, ZSTD, ndarrays, round_trip, same, sealed, values
 
 
@@ -118,8 +118,8 @@ def test_coding_leaves_no_work_for_the_garbage_collector() -> None:
 import gc
 import numpy as np
 from replaybuf import Status
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 codec = Codec(RolloutType(dict))
 group = [{"a": np.arange(3), "b": (1,), "c": Status.INIT}]
 codec.decode(codec.encode(group))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf.codec.blocks import GROUPED, DeferredArray, checked_array
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_header import Head, Header, is_apart
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError
-from replaybuf.places.store import EXTENT_BYTES, Extent
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.places.store import EXTENT_BYTES, Extent
+from replaybuf.values.codec.blocks import GROUPED, DeferredArray, checked_array
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_header import Head, Header, is_apart
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, PAYLOAD, ZSTD, same, with_checksum
 
 LARGE = np.arange(4 * GROUPED, dtype=np.uint8)

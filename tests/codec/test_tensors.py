@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf.codec import value_types as ext
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.outline import outline
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.outline import outline
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
 from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip, sealed
 
 KIND = RolloutType(dict)
@@ -143,8 +143,8 @@ def test_quantised_tensors_are_refused(torch: ModuleType) -> None:
 def test_reading_imports_torch_only_for_a_tensor_that_is_to_be_one() -> None:
     code = """
 import sys
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 payload = bytes.fromhex(sys.argv[1])
 codec = Codec(RolloutType(dict), tensors="numpy")
 codec.encode([{"a": 1}])

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
 
-from replaybuf.codec import columns
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec import columns
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import RolloutState, Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 
 class Color(Enum):

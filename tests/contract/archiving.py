@@ -8,8 +8,8 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
     Harness,
     OpenBuffer,

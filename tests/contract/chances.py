@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.statements import ordering
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.filling import numbers
 from tests.contract.harness import Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids
 

@@ -10,9 +10,9 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import CheckpointError, FencedError, InputError, SnapshotError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Cursor
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids, plain
 from tests.contract.leasing import LONG
 from tests.contract.persistence import everything, fill

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import FullError, InputError, LeaseLostError
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Cursor, NewGroup
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.contract.harness import Harness, OpenBuffer, found, group, ids, total
 from tests.contract.leasing import LONG
 

@@ -8,9 +8,9 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import NotReadyError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import NewGroup
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
     CODEC,
     OTHER_CODEC,

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import NotReadyError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, fill, group, ids
 
 #: Each way to draw: the ids of the groups of the task "math" that it gives.

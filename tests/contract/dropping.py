@@ -10,8 +10,8 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ConflictError, FullError, LeaseLostError
-from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, fill, found, group, ids, plain, total
 from tests.contract.leasing import LONG
 from tests.contract.waiting import waiting

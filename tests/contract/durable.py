@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import NewGroup
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import CODEC, OTHER_CODEC, SOON, Harness, Open, OpenBuffer, group, ids, plain
 from tests.contract.persistence import everything, fill
 from tests.contract.waiting import waiting

@@ -13,14 +13,14 @@ import pytest_asyncio
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.codec.payload import Codec
-from replaybuf.query import parse
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.limits import Limits, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
+from replaybuf.rules.query import parse
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import NewGroup, StorageItem
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import RolloutState, Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 NewStorage = Callable[[Codec, Rules], SQLStorage]
 Open = Callable[..., Awaitable[SQLStorage]]

@@ -10,7 +10,7 @@ import pytest
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import GroupError, InputError, LeaseLostError, NotReadyError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
     SOON,
     Harness,

@@ -8,7 +8,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError, InputError, NotReadyError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.filling import waits_for_room
 from tests.contract.harness import SOON, Harness, OpenBuffer, drawn, fill, found, group
 

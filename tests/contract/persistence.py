@@ -14,8 +14,8 @@ import pytest
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import SnapshotError, StorageError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import CODEC, Harness, OpenBuffer, found, group, plain, rollout
 from tests.reasons import because
 

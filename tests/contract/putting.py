@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import Tags
+from replaybuf.common.checks import Tags
 from replaybuf.errors import RolloutError
-from replaybuf.rollouts.rollout import RolloutState, Status
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.contract.harness import (
     CODEC,
     OTHER_CODEC,

@@ -9,7 +9,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import Harness, found, group, matching, only, plain
 
 #: Queries over the four groups of `four`, with the places of those that match.

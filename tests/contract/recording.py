@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.common.worker_name import working_as
 from replaybuf.errors import LeaseLostError
-from replaybuf.worker_name import working_as
 from tests.contract.harness import Harness, OpenBuffer, fill, found, group, matching, only
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.staleness import (
+from replaybuf.values.rollouts.rollout import RolloutState, Status
+from replaybuf.values.rollouts.staleness import (
     ExpiryRule,
     find_expired,
     mask_stale_tokens,

@@ -8,10 +8,10 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids, new_group
 
 
@@ -173,7 +173,7 @@ class CountingLaws(Harness):
 
     async def test_count_stops_at_a_limit(self, storage: SQLStorage) -> None:
         """On the backend itself: `at_most` bounds what is counted."""
-        from replaybuf.query import parse
+        from replaybuf.rules.query import parse
 
         for i in range(3):
             await storage.put(new_group(i))

@@ -10,9 +10,9 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FullError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group
 
 TASKS = ("math", "code")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.codec.payload import Codec
 from tests.contract import DurableContract, ExactContract, TransactionLaws
 from tests.contract.chances import ChanceLaws
 from tests.contract.contract import ModelledLaws

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.codec.payload import Codec
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.codec.payload import Codec
 from tests.contract import DurableContract, ExactContract
 from tests.contract.chances import ChanceLaws
 from tests.contract.durable import SamePlace

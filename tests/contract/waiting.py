@@ -12,8 +12,8 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, NotReadyError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import CODEC, SOON, Harness, group, ids, new_group
 from tests.stores import set_by
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli import main
-from replaybuf.demo import trainer
-from replaybuf.demo.policy import Policy
-from replaybuf.demo.worker import RunFolder
+from replaybuf.cli.demo import trainer
+from replaybuf.cli.demo.policy import Policy
+from replaybuf.cli.demo.worker import RunFolder
 
 Call = Callable[..., Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replaybuf.demo.policy import Engine, Policy, encode
-from replaybuf.demo.worker import GROUP_SIZE
-from replaybuf.rollouts.rollout import RolloutState
+from replaybuf.cli.demo.policy import Engine, Policy, encode
+from replaybuf.cli.demo.worker import GROUP_SIZE
+from replaybuf.values.rollouts.rollout import RolloutState
 
 
 def new_group(prompt: str = "14-9=", number: int = 0) -> list[RolloutState]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import replaybuf
-from replaybuf.demo.worker import BATCH_GROUPS, Run, RunFolder
+from replaybuf.cli.demo.worker import BATCH_GROUPS, Run, RunFolder
 from tests.scripts import Program
 
 ROOT = Path(replaybuf.__file__).parents[1]

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.demo.worker import BATCH_GROUPS, TASK, buffer_config
+from replaybuf.cli.demo.worker import BATCH_GROUPS, TASK, buffer_config
 from tests.cli.terminal import needs_tmux, terminal
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.demo.policy import (
+from replaybuf.cli.demo.policy import (
     END,
     TOKEN_SECONDS,
     Engine,
@@ -18,7 +18,7 @@ from replaybuf.demo.policy import (
     token_seconds,
     verify,
 )
-from replaybuf.demo.worker import TASK, sampler_of
+from replaybuf.cli.demo.worker import TASK, sampler_of
 from tests.demo.made import generated, new_group, tokens_of
 
 PROMPT = "14-9="

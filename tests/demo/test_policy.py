@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from replaybuf.demo.policy import (
+from replaybuf.cli.demo.policy import (
     CHARACTERS,
     END,
     ENTROPY_BONUS,

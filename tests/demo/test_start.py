@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
-from replaybuf.demo import trainer
-from replaybuf.demo.policy import Policy, answer_of, prompt_of
-from replaybuf.demo.trainer import Training, Workers, argument_of, begin, clear, default_folder, finish, verdict
-from replaybuf.demo.worker import TASK, Run, RunFolder, WorkerSettings, buffer_config, sampler_of, work
+from replaybuf.cli.demo import trainer
+from replaybuf.cli.demo.policy import Policy, answer_of, prompt_of
+from replaybuf.cli.demo.trainer import Training, Workers, argument_of, begin, clear, default_folder, finish, verdict
+from replaybuf.cli.demo.worker import TASK, Run, RunFolder, WorkerSettings, buffer_config, sampler_of, work
 from replaybuf.produce import TrainState, publish, published
 from replaybuf.rules.transitions import Tally
 
@@ -184,8 +184,8 @@ def test_weights_that_cant_be_read_are_a_clear_error(folder):
 _SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
-from replaybuf.demo.policy import Policy
-from replaybuf.demo.worker import Run, RunFolder
+from replaybuf.cli.demo.policy import Policy
+from replaybuf.cli.demo.worker import Run, RunFolder
 run, folder = Run(Policy.create(), 0), RunFolder(Path(sys.argv[1]))
 while True:
     run.step += 1

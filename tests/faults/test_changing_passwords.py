@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ConfigError, ReplayBuffer, ReplayBufferConfig
+from replaybuf.common.passwords import ask
 from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.integrations.chunks import ChunkBufferConfig
-from replaybuf.passwords import ask
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy

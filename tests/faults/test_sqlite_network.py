@@ -8,7 +8,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import StorageError
-from replaybuf.places.filesystems import filesystem_type, is_network
+from replaybuf.storage.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine import sqlite_files
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from tests.cli.conftest import run

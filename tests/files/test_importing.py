@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from replaybuf import FullError, ReplayBufferConfig, Status
+from replaybuf.common.progress import Progress
 from replaybuf.errors import InputError
 from replaybuf.files import importing
 from replaybuf.files.importing import ImportOptions, import_groups, survey
 from replaybuf.files.sources import RolloutFile
-from replaybuf.progress import Progress
 from tests.files.stores import contents
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ async def test_a_dry_run_counts_and_puts_nothing(file: Path, url: str) -> None:
 async def test_both_passes_tell_their_progress(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of a total that isn't known, the second of the groups that are new."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
-    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
     seen: list[Progress] = []
     async with ReplayBufferConfig(url="memory://").build() as buffer:
         await buffer.import_from(file, progress=seen.append)
@@ -133,7 +133,7 @@ async def test_an_import_that_is_cancelled_ends_at_once_and_goes_on(
 ) -> None:
     """In its first pass, and in its second."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
-    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
     seen: list[Progress] = []
     async with ReplayBufferConfig(url=url).build() as buffer:
 

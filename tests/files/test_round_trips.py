@@ -21,7 +21,7 @@ from replaybuf import ReplayBufferConfig, Status
 from replaybuf.cli.app import app
 from replaybuf.files import exporting
 from replaybuf.files.row_format import PlainValues
-from replaybuf.rollouts.rollout_type import OUR_FIELDS
+from replaybuf.values.rollouts.rollout_type import OUR_FIELDS
 from tests.codec.values import Bits, Color, Level, Name, same, values
 from tests.files.stores import contents, fill
 

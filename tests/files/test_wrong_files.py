@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import FileError
 from replaybuf.files import importing
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.files.stores import GOOD, fill, lines, write
 from tests.reasons import because
 

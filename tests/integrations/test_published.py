@@ -25,10 +25,10 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, ReplayBufferConfig
-from replaybuf.codec.payload import Codec
+from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.errors import CheckpointError, InputError
 from replaybuf.integrations.nemo_rl import TrajectoryBuffer
-from replaybuf.sync import SyncReplayBuffer
+from replaybuf.values.codec.payload import Codec
 from tests.frameworks import Sample
 from tests.integrations.scripts import files_of, lines_of, page
 from tests.integrations.stand_ins import BatchedDataDict, Experience, checkout, methods_of, put_in_place

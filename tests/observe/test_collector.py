@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import InputError
-from replaybuf.observe import Collector, prometheus, read_figures
+from replaybuf.view.metrics import Collector, prometheus, read_figures
 from tests.observe.test_exposition import EVERYTHING, numbers
 
 
@@ -50,7 +50,7 @@ async def test_an_open_buffer_is_collected_while_its_loop_goes_on(tmp_path: Path
 
 
 def test_it_gives_what_the_text_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.observe.exposition.read_figures", lambda *_, **__: EVERYTHING)
+    monkeypatch.setattr("replaybuf.view.metrics.exposition.read_figures", lambda *_, **__: EVERYTHING)
     assert collected(Collector("run.db")) == numbers(parse(prometheus(EVERYTHING)))
 
 
@@ -79,7 +79,7 @@ def test_the_meter_of_the_buffer_is_left_alone(opened: Any) -> None:
 def test_what_cannot_be_read_is_down_and_takes_nothing_else_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "replaybuf.observe"):
+    with caplog.at_level(logging.WARNING, "replaybuf.view.metrics"):
         collector = Collector(f"sqlite:///{tmp_path}/nothing.db")
         found = collected(collector)
         collected(collector)
@@ -95,7 +95,7 @@ def test_a_collection_ends_after_its_time(
 
     collector = Collector(opened, timeout=0.05)
     monkeypatch.setattr(collector._meter, "read", hang)
-    with caplog.at_level(logging.WARNING, "replaybuf.observe"):
+    with caplog.at_level(logging.WARNING, "replaybuf.view.metrics"):
         assert collected(collector)["replaybuf_up", ()] == 0
     assert "nothing came for 0.05 s" in caplog.text
 

@@ -10,8 +10,8 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status, StorageItem
 from replaybuf.errors import InputError, MissingDriverError
-from replaybuf.observe import Completions, batch_metrics, completions_table
-from replaybuf.observe.completions import COLUMNS, as_markdown
+from replaybuf.view.metrics import Completions, batch_metrics, completions_table
+from replaybuf.view.metrics.completions import COLUMNS, as_markdown
 
 HOSTILE = "<script>alert(1)</script> ![x](http://evil/x.png) & \x1b[31m \x00 \ud800 \u202e"
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import TOTALS
-from replaybuf.observe import METRICS, prometheus
+from replaybuf.view.metrics import METRICS, prometheus
 
 #: Figures with a number for every metric.
 EVERYTHING: dict[str, Any] = {

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from replaybuf import ReplayBufferConfig
 from replaybuf.buffer.metrics import DISTRIBUTIONS, RATES
 from replaybuf.errors import InputError
-from replaybuf.observe import METRICS, prometheus, read_figures
 from replaybuf.produce import TrainState, publish
+from replaybuf.view.metrics import METRICS, prometheus, read_figures
 from tests import sql_example
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from replaybuf.observe import METRICS
+from replaybuf.view.metrics import METRICS
 from tests.pages import DOCS
 
 FOLDER = DOCS / "grafana"

@@ -17,9 +17,9 @@ from opentelemetry.util._once import Once
 
 from replaybuf import NotReadyError, ReplayBufferConfig
 from replaybuf.buffer.metrics import flatten
-from replaybuf.observe.catalogue import OF_DATABASE
-from replaybuf.observe.completions import KINDS, NAMES
-from replaybuf.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.view.metrics.catalogue import OF_DATABASE
+from replaybuf.view.metrics.completions import KINDS, NAMES
 from tests.observe.test_spans import group
 from tests.pages import DOCS, Page
 

@@ -11,8 +11,8 @@ import numpy as np
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBuffer, RolloutState, Status
-from replaybuf.places.owners import open_place
-from replaybuf.places.store import FILES, PlaceStore, file_name
+from replaybuf.storage.places.owners import open_place
+from replaybuf.storage.places.store import FILES, PlaceStore, file_name
 from tests.faults.copies import transact
 from tests.stores import TASK, build, group, until
 

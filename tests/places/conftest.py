@@ -10,9 +10,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from replaybuf.places.folder import FolderStore
-from replaybuf.places.owners import claim, open_place
-from replaybuf.places.store import PlaceStore
+from replaybuf.storage.places.folder import FolderStore
+from replaybuf.storage.places.owners import claim, open_place
+from replaybuf.storage.places.store import PlaceStore
 from replaybuf.storage.sql.tasks import file_batch, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from tests.faults.conftest import _no_process_is_left, figures
@@ -82,7 +82,7 @@ def store(place: str) -> Iterator[PlaceStore]:
 @pytest.fixture
 def network_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderStore]:
     """A folder that is taken for one on a network file system."""
-    monkeypatch.setattr("replaybuf.places.folder.filesystem_type", lambda path: "nfs4")
+    monkeypatch.setattr("replaybuf.storage.places.folder.filesystem_type", lambda path: "nfs4")
     store = FolderStore(str(folder))
     store.check_writable()
     claim(store, "d" * 32, 1, HOME)

@@ -16,8 +16,8 @@ from typing import Any
 
 from replaybuf import LeaseLostError, ReplayBuffer
 from replaybuf.errors import StorageError
-from replaybuf.places import folder, objects
-from replaybuf.places.store import FILES
+from replaybuf.storage.places import folder, objects
+from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import file_batch, sweeper

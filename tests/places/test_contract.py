@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf.codec.payload import Codec
-from replaybuf.rollouts.rollout import RolloutState
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import RolloutState
 from tests.contract import DurableContract, ExactContract, harness
 from tests.contract.durable import SamePlace
 from tests.contract.harness import NewStorage

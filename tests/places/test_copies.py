@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.errors import PayloadStoreError, SnapshotError
-from replaybuf.places.store import FILES
+from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.copies import whole
 from replaybuf.storage.sql.tasks import file_batch
 from tests.contract.harness import plain

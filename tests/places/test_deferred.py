@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import Status, load_into
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.places.folder import FolderStore
+from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteDialect
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import LARGE, Kept, experts, lent, rollout, same

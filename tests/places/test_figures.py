@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBuffer, RolloutState
-from replaybuf.places.store import FILES
+from replaybuf.storage.places.store import FILES
 from tests.cli.conftest import run, run_json
 from tests.observe.test_exposition import numbers
 from tests.stores import TASK, build, group, opened, sweep_now

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replaybuf import FullError, ReplayBuffer, Status
-from replaybuf.places.store import FILES, file_name
+from replaybuf.storage.places.store import FILES, file_name
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.tasks import file_batch
 from replaybuf.storage.sql.tasks import payload_files as tasks

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from replaybuf.errors import PayloadStoreError, StorageError
-from replaybuf.places.folder import FolderStore
-from replaybuf.places.owners import claim
-from replaybuf.places.store import FILES, MARKER, FileLostError, file_name
+from replaybuf.storage.places.folder import FolderStore
+from replaybuf.storage.places.owners import claim
+from replaybuf.storage.places.store import FILES, MARKER, FileLostError, file_name
 from tests.places.arrays import files
 from tests.places.conftest import HOME
 from tests.places.written import DATABASE, read, written
@@ -100,7 +100,9 @@ def test_what_is_synced_is_synced_with_its_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, on_network: bool, sync: bool, calls: int
 ) -> None:
     """On a network every write is on the server."""
-    monkeypatch.setattr("replaybuf.places.folder.filesystem_type", lambda path: "nfs4" if on_network else "ext4")
+    monkeypatch.setattr(
+        "replaybuf.storage.places.folder.filesystem_type", lambda path: "nfs4" if on_network else "ext4"
+    )
     store = FolderStore(str(folder))
     store.check_writable()
     claim(store, DATABASE, 1, HOME)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.errors import PayloadStoreError
-from replaybuf.places import folder as folders
+from replaybuf.storage.places import folder as folders
 from tests.places.arrays import apart, heavy, put, take_all
 from tests.stores import TASK, group, until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.places.owners import open_place
+from replaybuf.storage.places.owners import open_place
 from replaybuf.storage.sql.tasks import payload_files
 from tests.faults.figures import Figures
 from tests.faults.ledger import entries, numbers

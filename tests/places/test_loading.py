@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from replaybuf import Status, load_into
 from replaybuf.errors import InputError
-from replaybuf.places.folder import FolderStore
+from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import PLACES, Kept, experts, kept_at, lent, rollout, same
 from tests.stores import TASK

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import PayloadStoreError
-from replaybuf.places.store import FILES, MARKER
+from replaybuf.storage.places.store import FILES, MARKER
 from tests.places.arrays import (
     NBYTES,
     apart,

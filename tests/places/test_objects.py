@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from replaybuf.errors import PayloadStoreError
-from replaybuf.places.objects import ObjectStore
-from replaybuf.places.owners import claim
+from replaybuf.storage.places.objects import ObjectStore
+from replaybuf.storage.places.owners import claim
 from tests.places.conftest import HOME, PATIENCE
 from tests.places.relay import Relay
 from tests.places.written import DATABASE, read, written

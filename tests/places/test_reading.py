@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from replaybuf import RolloutState
-from replaybuf.codec.payload import Codec
-from replaybuf.places.store import FILES
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.places.store import FILES
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.cli.conftest import run, run_json
 from tests.stores import TASK, build, group
 from tests.web.conftest import client_of

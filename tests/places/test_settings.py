@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.errors import ConfigError, PayloadStoreError
-from replaybuf.places.store import MARKER
+from replaybuf.storage.places.store import MARKER
 from tests.places.arrays import apart, files, listed, put, rename, take_all, until_no_files
 from tests.stores import build
 

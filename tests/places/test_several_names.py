@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from replaybuf.errors import ConfigError, PayloadStoreError
-from replaybuf.places.owners import parse_place
-from replaybuf.places.store import MARKER
+from replaybuf.storage.places.owners import parse_place
+from replaybuf.storage.places.store import MARKER
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cli.doctored import examine, wrong

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.errors import DecodeError, PayloadStoreError
-from replaybuf.places.folder import FolderStore
-from replaybuf.places.owners import CopyError, Marker, claim, recognise, take_over
-from replaybuf.places.store import (
+from replaybuf.storage.places.folder import FolderStore
+from replaybuf.storage.places.owners import CopyError, Marker, claim, recognise, take_over
+from replaybuf.storage.places.store import (
     ALIGNMENT,
     EXTENT_BYTES,
     FILES,

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf import FullError, ReplayBuffer, ReplayBufferConfig
 from replaybuf.buffer.together import Put, put_together
-from replaybuf.places.store import FILES
+from replaybuf.storage.places.store import FILES
 from tests.stores import until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaybuf.places.store import ALIGNMENT, Extent, PlaceStore, Range, file_name
+from replaybuf.storage.places.store import ALIGNMENT, Extent, PlaceStore, Range, file_name
 from tests.places.conftest import PATIENCE
 
 DATABASE = "d" * 32

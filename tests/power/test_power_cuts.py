@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from replaybuf.doctor import CheckContext, Severity
-from replaybuf.doctor.examine import examine
+from replaybuf.cli.doctor import CheckContext, Severity
+from replaybuf.cli.doctor.examine import examine
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.power.disk import Disk, Event, compiled, recorded
 from tests.power.workload import DATABASE, MARKS, PLACE, SAVED, buffer_in, state_of

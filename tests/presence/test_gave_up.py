@@ -9,13 +9,13 @@ import pytest
 
 from replaybuf import FullError, NotReadyError
 from replaybuf.buffer import wait_reports
+from replaybuf.common.worker_name import working_as
 from replaybuf.produce import wait_published
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.inspection.circumstances import read_limits
 from replaybuf.view import waits as inspection
 from replaybuf.view.waits import DrawQuestion, last_given_up, read_waits
-from replaybuf.worker_name import working_as
 from tests.presence.views import list_events, seen, waits_of
 from tests.scripts import run as run_script
 from tests.stores import TASK, build, fill, group, until

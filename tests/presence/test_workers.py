@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from replaybuf import Status
+from replaybuf.common.worker_name import working_as
 from replaybuf.storage.sql.schema import records
-from replaybuf.worker_name import working_as
 from tests.presence import views
 from tests.presence.views import count, list_waiters, list_workers, seen, waits_of, workers_of
 from tests.scripts import Script

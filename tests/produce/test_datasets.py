@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from replaybuf import FencedError, PromptLedger, ReplayBufferConfig, RolloutState, Status
+from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
 from replaybuf.produce import Sampler
-from replaybuf.sync import run
 from tests.datasets import DATASETS, Resuming, Shuffled, complete, indexed, numbers, prompt
 from tests.produce.ledgers import use
 from tests.stores import TASK, build

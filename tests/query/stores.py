@@ -29,8 +29,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from replaybuf.query import FIELDS, Query, parse
-from replaybuf.query.sql_conditions import compile_sql
+from replaybuf.rules.query import FIELDS, Query, parse
+from replaybuf.rules.query.sql_conditions import compile_sql
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from replaybuf.query import FIELDS
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.query import FIELDS
+from replaybuf.values.rollouts.rollout import Status
 from tests.query.stores import Group
 
 HOSTILE = ["'; DROP TABLE groups; --", '"', "'", "\\", "%", "a.b", '$."a"', "[0]", "$", ":x", "é", "A", "😀", "\uffff"]

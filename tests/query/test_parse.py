@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.errors import QueryError
-from replaybuf.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse, span_of
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse, span_of
+from replaybuf.values.rollouts.rollout import Status
 from tests.query.strategies import queries
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from replaybuf.query import Query, parse
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.query import Query, parse
+from replaybuf.values.rollouts.rollout import Status
 from tests.query.stores import Group
 from tests.query.strategies import groups, queries
 from tests.reference.predicates import predicate

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sqlalchemy import select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from replaybuf.query import Query, parse
-from replaybuf.query.sql_conditions import compile_sql
+from replaybuf.rules.query import Query, parse
+from replaybuf.rules.query.sql_conditions import compile_sql
 from tests.query.stores import COLUMNS, GROUPS, Group, Store, sqlite_store
 from tests.query.strategies import HOSTILE, groups, queries
 from tests.reference.predicates import predicate

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from replaybuf.progress import OnProgress
-from replaybuf.rollouts.rollout import Status
+from replaybuf.common.progress import OnProgress
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.statements.checkpoints import check_empty
 from replaybuf.storage.values import Checkpoint, Cursor, Leased, NewGroup
+from replaybuf.values.rollouts.rollout import Status
 from tests.reference.drawing import Drawing, Drawn, all_of
 from tests.reference.loans import now as lease_time
 from tests.reference.matching import Matching

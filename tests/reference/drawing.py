@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, share
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.values import Draw, Leased, StorageItem, check_database, check_lease
+from replaybuf.values.rollouts.rollout import Status
 from tests.reference.items import in_lane
 from tests.reference.loans import now as lease_time
 from tests.reference.state import Memory

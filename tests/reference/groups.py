@@ -9,13 +9,13 @@ from dataclasses import replace
 from itertools import product
 
 from replaybuf.errors import ConflictError, FullError
-from replaybuf.query import LogicNode, ScalarNode, SetNode
-from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import ReplayPolicy
+from replaybuf.rules.query import LogicNode, ScalarNode, SetNode
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, levels
 from replaybuf.storage.values import Draw, NewGroup, StorageItem
+from replaybuf.values.rollouts.rollout import ASIDE, Status
 from tests.reference.items import Items, Races, in_lane
 
 _ALL = LogicNode("$and", ())

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from replaybuf.query import LogicNode, Node, ScalarNode
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, Race, in_order
+from replaybuf.rules.query import LogicNode, Node, ScalarNode
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import Status
 from tests.reference.predicates import predicate
 
 Key = Callable[[int, str], float]

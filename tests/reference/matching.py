@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 
 from replaybuf.errors import DecodeError
-from replaybuf.query import LogicNode, Node, SetNode
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.staleness import find_expired, mask_stale_tokens, refresh_group, reset_response
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import Order
+from replaybuf.rules.query import LogicNode, Node, SetNode
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.values import Changes, Refresh, StorageItem, Unset
+from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.staleness import find_expired, mask_stale_tokens, refresh_group, reset_response
 from tests.reference.predicates import Predicate, predicate
 from tests.reference.state import Memory
 

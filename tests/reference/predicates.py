@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from replaybuf.query import BetweenNode, LogicNode, Node, NotNode, ScalarNode, SetNode, Value
-from replaybuf.query.nodes import is_number, tag_name
+from replaybuf.rules.query import BetweenNode, LogicNode, Node, NotNode, ScalarNode, SetNode, Value
+from replaybuf.rules.query.nodes import is_number, tag_name
 
 Predicate: TypeAlias = Callable[[Any], bool]
 

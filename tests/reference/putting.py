@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replaybuf.rollouts.marks import Marks
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease
+from replaybuf.values.rollouts.marks import Marks
 from tests.reference.state import Memory
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from replaybuf import ReplayBuffer
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.stored import decode_stored
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Race
 from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.storage.decoding import decode_stored
 from replaybuf.storage.values import Cursor, StorageItem
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import Status
 
 _METADATA = [one.name for one in fields(StorageItem) if one.name not in ("item", "probability", "weight")]
 _GROUPS = """SELECT g.*, l.task_name, l.status, l.step, p.data

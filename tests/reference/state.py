@@ -6,13 +6,13 @@ import threading
 import uuid
 from dataclasses import replace
 
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.marks import Marks
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.reports import Waiting
 from replaybuf.storage.sql.tasks.watch import Wakes
 from replaybuf.storage.values import Cursor, NewGroup, StorageItem
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.marks import Marks
 from tests.reference.groups import Groups
 from tests.reference.items import Items
 from tests.reference.loans import Loans

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from replaybuf.query import LogicNode
-from replaybuf.rollouts.rollout import ASIDE
 from replaybuf.rules import transitions
+from replaybuf.rules.query import LogicNode
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
+from replaybuf.values.rollouts.rollout import ASIDE
 from tests.reference.groups import Groups
 from tests.reference.loans import Loans
 from tests.reference.snapshots import BufferState, StoredGroup

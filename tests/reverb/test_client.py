@@ -12,8 +12,8 @@ import pytest
 
 import replaybuf.integrations.reverb as reverb
 from replaybuf import ConfigError, FencedError, FullError, NotReadyError
+from replaybuf.buffer.sync import run
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.sync import run
 
 
 def table(name: str = "replay", **changes: Any) -> reverb.Table:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import RolloutState, Status
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.normalise import normalise
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.normalise import normalise
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import ExpiryRule
 
 KIND = RolloutType(RolloutState)
 RULE = ExpiryRule(stale_threshold=4)

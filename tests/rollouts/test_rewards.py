@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf import ConfigError, ReplayBuffer, RolloutState, Status
 from replaybuf.produce.agent_loop import reward_varies
-from replaybuf.rollouts.rewards import reward_value, unreadable
+from replaybuf.values.rollouts.rewards import reward_value, unreadable
 from tests.stores import TASK, build
 
 PARTS = {"accuracy": 0.25, "format": 1.0, "note": "short"}

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.rollouts.normalise import normalise
-from replaybuf.rollouts.rollout import RolloutState, Status
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.normalise import normalise
+from replaybuf.values.rollouts.rollout import RolloutState, Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import ExpiryRule
 
 
 class Color(Enum):

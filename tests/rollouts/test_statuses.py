@@ -12,10 +12,10 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import ConfigError, InputError, QueryError, RolloutError
-from replaybuf.query import parse
-from replaybuf.rollouts.rollout_type import RolloutType
-from replaybuf.rollouts.staleness import reset_response
-from replaybuf.rollouts.statuses import Statuses
+from replaybuf.rules.query import parse
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import reset_response
+from replaybuf.values.rollouts.statuses import Statuses
 
 
 class Plain(Enum):

@@ -9,8 +9,8 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import RolloutError
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build
 
 THRESHOLDS = ({"stale_threshold": 4}, {"token_stale_threshold": 4})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Before, Circumstances, Held, Restored, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Diagnosis, diagnose
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.needs import Reason
 from replaybuf.rules.train_state import TrainState
 from replaybuf.rules.transitions import LaneName, Tally
+from replaybuf.values.rollouts.rollout import Status
 
 NOW = 1_763_844_190.0  # 20:43:10 UTC
 C = Status.COMPLETED

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from replaybuf import ConfigError
 from replaybuf.buffer.waits import check_possible
 from replaybuf.errors import InputError
-from replaybuf.rollouts.rollout import ASIDE
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM, UNIT, Race, UniformPolicy, share
 from replaybuf.storage.values import Draw
+from replaybuf.values.rollouts.rollout import ASIDE
+from replaybuf.values.rollouts.statuses import Status
 
 COMPLETED = Status.COMPLETED
 MORE_THAN_EVER = 50

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import (
     Place,
@@ -32,6 +31,7 @@ from replaybuf.rules.transitions import (
     unleased,
     updated,
 )
+from replaybuf.values.rollouts.rollout import Status
 
 COMPLETED, FAILED, ARCHIVED = Status.COMPLETED, Status.FAILED, Status.ARCHIVED
 BUFFERED = [status for status in Status if status != ARCHIVED]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from replaybuf.rollouts.outline import preview, reward_parts
-from replaybuf.rollouts.rewards import reward_value
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.outline import preview, reward_parts
+from replaybuf.values.rollouts.rewards import reward_value
 
 Rows = list[dict[str, Any]]
 

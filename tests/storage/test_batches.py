@@ -12,12 +12,12 @@ import pytest_asyncio
 from sqlalchemy import Table
 
 from replaybuf import NotReadyError, ReplayBuffer, RolloutState, Status
+from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.tasks import sweeper
-from replaybuf.worker_name import working_as
 from tests.cancellation.ways import take
 from tests.contract.harness import group
 from tests.sql_questions import QUESTIONS

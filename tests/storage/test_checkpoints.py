@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 
 from replaybuf import ReplayBuffer
-from replaybuf.query import parse
+from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on

@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from replaybuf import NotReadyError, PromptLedger, Status
+from replaybuf.common.worker_name import working_as
 from replaybuf.produce import TrainState, publish
 from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.needs import Reason
@@ -21,7 +22,6 @@ from replaybuf.storage.sql.inspection import circumstances
 from replaybuf.storage.sql.inspection.circumstances import read_circumstances
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.statements.presence import note_minute
-from replaybuf.worker_name import working_as
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, until
 

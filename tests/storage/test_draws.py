@@ -12,8 +12,8 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import DecodeError, FencedError
-from replaybuf.query import FIELDS
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
+from replaybuf.rules.query import FIELDS
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.past import keep

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, text
 
-from replaybuf.query import parse
 from replaybuf.rules.policies import parse_order
+from replaybuf.rules.query import parse
 from replaybuf.storage.sql.inspection.group_queries import Chosen, Key, page_of_groups
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.schema.tables import group, lane

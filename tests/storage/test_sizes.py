@@ -13,8 +13,7 @@ import pytest
 
 from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import StorageError
-from replaybuf.query import Node
-from replaybuf.rollouts.staleness import ExpiryRule
+from replaybuf.rules.query import Node
 from replaybuf.storage.sql import backend
 from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
 from replaybuf.storage.sql.engine.dialect import RowLimit
@@ -22,6 +21,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import matching
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.values import Refresh, StorageItem
+from replaybuf.values.rollouts.staleness import ExpiryRule
 from tests.reasons import because
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
 

@@ -17,8 +17,8 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.buffer.copies import SNAPSHOT_FILE
+from replaybuf.common.progress import Progress
 from replaybuf.errors import SnapshotError
-from replaybuf.progress import Progress
 from replaybuf.storage.sql.copies.snapshot_file import DIGEST
 from tests.contract.harness import plain
 from tests.stores import TASK, build, fill, group, number_of
@@ -148,7 +148,7 @@ async def test_a_partial_file_is_refused_under_the_right_name(
             )
         copies.append(progress)
 
-    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
     monkeypatch.setattr("replaybuf.storage.sql.copies.snapshot._BATCH_GROUPS", 10)
     async with build(shared_url) as buffer:
         await fill(buffer, 50)
@@ -161,7 +161,7 @@ async def test_a_partial_file_is_refused_under_the_right_name(
 
 async def test_progress_tells_of_all_groups(shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows from nothing to all, while saving and while resuming, outside of the caller's thread."""
-    monkeypatch.setattr("replaybuf.progress._SECONDS", 0)
+    monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
     seen: list[Progress] = []
     threads = set()
 
@@ -190,7 +190,7 @@ async def test_progress_tells_of_all_groups(shared_url: str, tmp_path: Path, mon
 
 async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replaybuf.storage.sql.copies.snapshot._BATCH_GROUPS", 1)
-    monkeypatch.setattr("replaybuf.progress.time", SimpleNamespace(monotonic=lambda: 5.0))
+    monkeypatch.setattr("replaybuf.common.progress.time", SimpleNamespace(monotonic=lambda: 5.0))
     seen: list[Progress] = []
     async with build("sqlite:///:memory:") as buffer:
         await fill(buffer, 30)

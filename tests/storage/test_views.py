@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.texts import Texts
-from replaybuf.doctor import CheckContext
-from replaybuf.doctor.check_payloads import PAYLOADS
-from replaybuf.rollouts.outline import preview, reward_parts
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.cli.doctor import CheckContext
+from replaybuf.cli.doctor.check_payloads import PAYLOADS
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.texts import Texts
+from replaybuf.values.rollouts.outline import preview, reward_parts
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.sync import SyncReplayBuffer
+from replaybuf.buffer.sync import SyncReplayBuffer
 
 
 @pytest.fixture

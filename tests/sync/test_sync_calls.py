@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from replaybuf import FullError, NotReadyError
+from replaybuf.buffer.sync import SyncReplayBuffer, run
+from replaybuf.buffer.sync.buffer import face_of
 from replaybuf.errors import ClosedError, InputError, QueryError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.storage.values import StorageItem
-from replaybuf.sync import SyncReplayBuffer, run
-from replaybuf.sync.buffer import face_of
 from tests.stores import TASK, group, number_of, numbers_of
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.sync import SyncReplayBuffer
-from replaybuf.sync.loop import _BlockingCall, _start
+from replaybuf.buffer.sync import SyncReplayBuffer
+from replaybuf.buffer.sync.loop import _BlockingCall, _start
 from tests.scripts import run as run_script
 from tests.stores import TASK, group, numbers_of
 
@@ -179,7 +179,7 @@ def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_fol
     out = run_script(
         """
         import asyncio, signal, threading
-        from replaybuf.sync import run
+        from replaybuf.buffer.sync import run
 
         async def ends_although_cancelled():
             try:
@@ -202,7 +202,7 @@ def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_fol
 
 WATCHDOG = """
     import asyncio, signal
-    from replaybuf.sync import run
+    from replaybuf.buffer.sync import run
 
     class Watchdog(Exception): pass
 
@@ -255,7 +255,7 @@ def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) 
     out = run_script(
         """
         import asyncio, signal, threading
-        from replaybuf.sync import loop, run
+        from replaybuf.buffer.sync import loop, run
 
         module = asyncio if sys.argv[2] == "new_event_loop" else threading
         original = getattr(module, sys.argv[2])

@@ -14,12 +14,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig
+from replaybuf.buffer.sync import run
 from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
 from replaybuf.integrations.torch import GroupDataset, leased_steps
 from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.sync import run
 from tests.presence.views import list_events
 from tests.torch.groups import TASK, group, numbers, put, settled, totals
 

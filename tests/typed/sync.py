@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import assert_type
 
 from replaybuf import ReplayBufferConfig
+from replaybuf.buffer.sync import SyncLease, SyncReplayBuffer
 from replaybuf.storage.values import StorageItem
-from replaybuf.sync import SyncLease, SyncReplayBuffer
 from tests.typed.buffers import Sample
 
 

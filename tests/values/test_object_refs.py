@@ -14,10 +14,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status, load_into
-from replaybuf.codec import value_types as ext
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError, RolloutError
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.values.codec import value_types as ext
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field
 from tests.stores import until
 from tests.values.fake_ray import FakeRay, ObjectRef, OwnerDiedError

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import units
+from replaybuf.common import units
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.app import create_app
 from replaybuf.web.ask import Ask

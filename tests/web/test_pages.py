@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.common.worker_name import working_as
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web import tables
-from replaybuf.worker_name import working_as
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
 from tests.stores import until

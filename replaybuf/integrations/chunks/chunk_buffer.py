@@ -11,8 +11,11 @@ from pydantic import Field
 
 from replaybuf.buffer import wait_reports
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.cancellation import to_its_end
-from replaybuf.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
+from replaybuf.buffer.sync.buffer import SyncBuffer, SyncReplayBuffer, face_of, mirrored
+from replaybuf.buffer.sync.loop import end, run
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
+from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.config import Password, ReplayBufferConfig
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.integrations.chunks.fragments import (
@@ -26,11 +29,8 @@ from replaybuf.integrations.chunks.fragments import (
     check_session,
 )
 from replaybuf.integrations.chunks.ledger import ATTEMPTS, Ledger, ModelState, WorkerProgress, tag_of
-from replaybuf.readable_config import ReadableConfig
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS
-from replaybuf.sync.buffer import SyncBuffer, SyncReplayBuffer, face_of, mirrored
-from replaybuf.sync.loop import end, run
+from replaybuf.values.rollouts.rollout import Status
 
 OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]

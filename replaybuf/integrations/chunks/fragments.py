@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from replaybuf.checks import MAX_STEP, check_task_name, whole
+from replaybuf.common.checks import MAX_STEP, check_task_name, whole
 from replaybuf.errors import FragmentError, InputError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import Status
 
 #: Why a fragment is not stored; DROPPED adds the reasons for chunks.
 Problem = Literal["gap", "duplicate", "session"]

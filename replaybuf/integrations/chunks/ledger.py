@@ -32,11 +32,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import Tags
+from replaybuf.common.checks import Tags
 from replaybuf.errors import ConflictError
 from replaybuf.integrations.chunks.fragments import DROPPED, Fragment, Session
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import Status
 
 # The number of ended sessions whose names are kept, so that none of them begins again.
 _ENDED = 1000

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, overload
 
+from replaybuf.buffer.sync import run
 from replaybuf.buffer.together import put_together
-from replaybuf.checks import check_timeout
+from replaybuf.common.checks import check_timeout
+from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
 from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table, TableInfo
-from replaybuf.redact import redact
 from replaybuf.storage.values import UNSET, Unset
-from replaybuf.sync import run
 
 
 class Client:

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_whole
+from replaybuf.buffer.sync import run
+from replaybuf.common.checks import check_whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
-from replaybuf.sync import run
+from replaybuf.values.rollouts.rollout import Status
 
 #: The class of the results, for type checkers.
 R = TypeVar("R")

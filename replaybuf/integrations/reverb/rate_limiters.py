@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.checks import check_whole
+from replaybuf.common.checks import check_whole
 from replaybuf.errors import ConfigError
 
 

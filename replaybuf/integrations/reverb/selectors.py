@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from replaybuf.checks import check_priority
+from replaybuf.common.checks import check_priority
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, OrderTerm, PrioritizedPolicy, ReplayPolicy, UniformPolicy
 

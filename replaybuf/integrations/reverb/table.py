@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, Self
 from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.together import Put
-from replaybuf.checks import check_list, check_task_name, whole
+from replaybuf.common.checks import check_list, check_task_name, whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
 from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.shapes import is_namedtuple
 from replaybuf.rules.transitions import Tally, levels
 from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.shapes import is_namedtuple
 
 
 class SampleInfo(NamedTuple):

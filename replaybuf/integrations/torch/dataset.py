@@ -21,16 +21,16 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from replaybuf.buffer.drawing import AtLeast, DrawRequest
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_at_least, check_list, check_sizes, check_timeout
+from replaybuf.buffer.sync import SyncReplayBuffer, run
+from replaybuf.buffer.sync.loop import end
+from replaybuf.common.checks import check_at_least, check_list, check_sizes, check_timeout
+from replaybuf.common.redact import redact
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, NotReadyError
-from replaybuf.query import Query
-from replaybuf.redact import redact
-from replaybuf.rollouts.rollout import Status
-from replaybuf.rollouts.statuses import StatusLike
+from replaybuf.rules.query import Query
 from replaybuf.storage.values import LEASE_SECONDS, Leased, StorageItem
-from replaybuf.sync import SyncReplayBuffer, run
-from replaybuf.sync.loop import end
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.statuses import StatusLike
 
 #: The highest number of workers.
 MOST_WORKERS = 1024

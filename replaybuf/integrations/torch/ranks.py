@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from replaybuf.checks import check_seconds
+from replaybuf.common.checks import check_seconds
 from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.integrations.torch.train_steps import Step
 from replaybuf.storage.values import StorageItem

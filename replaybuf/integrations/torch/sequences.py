@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.rollouts.rewards import SCORE, as_array, reward_value
 from replaybuf.rules.balance import packed_rows
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rewards import SCORE, as_array, reward_value
 
 #: Computes the advantages of a group's rollouts from their rewards.
 Advantages: TypeAlias = Callable[[Sequence[float]], Sequence[float]]

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.checks import check_train_step
+from replaybuf.buffer.sync import SyncLease, run
+from replaybuf.buffer.sync.loop import end
+from replaybuf.common.checks import check_train_step
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
 from replaybuf.integrations.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
-from replaybuf.sync import SyncLease, run
-from replaybuf.sync.loop import end
 
 _logger = logging.getLogger("replaybuf.integrations.torch")
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from replaybuf.errors import MissingDriverError
-from replaybuf.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout import Status
 
 _DATA = "xtuner.v1.data_proto.rl_data"
 _SESSIONS = "xtuner.v1.rl.rollout.trace_store"

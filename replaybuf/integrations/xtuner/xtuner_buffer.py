@@ -11,15 +11,15 @@ from pydantic import Field, ImportString
 
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
-from replaybuf.cancellation import to_its_end
-from replaybuf.checks import check_step
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import check_step
 from replaybuf.errors import SnapshotError
 from replaybuf.integrations.xtuner.parts import THEIR_FILE, config_class, release, rollout_class
-from replaybuf.rollouts.rollout import Status, group_status
-from replaybuf.rollouts.staleness import EXPIRING_STATUSES, fill_model_steps
-from replaybuf.rollouts.statuses import OUR_STATUSES, StatusLike
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, fill_model_steps
+from replaybuf.values.rollouts.statuses import OUR_STATUSES, StatusLike
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""

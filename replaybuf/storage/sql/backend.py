@@ -10,12 +10,11 @@ from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from replaybuf.common.progress import OnProgress, in_pieces
 from replaybuf.errors import ClosedError, DecodeError
-from replaybuf.progress import OnProgress, in_pieces
-from replaybuf.query import Node
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.policies import Order
+from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
@@ -35,6 +34,7 @@ from replaybuf.storage.sql.tasks import encoding
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
+from replaybuf.values.rollouts.rollout import Status
 
 UIDS = ("uid", "timestamp_id")
 #: A search in the order of uids lists so many groups at a time.
@@ -44,9 +44,9 @@ FOUND_AT_ONCE = 10_000
 class SQLStorage(Store):
     """The groups of a buffer in a SQLite file, a SQLite database in memory, or a PostgreSQL database.
 
-    `ReplayBuffer` decides the status of a group and how long a caller waits. Queries arrive parsed (`replaybuf.query`),
-    orders as terms (`replaybuf.rules.policies`). Every coroutine is safe to cancel: it has either its whole effect or
-    none. All calls with a lease raise LeaseLostError for a lease of another database.
+    `ReplayBuffer` decides the status of a group and how long a caller waits. Queries arrive parsed
+    (`replaybuf.rules.query`), orders as terms (`replaybuf.rules.policies`). Every coroutine is safe to cancel: it has
+    either its whole effect or none. All calls with a lease raise LeaseLostError for a lease of another database.
     """
 
     def __len__(self) -> int:

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack
 
-from replaybuf.checks import check_history
-from replaybuf.codec.payload import Codec
+from replaybuf.common.checks import check_history
+from replaybuf.common.passwords import PasswordFunction
+from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
-from replaybuf.passwords import PasswordFunction
-from replaybuf.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.rules.limits import Rules
+from replaybuf.storage.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
@@ -38,7 +38,7 @@ from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import HISTORY, LOCK_SECONDS, RECONNECT_SECONDS
-from replaybuf.worker_name import worker_name
+from replaybuf.values.codec.payload import Codec
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -62,7 +62,7 @@ class Store:
     file system is refused at first use (StorageError), unless `allow_network_filesystem`. The view `batches`
     keeps the last `history` draws of the buffer (None: all). `worker` is the worker name recorded in the view `events`
     (restores, deletions, ...). Arrays of payloads, from `payload_threshold` bytes on, are kept in the place `payloads`
-    (`replaybuf.places.owners`). `password` is called before each connection and returns PostgreSQL's password.
+    (`replaybuf.storage.places.owners`). `password` is called before each connection and returns PostgreSQL's password.
     """
 
     #: Returns the database's URL from a user's. Raises ConfigError, and MissingDriverError.

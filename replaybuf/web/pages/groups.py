@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf import units
+from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.files.foreign_rows import SYNONYMS
-from replaybuf.query import FIELDS, LogicNode, Node, parse, span_of
-from replaybuf.query.parse import read_value
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import OrderTerm, parse_order
+from replaybuf.rules.query import FIELDS, LogicNode, Node, parse, span_of
+from replaybuf.rules.query.parse import read_value
 from replaybuf.storage.sql.inspection.group_payloads import (
     StoredArray,
     arrays_of,
@@ -30,8 +29,9 @@ from replaybuf.storage.sql.inspection.group_queries import (
 from replaybuf.storage.sql.inspection.groups import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.tokens import SHADES, strip
+from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import ARRAYS, columns
+from replaybuf.view.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.tables import Listed, table_of
 

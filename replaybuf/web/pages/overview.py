@@ -7,11 +7,11 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from replaybuf.rollouts.statuses import Status
+from replaybuf.common.units import time_of
 from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
-from replaybuf.units import time_of
+from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view import waits
 from replaybuf.view.columns import CHECKPOINTS, value_of
 from replaybuf.view.overview import EVENTS, TASKS, event_text, rates_of, read_events

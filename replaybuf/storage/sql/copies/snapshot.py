@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Table
 
-from replaybuf.atomic_file import partial_file, publish
-from replaybuf.codec.payload import Codec
+from replaybuf.common.atomic_file import partial_file, publish
+from replaybuf.common.progress import OnProgress, ProgressReporter
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import DecodeError, PayloadStoreError, SnapshotError
-from replaybuf.places.store import Extent, FileLostError
-from replaybuf.progress import OnProgress, ProgressReporter
-from replaybuf.redact import redact_path
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.places.store import Extent, FileLostError
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
     check_facts,
@@ -52,6 +51,7 @@ from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.rows import rescoped_key
+from replaybuf.values.codec.payload import Codec
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.tasks.file_batch import FileBatch

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from replaybuf.codec.stored import Places, joined, names_its_arrays, read_tails
 from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
-from replaybuf.places.store import EXTENT_BYTES
+from replaybuf.storage.decoding import Places, joined, names_its_arrays, read_tails
+from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
 from replaybuf.storage.sql.statements.files import SILENT_SECONDS, keep_files

@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import BigInteger, ColumnElement, Select, Table, bindparam
 from sqlalchemy import Dialect as Compiler
 
-from replaybuf import units
+from replaybuf.common import units
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.engine import URL
 
-from replaybuf.passwords import PasswordFunction
+from replaybuf.common.passwords import PasswordFunction
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.values import LOCK_SECONDS, RECONNECT_SECONDS

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy.engine import URL
 
+from replaybuf.common.passwords import PasswordFunction
 from replaybuf.errors import FencedError, LockedError, ReplayBufError, UnreachableError
-from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps

@@ -15,9 +15,9 @@ from typing import Any
 import asyncpg
 from sqlalchemy.engine import URL
 
-from replaybuf import passwords
+from replaybuf.common import passwords
+from replaybuf.common.passwords import PasswordFunction
 from replaybuf.errors import ConfigError, StorageError, UnreachableError
-from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import thread
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION

@@ -13,8 +13,8 @@ from pydantic_core import from_json
 from sqlalchemy.engine import URL
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from replaybuf.common.passwords import PasswordFunction
 from replaybuf.errors import ReplayBufError, UnreachableError
-from replaybuf.passwords import PasswordFunction
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector

@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from replaybuf.common.redact import redact
 from replaybuf.errors import (
     AccessError,
     LockedError,
     ReplayBufError,
     StorageError,
 )
-from replaybuf.places.filesystems import MOUNTINFO, filesystem_type, is_network
-from replaybuf.redact import redact
 from replaybuf.rules.words import brief
+from replaybuf.storage.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
 _Identity = tuple[int, int] | None

@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from replaybuf.common.units import number_of
 from replaybuf.storage.sql.engine.errors import StandbyWaitEnded
 from replaybuf.storage.sql.engine.outage import Outage
-from replaybuf.units import number_of
 
 if TYPE_CHECKING:  # it needs asyncpg, which the doctor of a SQLite file doesn't
     from replaybuf.storage.sql.engine.postgres_servers import Servers

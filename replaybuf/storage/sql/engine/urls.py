@@ -17,8 +17,8 @@ from urllib.parse import quote, unquote, urlencode
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 
+from replaybuf.common.redact import may_hold_password, redact
 from replaybuf.errors import ConfigError, MissingDriverError
-from replaybuf.redact import may_hold_password, redact
 
 # Several hosts
 

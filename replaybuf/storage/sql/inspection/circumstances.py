@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from replaybuf.common.worker_name import is_gone
 from replaybuf.errors import InputError, QueryError
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import (
     LIVE_SECONDS,
     RATE_SECONDS,
@@ -30,7 +30,7 @@ from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import ACTIVITIES
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
-from replaybuf.worker_name import is_gone
+from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
@@ -145,7 +145,7 @@ def matching(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances)
     """Return the circumstances with the counts of groups that match the wait's query, up to the wanted number."""
     if wait.query is None:
         return replace(about, matches=None)
-    from replaybuf.query import LogicNode, ScalarNode, parse
+    from replaybuf.rules.query import LogicNode, ScalarNode, parse
     from replaybuf.storage.sql.engine.transaction import Scope
     from replaybuf.storage.sql.statements.matching import count_groups
 

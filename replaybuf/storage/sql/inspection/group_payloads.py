@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from replaybuf import units
-from replaybuf.codec.blocks import ArrayFacts
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_header import is_apart
-from replaybuf.codec.stored import Places, decode_shown
+from replaybuf.common import units
 from replaybuf.errors import DecodeError
-from replaybuf.places.store import FILES, Extent
-from replaybuf.rollouts.rollout_type import RolloutType
+from replaybuf.storage.decoding import Places, decode_shown
+from replaybuf.storage.places.store import FILES, Extent
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.values.codec.blocks import ArrayFacts
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_header import is_apart
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: Decodes rollouts, and objects in their fields, as dicts whatever their class, without torch or Ray.
 AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)

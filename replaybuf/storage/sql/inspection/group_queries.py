@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, true, union_all
 
-from replaybuf.query import Node
-from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rules.policies import Order, OrderTerm
+from replaybuf.rules.query import Node
+from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.groups import (
     Listing,

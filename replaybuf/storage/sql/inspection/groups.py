@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf import units
+from replaybuf.common import units
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import InputError
-from replaybuf.redact import redact_path
-from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.values.rollouts.statuses import Status
 
 DEFAULT = "default"
 _DIGITS = re.compile("([0-9]+)")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf import units
-from replaybuf.rollouts.statuses import Status
+from replaybuf.common import units
+from replaybuf.common.units import time_of
 from replaybuf.storage.sql.inspection.groups import buffers_of, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import Batch, batch_of_lease, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
-from replaybuf.units import time_of
+from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
@@ -26,6 +25,7 @@ from replaybuf.storage.sql.statements.buffer_facts import (
     read_tallies,
 )
 from replaybuf.storage.sql.statements.buffer_facts import histogram_of as histogram_of
+from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from replaybuf.rollouts.statuses import Status
+from replaybuf.common.units import time_of
 from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.storage.sql.inspection.groups import check_buffer, in_order, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
-from replaybuf.units import time_of
+from replaybuf.values.rollouts.statuses import Status
 
 #: The sort column of a view, newest first, where it isn't `id`.
 _KEYS = {"batch_groups": "uid", "checkpoints": "created_at", "workers": "last_seen"}

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, NullPool, create_engine, event, update
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from replaybuf.common.progress import OnProgress
 from replaybuf.errors import ConfigError, InputError, LockedError, StorageError
-from replaybuf.progress import OnProgress
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
 from replaybuf.storage.sql.engine import locks

@@ -6,7 +6,7 @@ Payloads are immutable and separate; only narrow metadata changes:
                 race of random draws (`replaybuf.rules.policies`); leased groups have lanes of their own
     rb_group    a narrow row per group: its lane, staleness, priority, tags, rollout metadata, sampling key, lease
     rb_payload  one wide row per group, written once: the encoded rollouts, their index and previews for SQL
-    rb_file     files or objects with the arrays of payloads that are kept apart (`replaybuf.places`)
+    rb_file     files or objects with the arrays of payloads that are kept apart (`replaybuf.storage.places`)
     rb_place    the folders and object stores of these files
     rb_past     versions of groups that left, or were changed: of checkpoints, of draws, or waiting to be swept
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
@@ -27,7 +27,7 @@ Groups with another staleness (given with the put, without model steps, or expir
 groups put after a restore get the tickets that they would have had without it, and so the same chances.
 
 `file` has the tail of a payload, of `size` bytes, NULL if `data` is the whole payload; `data` is then the head, and
-ends with the tail's extent in the file (`replaybuf.places.store`).
+ends with the tail's extent in the file (`replaybuf.storage.places.store`).
 
 A file has `bytes`, and `groups` whose payloads name it: 0 when it can be deleted, -1 when it is nobody's
 (`statements.files`). A place was last listed for those at `listed_at`, and keeps all its files until `kept_until`.

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import batch
 from replaybuf.storage.sql.statements.past import lock, may_sweep, record, record_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased
+from replaybuf.values.rollouts.statuses import Status
 
 
 def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
+from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor

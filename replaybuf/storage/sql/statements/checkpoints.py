@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from replaybuf.errors import SnapshotError
-from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
@@ -31,6 +30,7 @@ from replaybuf.storage.sql.statements.past import OURS, bring_back, changed_sinc
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, uid_in
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
+from replaybuf.values.rollouts.rollout import ASIDE, Status
 
 
 def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) -> Checkpoint:

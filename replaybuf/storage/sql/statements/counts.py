@@ -14,8 +14,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from replaybuf.rollouts.rollout import ASIDE
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import LaneName, Tally, Transition, levels
@@ -29,6 +27,8 @@ from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.values.rollouts.rollout import ASIDE
+from replaybuf.values.rollouts.statuses import Status
 
 #: Changes of tallies, by lane and name.
 Counts = Counter[tuple[int, Tally]]

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 from sqlalchemy import ColumnElement
 
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
-from replaybuf.rollouts.rollout import ASIDE, Status
 from replaybuf.rules.policies import KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.statement import Statement
@@ -26,6 +24,8 @@ from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_rac
 from replaybuf.storage.sql.statements.past import in_checkpoints, leave
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import ASIDE, Status
 
 #: Collects the groups removed by a transaction, whose payloads are read after it; None if not requested.
 Leaving = list[GroupRow] | None

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from urllib.parse import quote
 
-from replaybuf.places.owners import Home
-from replaybuf.places.store import Extent, FileLostError
+from replaybuf.storage.places.owners import Home
+from replaybuf.storage.places.store import Extent, FileLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import IDENTITY
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules.policies import Race
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.values.rollouts.rollout import Status
 
 
 @dataclass(slots=True)

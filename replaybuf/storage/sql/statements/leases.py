@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from replaybuf.errors import DecodeError
-from replaybuf.places.store import Extent
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally
+from replaybuf.storage.places.store import Extent
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
@@ -26,6 +25,7 @@ from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import PLACES, SELECT_ROWS, GroupRow, select_rows, uid_in
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
+from replaybuf.values.rollouts.statuses import Status
 
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:

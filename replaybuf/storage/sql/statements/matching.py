@@ -8,11 +8,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select
 
-from replaybuf.codec.payload import Codec
-from replaybuf.query import LogicNode, Node, SetNode, to_text
-from replaybuf.query.sql_conditions import compile_sql
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules.policies import Order
+from replaybuf.rules.query import LogicNode, Node, SetNode, to_text
+from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.statement import to_json_text
@@ -26,6 +24,8 @@ from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows, uid_in
 from replaybuf.storage.values import Changes, Unset
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.statuses import Status
 
 _CHUNK = 10_000
 

@@ -21,23 +21,23 @@ from sqlalchemy import Column, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_format import SplitPayload
-from replaybuf.codec.texts import Texts
-from replaybuf.places.store import EXTENT_BYTES, Extent
-from replaybuf.rollouts.group_fields import GroupFields
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.outline import add_unreadable, outline, prompt_preview
-from replaybuf.rollouts.rewards import numeric_parts
-from replaybuf.rollouts.rollout import ASIDE
-from replaybuf.rollouts.rollout_type import RolloutType
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.rules.words import brief, listed
+from replaybuf.storage.places.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_format import SplitPayload
+from replaybuf.values.codec.texts import Texts
+from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.outline import add_unreadable, outline, prompt_preview
+from replaybuf.values.rollouts.rewards import numeric_parts
+from replaybuf.values.rollouts.rollout import ASIDE
+from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: A row's values by column, in the driver's form: JSON as text.
 Row = dict[str, Any]

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, null, select
 
 from replaybuf.errors import ConfigError
-from replaybuf.query import Node
-from replaybuf.query.sql_conditions import compile_sql
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, in_order
+from replaybuf.rules.query import Node
+from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Transaction

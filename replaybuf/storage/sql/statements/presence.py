@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any, TypedDict, Unpack
 
+from replaybuf.common.worker_name import machine
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.reports import ACTIVITIES, EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
@@ -22,7 +23,6 @@ from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECON
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.storage.sql.statements.fence import is_fenced_off
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.worker_name import machine
 
 #: Retained events of a buffer, and uids of one event, at most.
 MOST_EVENTS, MOST_UIDS = 10_000, 100

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.errors import FullError, ReplayBufError, StorageError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
 from replaybuf.storage.reports import EventKind
@@ -45,6 +44,7 @@ from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
+from replaybuf.values.rollouts.rollout import Status
 
 
 @dataclass(slots=True)

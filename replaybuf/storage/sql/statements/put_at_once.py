@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.rollouts.statuses import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -38,6 +37,7 @@ from replaybuf.storage.sql.statements.new_rows import (
     payload_row,
 )
 from replaybuf.storage.sql.statements.put import Outcome, put_groups
+from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(slots=True)

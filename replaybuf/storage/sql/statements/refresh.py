@@ -13,8 +13,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from replaybuf.rollouts.marks import Marks
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.reports import EventKind
@@ -29,6 +27,8 @@ from replaybuf.storage.sql.statements.past import keep, newest
 from replaybuf.storage.sql.statements.presence import note as note_event
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Refresh
+from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.rollout import Status
 
 _CHUNK = 5_000
 

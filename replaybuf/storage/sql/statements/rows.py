@@ -11,19 +11,19 @@ from typing import Any
 from pydantic_core import from_json
 from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
 
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_header import has_blocks, head_size, is_apart
-from replaybuf.codec.stored import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.errors import DecodeError
-from replaybuf.places.store import EXTENT_BYTES
-from replaybuf.query import FIELDS as QUERIED
-from replaybuf.query import SetNode
-from replaybuf.query.sql_conditions import compile_sql
-from replaybuf.rollouts.rollout import Status
+from replaybuf.rules.query import FIELDS as QUERIED
+from replaybuf.rules.query import SetNode
+from replaybuf.rules.query.sql_conditions import compile_sql
+from replaybuf.storage.decoding import DAMAGE, Deferral, damaged, decode_stored
+from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_header import has_blocks, head_size, is_apart
+from replaybuf.values.rollouts.rollout import Status
 
 #: Queried fields; they need `group` joined to `lane`.
 FIELDS: dict[str, ColumnElement[Any]] = {

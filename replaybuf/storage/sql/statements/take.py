@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from replaybuf.codec.payload import Codec
 from replaybuf.errors import DecodeError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.rules.transitions import Tally
@@ -37,6 +35,8 @@ from replaybuf.storage.sql.statements.ordering import Source, advance, check_rac
 from replaybuf.storage.sql.statements.past import gone, newest, record
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout import Status
 
 
 def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from replaybuf.codec.payload import Codec
+from replaybuf.common.progress import in_pieces
 from replaybuf.errors import DecodeError, ReplayBufError, StorageError
-from replaybuf.places.store import FileLostError
-from replaybuf.progress import in_pieces
+from replaybuf.storage.places.store import FileLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import decode_removed, read_removed
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
@@ -17,6 +16,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
+from replaybuf.values.codec.payload import Codec
 
 T = TypeVar("T")
 

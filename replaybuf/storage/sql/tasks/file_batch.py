@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from replaybuf.codec.payload_format import SplitPayload
-from replaybuf.places.store import ALIGNMENT, Extent, PlaceStore, file_name
+from replaybuf.storage.places.store import ALIGNMENT, Extent, PlaceStore, file_name
+from replaybuf.values.codec.payload_format import SplitPayload
 
 #: The size and the number of groups from which a file has no more: it is deleted when its last group has gone.
 FILE_BYTES, FILE_GROUPS = 4 << 20, 64

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from replaybuf.codec.object_refs import UnfetchedError
 from replaybuf.errors import ClosedError, PayloadStoreError
-from replaybuf.places.store import FileLostError
+from replaybuf.storage.places.store import FileLostError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
@@ -28,6 +27,7 @@ from replaybuf.storage.sql.tasks.file_batch import FileBatch
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
+from replaybuf.values.codec.object_refs import UnfetchedError
 
 #: The most groups, and bytes of payloads, of one commit.
 MAX_GROUPS = 512

@@ -15,16 +15,16 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
-from replaybuf.checks import check_seconds
-from replaybuf.codec.blocks import DeferredArray, StandIn, checked_array
-from replaybuf.codec.payload_header import has_blocks, head_size
-from replaybuf.codec.replacing import Replacing
+from replaybuf.common.checks import check_seconds
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
-from replaybuf.places.owners import local_url, open_place
-from replaybuf.places.store import Extent, GoneError, PlaceStore, Range
+from replaybuf.storage.places.owners import local_url, open_place
+from replaybuf.storage.places.store import Extent, GoneError, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
+from replaybuf.values.codec.blocks import DeferredArray, StandIn, checked_array
+from replaybuf.values.codec.payload_header import has_blocks, head_size
+from replaybuf.values.codec.replacing import Replacing
 
 #: Default timeout for reads from a place, in seconds.
 PATIENCE = 60.0

@@ -18,15 +18,15 @@ from collections import deque
 from collections.abc import Iterable
 from functools import partial
 
+from replaybuf.common.worker_name import host_name
 from replaybuf.errors import ReplayBufError
-from replaybuf.rollouts.rollout import Status
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent, kind_of_wait
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, is_noted, note_minute, write_beat
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
-from replaybuf.worker_name import host_name
+from replaybuf.values.rollouts.rollout import Status
 
 # Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.errors import ConfigError, PayloadStoreError, ReplayBufError
-from replaybuf.places.store import MARKER, Extent, PlaceStore, file_name, file_number
+from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS
@@ -32,7 +32,7 @@ LISTING_SECONDS, YOUNG_SECONDS = 3600.0, 86_400.0
 #: How long closing waits for a place that doesn't answer; other processes delete the rest.
 _CLOSING_SECONDS = 3.0
 
-_logger = logging.getLogger("replaybuf.places")
+_logger = logging.getLogger("replaybuf.storage.places")
 
 T = TypeVar("T")
 

@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replaybuf.atomic_file import sync_folder
-from replaybuf.codec.payload import Codec
-from replaybuf.codec.payload_header import is_apart
-from replaybuf.codec.stored import Deferral
+from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
-from replaybuf.places.owners import (
+from replaybuf.storage.decoding import Deferral
+from replaybuf.storage.places.owners import (
     CopyError,
     check_unclaimed,
     claim,
@@ -26,7 +24,7 @@ from replaybuf.places.owners import (
     take_over,
     unregister_url,
 )
-from replaybuf.places.store import MARKER, Extent, PlaceStore, Range
+from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite_log import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -35,6 +33,8 @@ from replaybuf.storage.sql.statements.files import has_left, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_header import is_apart
 
 T = TypeVar("T")
 #: Runs a function of a value in another thread.

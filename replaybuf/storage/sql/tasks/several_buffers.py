@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.errors import ClosedError, FencedError, ReplayBufError, StorageError
-from replaybuf.places.store import FileLostError
+from replaybuf.storage.places.store import FileLostError
 from replaybuf.storage.sql.statements import put as statements
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups

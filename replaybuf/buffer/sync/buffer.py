@@ -1,0 +1,348 @@
+"""Synchronous classes, made from the asynchronous ones: buffers, leases, cursors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+from replaybuf.buffer.lease import Cursors, Lease, Leasing, not_begun
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.sync.loop import end, run
+from replaybuf.common.checks import refused
+from replaybuf.errors import InputError
+from replaybuf.rules.limits import Limits
+from replaybuf.rules.policies import ReplayPolicy
+from replaybuf.storage.values import Leased, R, StorageItem
+from replaybuf.values.rollouts.rollout_type import RolloutType
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+F = TypeVar("F")
+
+if TYPE_CHECKING:
+
+    class _Method(Generic[P, T]):
+        """A method, as type checkers see it."""
+
+        @overload
+        def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], T]: ...
+        @overload
+        def __get__(self, instance: object, owner: type) -> Callable[P, T]: ...
+        def __get__(self, instance: Any, owner: type) -> Any: ...
+
+
+# Words of asynchronous docstrings, and their replacements in synchronous ones.
+_WORDS = {
+    "`await` instead of": "`.begin()` instead of",
+    "async with": "with",
+    "await ": "",
+    "cancellation": "KeyboardInterrupt",
+    "a Lease to be": "a SyncLease to be",
+}
+
+
+def mirrored(
+    method: Callable[Concatenate[Any, P], S], turn: Callable[[S], T], *, returns: str | None = None
+) -> _Method[P, T]:
+    """Return a synchronous method that calls `method` of `self.asynchronous` and converts the result by `turn`.
+
+    `turn` is `run` for coroutines. `returns` is the annotation of the result where it differs.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> T:
+        return turn(getattr(self.asynchronous, name)(*args, **kwargs))
+
+    if returns is not None:
+        call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
+    for word, other in _WORDS.items():
+        call.__doc__ = (call.__doc__ or "").replace(word, other)
+    return cast("_Method[P, T]", call)
+
+
+def face_of(kind: type) -> Callable[[type[F]], type[F]]:
+    """Complete a synchronous class: names that it only annotates become properties that read `self.asynchronous`.
+
+    Raises TypeError if it lacks a public name of the asynchronous class `kind`: type checkers need a line for each.
+    """
+
+    def complete(face: type[F]) -> type[F]:
+        for name in inspect.get_annotations(face):
+            doc = getattr(getattr(kind, name, None), "__doc__", None)
+            setattr(face, name, property(operator.attrgetter(f"asynchronous.{name}"), doc=doc))
+        if missing := {name for name in dir(kind) if not name.startswith("_")} - {*dir(face)}:
+            raise TypeError(f"{face.__name__} lacks {', '.join(sorted(missing))} of {kind.__name__}")
+        return face
+
+    return complete
+
+
+def as_it_is(result: T) -> T:
+    """Return the result of a method that is synchronous itself."""
+    return result
+
+
+class Opened(Protocol):
+    """A buffer that is opened by `async with`."""
+
+    def __len__(self) -> int: ...
+    def __aenter__(self) -> Coroutine[Any, Any, object]: ...
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Coroutine[Any, Any, None]: ...
+
+
+B = TypeVar("B", bound=Opened)
+
+
+class SyncBuffer(Generic[B]):
+    """Base of synchronous buffers: the context manager, and the length and repr of the asynchronous buffer."""
+
+    def __init__(self, buffer: B) -> None:
+        self.asynchronous = buffer
+
+    def __enter__(self) -> Self:
+        run(self.asynchronous.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end(self.asynchronous.__aexit__(kind, error, trace))
+
+    if not TYPE_CHECKING:
+        __aenter__ = __aexit__ = refused(
+            "the calls of this buffer block: open it by `with`; for `async with`, make one by build() of the config"
+        )
+
+    def __reduce__(self) -> str:
+        raise InputError(reason="not picklable")
+
+    def __repr__(self) -> str:
+        return f"Sync{self.asynchronous!r}"
+
+    def _repr_html_(self) -> str | None:
+        shown = getattr(self.asynchronous, "_repr_html_", None)
+        return None if shown is None else shown()
+
+    def __len__(self) -> int:
+        return len(self.asynchronous)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""
+        return True
+
+
+# Seconds of reading per switch to the background thread: large groups are read one by one, small ones in batches.
+_AHEAD_SECONDS = 0.001
+
+
+class Items(Iterator[T], Generic[T]):
+    """The groups that `find` yields: read from the store while they are iterated over, never all at once.
+
+    The iteration may be abandoned at any time; `close`, or garbage collection, ends the read.
+    """
+
+    def __init__(self, found: AsyncIterator[T]) -> None:
+        self._found = found
+        self._ahead: deque[T] = deque()
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if not self._ahead:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            run(self._read())
+        if not self._ahead:
+            raise StopIteration
+        return self._ahead.popleft()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._ahead.clear()
+        self._error = None
+        end(self._close())
+
+    async def _read(self) -> None:
+        """Read the next groups. An error after some of them is raised after these were returned."""
+        until = time.monotonic() + _AHEAD_SECONDS
+        try:
+            while not self._ahead or time.monotonic() < until:
+                self._ahead.append(await anext(self._found))
+        except StopAsyncIteration:
+            pass
+        except Exception as error:
+            if not self._ahead:
+                raise
+            self._error = error
+
+    async def _close(self) -> None:
+        if (close := getattr(self._found, "aclose", None)) is not None:
+            await close()
+
+
+@face_of(Lease)
+class SyncLease(Generic[R]):
+    """A `Lease` without `await`: `batch` has the groups by task, `items` has them with their metadata.
+
+    `counts` has their number by task; `token` is the fencing token: a later lease has a higher one. A separate thread
+    renews the lease, each time by `seconds`, while this process lives, however long the caller works on the groups.
+    """
+
+    seconds: float
+    token: int
+    until: float
+    handle: Leased
+    items: dict[str, list[StorageItem[R]]]
+    batch: dict[str, list[list[R]]]
+    counts: dict[str, int]
+    open: frozenset[int]
+    lost: bool
+
+    def __init__(self, lease: Lease[R]) -> None:
+        self.asynchronous = lease
+
+    def __repr__(self) -> str:
+        return f"<SyncLease {self.token}: {len(self.open)} groups open>"
+
+    def _repr_html_(self) -> str:
+        return self.asynchronous._repr_html_()
+
+    acknowledge = mirrored(Lease[R].acknowledge, run)
+    finish = mirrored(Lease[R].finish, run)
+    save = mirrored(Lease[R].save, run)
+    give_back = mirrored(Lease[R].give_back, run)
+    give_back_after = mirrored(Lease[R].give_back_after, run)
+    extend = mirrored(Lease[R].extend, run)
+    beat = mirrored(Lease[R].beat, run)
+    stop = mirrored(Lease[R].stop, as_it_is)
+
+
+class SyncLeasing(Generic[R]):
+    """The result of `lease_batch`: use it with `with`, or `begin()` a lease to be settled by hand."""
+
+    def __init__(self, leasing: Leasing[R]) -> None:
+        self.asynchronous = leasing
+
+    if not TYPE_CHECKING:
+        __aenter__ = __aexit__ = refused("a lease of a synchronous buffer is entered by `with`, not by `async with`")
+
+        def __getattr__(self, name):
+            raise not_begun(
+                self, name, "`with buffer.lease_batch(...) as lease:`, or `lease = buffer.lease_batch(...).begin()`"
+            )
+
+    def begin(self) -> SyncLease[R]:
+        """Draw the groups and return their lease, which the caller settles."""
+
+        async def begin() -> Lease[R]:
+            return await self.asynchronous
+
+        return SyncLease(run(begin()))
+
+    def __enter__(self) -> SyncLease[R]:
+        return SyncLease(run(self.asynchronous.__aenter__()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leaving = self.asynchronous.__aexit__(kind, error, trace)
+        if kind is None:
+            run(leaving)  # acknowledges, or raises
+        else:
+            end(leaving)  # gives the groups back; if that fails, they come back when the lease ends
+
+
+@face_of(ReplayBuffer)
+class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
+    """A `ReplayBuffer` whose calls block until they are done. Built by `ReplayBufferConfig(...).build_sync()`.
+
+    The calls, their arguments, results and errors are those of `ReplayBuffer`. They may be made by any number of
+    threads, by forked processes, and inside a running event loop, which they block meanwhile. Ctrl-C cancels a blocked
+    call: either the caller has the groups or the store has them.
+
+    `rollout_type` describes the class of the rollouts. `asynchronous` is the same buffer for coroutines, which
+    `replaybuf.buffer.sync.run` runs.
+    """
+
+    policy: ReplayPolicy
+    limits: Limits
+    durable: bool
+    worker: str
+    rollout_type: RolloutType
+
+    @property
+    def cursors(self) -> SyncCursors:
+        """Small versioned values beside the groups, for positions in datasets and the published train state."""
+        return SyncCursors(self.asynchronous.cursors)
+
+    close = mirrored(ReplayBuffer[R].close, end)
+
+    put = mirrored(ReplayBuffer[R].put, run)
+    put_many = mirrored(ReplayBuffer[R].put_many, run)
+    get = mirrored(ReplayBuffer[R].get, run)
+    take_batch = mirrored(ReplayBuffer[R].take_batch, run)
+    sample = mirrored(ReplayBuffer[R].sample, run)
+    lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R], returns="SyncLeasing[R]")
+    adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R], returns="SyncLease[R]")
+    is_ready = mirrored(ReplayBuffer[R].is_ready, run)
+    wait_ready = mirrored(ReplayBuffer[R].wait_ready, run)
+    why = mirrored(ReplayBuffer[R].why, run)
+
+    delete = mirrored(ReplayBuffer[R].delete, run)
+    update = mirrored(ReplayBuffer[R].update, run)
+    update_priorities = mirrored(ReplayBuffer[R].update_priorities, run)
+    refresh_staleness = mirrored(ReplayBuffer[R].refresh_staleness, run)
+
+    find = mirrored(ReplayBuffer[R].find, Items[StorageItem[R]], returns="Items[StorageItem[R]]")
+    count = mirrored(ReplayBuffer[R].count, run)
+    count_statuses = mirrored(ReplayBuffer[R].count_statuses, run)
+    count_where = mirrored(ReplayBuffer[R].count_where, run)
+    tallies = mirrored(ReplayBuffer[R].tallies, run)
+    levels = mirrored(ReplayBuffer[R].levels, run)
+    dropped = mirrored(ReplayBuffer[R].dropped, run)
+    metrics = mirrored(ReplayBuffer[R].metrics, run)
+
+    import_from = mirrored(ReplayBuffer[R].import_from, run)
+    export = mirrored(ReplayBuffer[R].export, run)
+    to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
+    to_dataset = mirrored(ReplayBuffer[R].to_dataset, run)
+
+    check_fence = mirrored(ReplayBuffer[R].check_fence, run)
+    checkpoint = mirrored(ReplayBuffer[R].checkpoint, run)
+    restore = mirrored(ReplayBuffer[R].restore, run)
+    checkpoints = mirrored(ReplayBuffer[R].checkpoints, run)
+    drop_checkpoint = mirrored(ReplayBuffer[R].drop_checkpoint, run)
+
+    save = mirrored(ReplayBuffer[R].save, run)
+    resume = mirrored(ReplayBuffer[R].resume, run)
+    state_dict = mirrored(ReplayBuffer[R].state_dict, as_it_is)
+    load_state_dict = mirrored(ReplayBuffer[R].load_state_dict, as_it_is)
+
+
+def _leased(lease: Lease[R] | None) -> SyncLease[R] | None:
+    return None if lease is None else SyncLease(lease)
+
+
+@face_of(Cursors)
+class SyncCursors:
+    """`Cursors` without `await`."""
+
+    def __init__(self, cursors: Cursors) -> None:
+        self.asynchronous = cursors
+
+    read = mirrored(Cursors.read, run)
+    move = mirrored(Cursors.move, run)
+    claim = mirrored(Cursors.claim, lambda claiming: _leased(run(claiming)), returns="SyncLease | None")

@@ -1,0 +1,212 @@
+"""The results of a load: plain values for JSON, and a text of at most 100 columns, with what the limit was."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import replaybuf
+from replaybuf import RolloutState
+from replaybuf.cli.bench.load import MODEL_STEP, BenchSettings, GroupMaker
+from replaybuf.cli.bench.run import Outcome
+from replaybuf.common import units
+from replaybuf.common.redact import redact_words
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import fill_model_steps
+
+Results = dict[str, Any]
+
+#: The calls whose latencies are recorded: their names in JSON, and in the text.
+CALLS = {
+    "put": "put",
+    "put_due": "put, from when it was due",
+    "take": "take, less its wait",
+    "acknowledge": "acknowledge",
+}
+#: The reported quantiles, by their names in JSON and in the text.
+QUANTILES = {"p50_ms": ("p50", 0.5), "p90_ms": ("p90", 0.9), "p99_ms": ("p99", 0.99), "max_ms": ("max", 1.0)}
+#: Thresholds of a bottleneck: the fraction of time waited, of processors used, and of the due puts that were made.
+_MUCH_WAITING, _MUCH_BUSY, _ENOUGH = 0.2, 0.9, 0.98
+_WIDTH, _NAME = 100, 11
+
+
+def results_of(outcome: Outcome) -> Results:
+    """Return the results of a load."""
+    settings, seconds = outcome.settings, outcome.seconds
+    puts, takes = outcome.reports["worker"], outcome.reports["trainer"]
+    size = bytes_of_group(settings)
+    latencies = puts.latencies | takes.latencies
+    errors = puts.errors + takes.errors
+    found = {
+        "replaybuf": replaybuf.__version__,
+        "database": outcome.where,
+        "began": units.time_of(outcome.began),
+        "seconds": seconds,
+        "ended_early": bool(outcome.signalled),
+        "settings": {name: value for name, value in asdict(settings).items() if name != "url"},
+        "bytes_of_group": size,
+        "per_second": {
+            "put": len(puts.put) / seconds,
+            "taken": len(takes.taken) / seconds,
+            "put_bytes": len(puts.put) * size / seconds,
+            "due": settings.rate * settings.workers or None,
+        },
+        "calls": {call: quantiles(latencies[call]) for call in CALLS if call in latencies},
+        "waited": {
+            "workers": _part(puts.waited, seconds * settings.workers * settings.concurrency),
+            "trainers": _part(takes.waited, seconds * settings.trainers),
+        },
+        "ledger": ledger_of(outcome),
+        "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
+        "notes": [redact_words(note) for note in outcome.notes],
+        "failed": [f"{child.name}: {redact_words(child.why)}" for child in outcome.children if child.why],
+        "processors": {
+            "there": os.cpu_count() or 1,
+            "load_average": outcome.load,
+            "workers": puts.cpu / seconds,
+            "trainers": takes.cpu / seconds,
+        },
+    }
+    return {**found, "limits": limits_of(found)}
+
+
+def passed(results: Results) -> bool:
+    """Return whether there were no errors, and no group was lost or doubled."""
+    return (
+        not (results["errors"] or results["failed"] or results["notes"]) and results["ledger"]["balanced"] is not False
+    )
+
+
+def bytes_of_group(settings: BenchSettings) -> int:
+    """Return the stored bytes of a group, without its metadata."""
+    codec = Codec(RolloutType(RolloutState))
+    group = GroupMaker(settings, 0).make()
+    for rollout in group:
+        fill_model_steps(rollout, MODEL_STEP, codec.rollout_type)
+    return len(codec.encode(group))
+
+
+def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the number of latencies, their mean and their quantiles (by nearest rank) in milliseconds."""
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    found = {name: 1000 * ordered[min(last, int(q * len(ordered)))] for name, (_, q) in QUANTILES.items()}
+    return {"count": len(ordered), "mean_ms": 1000 * sum(ordered) / len(ordered), **found}
+
+
+def _part(seconds: float, time: float) -> float:
+    return min(1.0, seconds / time) if time else 0.0
+
+
+def ledger_of(outcome: Outcome) -> dict[str, Any]:
+    """Return counts of groups, and whether those put are exactly those taken or left (`balanced`).
+
+    `balanced` is None if that is unknown: with unreadable groups, puts in doubt or killed processes.
+    """
+    put, taken, left = outcome.reports["worker"].put, outcome.reports["trainer"].taken, outcome.left or []
+    lost, doubled = len(set(put).difference(taken, left)), len(taken) + len(left) - len({*taken, *left})
+    in_doubt = outcome.reports["worker"].in_doubt
+    unknown = outcome.left is None or in_doubt or any(child.why for child in outcome.children)
+    balanced = None if unknown and (lost or doubled or outcome.left is None) else not (lost or doubled)
+    counts = {"put": len(put), "taken": len(taken), "left": len(left), "in_doubt": in_doubt}
+    return {**counts, "lost": lost, "doubled": doubled, "balanced": balanced}
+
+
+# The limit
+
+
+def limits_of(results: Results) -> list[str]:
+    """Return sentences about what held the load back, as far as it can be seen from here."""
+    found = [_limit_of_puts(results)]
+    if results["settings"]["trainers"] and results["waited"]["trainers"] >= _MUCH_WAITING:
+        found.append(f"Trainers waited for groups {results['waited']['trainers']:.0%} of their time.")
+    return found
+
+
+def _limit_of_puts(results: Results) -> str:
+    due, put, room = results["per_second"]["due"], results["per_second"]["put"], results["waited"]["workers"]
+    if room >= _MUCH_WAITING:
+        return (
+            f"Workers paused {room:.0%} of their time, because there were enough groups: the trainers, or --most, were "
+            "the limit, not the database."
+        )
+    if due and put >= _ENOUGH * due:
+        return f"The {units.figure(due, 1)} groups a second that were due were put: the limit wasn't reached."
+    behind = "" if not due else f"Of {units.figure(due, 1)} groups a second that were due, {put:,.1f} were put. "
+    processors = results["processors"]
+    there, used = processors["there"], processors["workers"] + processors["trainers"]
+    if max(used, processors["load_average"]) >= _MUCH_BUSY * there:
+        return (
+            f"{behind}This machine's {units.number_of(there, 'processor')} were the limit. This load used {used:.1f}, "
+            "other programs the rest, perhaps the database itself: workers on other hosts may get more out of it."
+        )
+    return (
+        f"{behind}Workers waited for the answers to their puts, and this machine's processors weren't the limit: the "
+        "database, its disk or the network was, or the number of workers."
+    )
+
+
+# The text
+
+
+def text_of(results: Results) -> str:
+    """Return the page of results."""
+    lines = [*_title(results), "", *_calls(results), ""]
+    for name, text in _facts(results):
+        lines += textwrap.wrap(f"{name:<{_NAME}}{text}", _WIDTH, subsequent_indent=" " * _NAME)
+    return "\n".join(lines) + "\n"
+
+
+def _title(results: Results) -> list[str]:
+    settings = results["settings"]
+    who = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
+    early = ", ended early" if results["ended_early"] else ""
+    group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens"
+    pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
+    take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
+    return [
+        *textwrap.wrap(f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']}", _WIDTH),
+        *textwrap.wrap(f"{group}, {units.size(results['bytes_of_group'])}; {pace}; {take}", _WIDTH),
+    ]
+
+
+def _calls(results: Results) -> Iterator[str]:
+    names = {"mean_ms": "mean", **{name: shown for name, (shown, _) in QUANTILES.items()}}
+    yield f"{'milliseconds':<26}{'calls':>10}" + "".join(f"{name:>9}" for name in names.values())
+    for call, found in results["calls"].items():
+        values = (found[name] for name in names)
+        yield f"{CALLS[call]:<26}{found['count']:>10,}" + "".join(
+            f"{value:>9,.2f}" if value < 10 else f"{value:>9,.1f}" for value in values
+        )
+
+
+def _facts(results: Results) -> Iterator[tuple[str, str]]:
+    rates, waited, ledger = results["per_second"], results["waited"], results["ledger"]
+    due = f" of {rates['due']:,.1f} due" if rates["due"] else ""
+    size = units.size(round(rates["put_bytes"]))
+    yield "groups", f"{rates['put']:,.1f}/s put{due} ({size}/s), {rates['taken']:,.1f}/s taken"
+    yield (
+        "waits",
+        f"workers paused {waited['workers']:.1%} of their time, trainers waited {waited['trainers']:.1%} for groups",
+    )
+    counts = f"{ledger['put']:,} put, {ledger['taken']:,} taken, {ledger['left']:,} left"
+    if ledger["balanced"] is None:
+        yield "ledger", f"{counts}: not compared ({ledger['in_doubt']:,} puts in doubt, or processes were killed)"
+    else:
+        words = ("lost", "doubled") if ledger["balanced"] else ("LOST", "DOUBLED")
+        yield "ledger", f"{counts}: {ledger['lost']:,} {words[0]}, {ledger['doubled']:,} {words[1]}"
+    errors = (f"{one['count']:,} {one['call']} {one['error']:.300}" for one in results["errors"])
+    yield "errors", "; ".join(errors) or "none"
+    for failed in (*results["failed"], *results["notes"]):
+        yield "failed", failed
+    used = results["processors"]
+    yield (
+        "processors",
+        f"{used['workers']:.2f} used by workers, {used['trainers']:.2f} by trainers, of {used['there']}; load average "
+        f"{used['load_average']:.1f}",
+    )
+    yield from (("" if place else "limit", text) for place, text in enumerate(results["limits"]))

@@ -1,0 +1,230 @@
+"""What a run of the demo keeps, and a rollout worker: a process that generates groups with weights that lag behind.
+
+`weights.npz` carries the weights from the trainer to the workers, and across a crash. It is replaced atomically: a
+reader always opens the newest complete file, and a kill -9 during a save leaves the one before. The numbers of the
+prompts that the weights were trained on are in the same file, so both always belong together.
+
+A worker is started by the trainer as `python -m replaybuf.cli.demo.worker`, with its settings in the first line of
+stdin, so that no password is in the list of processes. EOF on stdin means that the run is over or the trainer dead,
+also by kill -9: then the worker gives back its groups in flight, and ends. The prompts of a killed worker are handed
+out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replaybuf import FencedError, ReplayBufError, ReplayBufferConfig
+from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.cli.demo.policy import Engine, Policy, Prompts, answer_of, prompt_of
+from replaybuf.common.atomic_file import partial_file, publish
+from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop
+
+NAME = "replaybuf-demo"  # of the buffer: groups of others in the same database aren't touched
+TASK = "arithmetic"
+GROUP_SIZE = 8  # rollouts of a prompt
+BATCH_GROUPS = 32  # groups per training step
+STALE_THRESHOLD = 4  # train steps at which a group expires
+_ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
+_PROMPT_SECONDS = 5.0  # after which the prompts of a killed worker are handed out again
+_LAGS = (1, 2)  # a worker loads new weights when it is more than this many steps behind: odd workers are slower
+_CONCURRENCY = 24  # groups that a worker generates at the same time
+_GRACE_SECONDS = 1.0
+_REJOIN_SECONDS = 0.2
+
+
+@dataclass
+class Run:
+    """The state of a run.
+
+    `trained` are the numbers of the prompts that were trained, in order; `rewards` the mean reward of each step.
+    `target` is the last step of the run, which generates the first `prompts` of the stream; `finished` says that the
+    run has reached it and reported that.
+    """
+
+    policy: Policy
+    seed: int
+    step: int = 0
+    target: int = 0
+    prompts: int = 0
+    finished: bool = False
+    trained: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+    def aim(self, steps: int) -> None:
+        """Set the target to `steps`, or that many more once a run has finished them.
+
+        A killed run continues to its old target, even if it had just reached it, when the same command is repeated.
+        """
+        if self.step < steps:
+            self.target = steps
+        elif self.finished or self.target < self.step:
+            self.target = self.step + steps
+        self.finished = False
+
+
+class RunFolder:
+    """The files of a run: the weights, the lock of the trainer, the logs of the workers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.weights = path / "weights.npz"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the trainer's lock, released even by kill -9. Raises ReplayBufError if another trainer holds it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / "lock", "ab")  # noqa: SIM115
+        except OSError as error:
+            raise ReplayBufError(f"can't write to the run folder {self.path}: {error.strerror}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ReplayBufError(
+                    f"another demo is running on {self.path}; wait for it, or give this one its own --url and --run-dir"
+                ) from error
+            yield
+
+    def log(self, worker: int) -> Path:
+        """Return the file for a worker's error output."""
+        return self.path / f"worker-{worker}.log"
+
+    def save(self, run: Run) -> None:
+        """Save the run; it is on disk when this returns."""
+        arrays: dict[str, Any] = {**vars(run), **vars(run.policy)}
+        del arrays["policy"]
+        with partial_file(str(self.weights)) as partial:
+            with open(partial, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            publish(partial, str(self.weights))
+
+    def load(self) -> Run | None:
+        """Return the run as last saved; None for a new one. Raises ReplayBufError for a file that can't be read."""
+        try:
+            with open(self.weights, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+                policy = Policy(arrays["weights"], arrays["squares"])
+                names = ("seed", "step", "target", "prompts", "finished", "trained", "rewards")
+                return Run(policy, **{name: arrays[name].tolist() for name in names})
+        except FileNotFoundError:
+            return None
+        except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
+            raise ReplayBufError(
+                f"{self.weights} can't be read, or is of another version of the demo: start anew with --fresh ({error})"
+            ) from error
+
+
+def buffer_config(url: str, worker: str | None = None) -> ReplayBufferConfig:
+    """Return the config of a process's buffer. Deliveries aren't limited, since users of the demo kill workers."""
+    return ReplayBufferConfig(
+        url=url, name=NAME, policy="staleness", max_deliveries=0, archive=_ARCHIVED_GROUPS, worker=worker
+    )
+
+
+def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
+    """Return a sampler of the first `prompts` prompts of a run; interrupted and expired ones come first."""
+    return Sampler(buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS)
+
+
+def strategy_of(worker: int) -> AsyncProduceStrategy:
+    """Return the strategy of workers, which together run ahead until further groups would expire.
+
+    The slowest groups are interrupted and continued.
+    """
+    return AsyncProduceStrategy(
+        enable_partial_rollout=True,
+        max_staleness=STALE_THRESHOLD - 1,
+        over_sample=0.75,
+        max_concurrency=_CONCURRENCY,
+        tags=lambda group: {"worker": worker, "level": len(str(answer_of(prompt_of(group))))},
+    )
+
+
+class WorkerSettings(NamedTuple):
+    """The settings of one rollout worker."""
+
+    url: str
+    folder: str
+    number: int
+
+
+async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
+    """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer anew."""
+    folder, number = RunFolder(Path(settings.folder)), settings.number
+
+    def load() -> Run:
+        if (run := folder.load()) is None:
+            raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
+        return run
+
+    first = await asyncio.to_thread(load)
+    engine = Engine(first.seed)
+
+    async def load_weights(state: TrainState) -> int:
+        run = await asyncio.to_thread(load)
+        engine.load(run.policy, run.step)
+        return run.step
+
+    while not stop.is_set():
+        try:
+            async with buffer_config(settings.url).build() as buffer:
+                await produce_loop(
+                    strategy_of(number),
+                    engine,
+                    sampler_of(buffer, first.seed, first.prompts),
+                    BATCH_GROUPS,
+                    load_weights=load_weights,
+                    max_lag=_LAGS[number % len(_LAGS)],
+                    stop=stop,
+                    worker=f"worker-{number}",
+                )
+                return
+        except FencedError as error:
+            print(f"joining anew: {error}", file=sys.stderr, flush=True)
+            await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is dead, `stop` is set by then
+
+
+async def _work_until_the_end_of_input(settings: WorkerSettings) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def end_with_input() -> None:
+        while os.read(0, 4096):
+            pass
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(stop.set)
+        time.sleep(_GRACE_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=end_with_input, daemon=True).start()
+    await work(settings, stop)
+
+
+def main() -> int:
+    """Run a worker. Return its exit code."""
+    line = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115  (and no byte more than the line)
+    try:
+        if line.endswith(b"\n"):  # otherwise the trainer is dead
+            asyncio.run(_work_until_the_end_of_input(WorkerSettings(*json.loads(line))))
+    except ReplayBufError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

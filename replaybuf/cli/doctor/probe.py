@@ -1,0 +1,156 @@
+"""A trial of a database: each call of a buffer is made once, in a buffer of its own that is removed afterwards.
+
+It tells before the first run whether a server that speaks PostgreSQL's protocol has all that the store needs: nothing
+is inferred from a version. The tables are made if they don't exist, as the first run would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from replaybuf.cli.doctor import Finding, fine, problem, warning
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import NotReadyError, ReplayBufError
+from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.writer import forget_buffer, open_writer
+from replaybuf.values.rollouts.rollout import RolloutState, Status
+
+_TASK = "probe"
+#: Seconds in which each call has to be done.
+CALL_SECONDS = 30.0
+_IN_VAIN_SECONDS = 0.5
+_PAGE = "docs/engines.md says which servers have what the store needs"
+
+#: The calls, in the order of the trial.
+CALLS = (
+    *("open", "put", "put_many", "find", "update", "refresh_staleness", "take_batch", "wait", "lease_batch", "metrics"),
+    *("checkpoint", "restore", "delete"),
+)
+
+
+def _group() -> list[RolloutState]:
+    one = RolloutState(message=[], response="12", response_ids=[1, 2], reward=1.0, status=Status.COMPLETED)
+    return [one, one.model_copy()]
+
+
+async def _make_all(buffer: Any, other: Any, begin: Callable[[str], None]) -> None:
+    """Make all calls on the buffer, and on the same buffer as another process would open it; `begin` gets each name."""
+    begin("open")
+    for one in (buffer, other):
+        await one.count(_TASK, Status.COMPLETED)
+    begin("put")
+    await buffer.put(_group(), _TASK, model_step=1, current_train_step=1)
+    await buffer.put(_group(), _TASK, key="key", tags={"level": 3}, priority=2.0)
+    await other.put(_group(), _TASK, key="key", tags={"level": 4})  # replaces
+    begin("put_many")
+    await buffer.put_many([_group() for _ in range(8)], _TASK)
+    begin("find")
+    await other.count_where({"tags.level": {"$in": [3, 4]}, "staleness": {"$gte": 0}})
+    [_ async for _ in buffer.find({"reward": {"$gte": 0.5}}, order_by="-reward")]
+    begin("update")
+    [first, *_] = [item.uid async for item in buffer.find({"task_name": _TASK})]
+    await other.update_priorities({first: 3.0})
+    await buffer.update({"uid": first}, tags={"level": 5})
+    begin("refresh_staleness")
+    await buffer.refresh_staleness(task_stale_thresholds={_TASK: 4}, current_train_step=2)
+    begin("take_batch")
+    await asyncio.gather(*(one.take_batch({_TASK: 2}, timeout=CALL_SECONDS) for one in (buffer, other)))
+    begin("wait")
+    with suppress(NotReadyError):  # by its end the store has begun to listen
+        await buffer.take_batch({"later": 1}, timeout=_IN_VAIN_SECONDS)
+    waiting = asyncio.create_task(buffer.get(1, "later", timeout=CALL_SECONDS, at_least=1))
+    await other.put(_group(), "later")
+    await waiting
+    begin("lease_batch")
+    lease = await buffer.lease_batch({_TASK: 2}, timeout=CALL_SECONDS)
+    await lease.extend(60)
+    await lease.give_back([min(lease.open)])
+    await lease.acknowledge()
+    begin("metrics")
+    await other.metrics()
+    begin("checkpoint")
+    await other.checkpoint(2)
+    begin("restore")
+    await buffer.restore(2)
+    begin("delete")
+    await _delete(buffer)
+
+
+async def _delete(buffer: Any) -> None:
+    for one in await buffer.checkpoints():
+        await buffer.drop_checkpoint(one.step)
+    await buffer.delete({})
+
+
+def probe(reader: Reader) -> Sequence[Finding]:
+    """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
+    name = f"replaybuf-probe-{secrets.token_hex(6)}"
+    with _logged() as logged:
+        wrong = asyncio.run(_try_all(reader, name)) or _try_locks(reader)
+    left = "" if wrong.startswith("open ") else _forget(reader, name)
+    warnings = [warning(one, _PAGE) for one in dict.fromkeys(logged)] + ([warning(left)] if left else [])
+    made = f"each call was made once: {', '.join(CALLS)}"
+    found = [problem(f"{wrong}; {left}" if left else wrong, _PAGE)] if wrong else [*warnings, fine(made)]
+    return [replace(one, check="probe") for one in found]
+
+
+def _forget(reader: Reader, name: str) -> str:
+    """Remove what is left of the trial, and return "", or what couldn't be removed."""
+    try:
+        forget_buffer(reader, name)
+    except ReplayBufError as error:
+        return f"the buffer {name} of this trial is left: {error}"
+    return ""
+
+
+def _try_locks(reader: Reader) -> str:
+    """Return what is wrong with locks: servers are known that accept their functions, and do nothing."""
+    with open_writer(reader) as writer:
+        if writer.excludes_others():
+            return ""
+    return "locks failed: an exclusive one is accepted, and excludes nobody: restores would be overtaken by writers"
+
+
+async def _try_all(reader: Reader, name: str) -> str:
+    """Return which call failed, and why; "" if none did. The buffer is emptied after a failure, where it can be."""
+    url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
+    config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
+    buffer, other = config.build(), config.build()
+    call = ""
+    try:
+        async with asyncio.timeout(None) as limit:
+
+            def begin(name: str) -> None:
+                nonlocal call
+                call = name
+                limit.reschedule(asyncio.get_running_loop().time() + CALL_SECONDS)
+
+            await _make_all(buffer, other, begin)
+    except (ReplayBufError, TimeoutError) as error:
+        with suppress(ReplayBufError, TimeoutError):
+            async with asyncio.timeout(CALL_SECONDS):
+                await _delete(buffer)
+        return f"{call} failed: {str(error) or f'no answer within {CALL_SECONDS:g} s'}"
+    finally:
+        await asyncio.gather(buffer.close(), other.close())
+    return ""
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Collect the warnings of the store instead of printing them."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("replaybuf")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)

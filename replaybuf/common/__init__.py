@@ -1,0 +1,1 @@
+"""What every room uses: checks of arguments, texts, units, progress, files, cancellation."""

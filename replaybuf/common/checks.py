@@ -1,0 +1,378 @@
+"""Validation of arguments, and imports of optional packages. Each function returns the checked value.
+
+Errors name the wrong value and the expected one.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NoReturn
+
+from replaybuf.common.redact import redact_path
+from replaybuf.errors import InputError, MissingDriverError, ReplayBufError
+
+Tags = dict[str, str | int | float | bool | None]
+
+_MAX_NAME = 200
+_INT32 = 2**31
+_INT64 = 2**63
+_EXACT = 2**53
+#: Steps and staleness are below this, so that differences don't overflow in a database.
+MAX_STEP = 2**53
+# More groups than any store holds, and within the integers of every database.
+_MANY = 2**53
+_HIGHEST = sys.float_info.max
+_LONGEST_TIME = 10**9
+_MAX_REASON = 2000
+
+
+def refused(message: str) -> Callable[..., NoReturn]:
+    """Return a method that raises InputError with this message, for a protocol that a class lacks."""
+
+    def refuse(self: object, *arguments: object) -> NoReturn:
+        raise InputError(message)
+
+    return refuse
+
+
+def needed(module: str, message: str) -> Any:
+    """Import a module of an optional package. Raises MissingDriverError with this message if it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDriverError(message) from error
+
+
+#: `__enter__` and `__exit__` of classes that need `async with`.
+ENTERED_ASYNC = refused(
+    "the calls of this buffer are coroutines: open it by `async with`; for `with`, make one by build_sync()"
+)
+
+
+def check_task_name(name: Any, what: str = "task_name") -> str:
+    """Check the name of a task or a buffer: a non-empty text that both databases can store."""
+    if type(name) is str and name in _good_names:
+        return name
+    good = _check_text(name, what)
+    if len(_good_names) < 1000:
+        _good_names.add(good)
+    return good
+
+
+_good_names: set[str] = set()
+
+
+def check_key(key: Any) -> str | None:
+    """Check the key of a put, or None."""
+    return None if key is None else _check_text(key, "key")
+
+
+def check_storable(text: str, what: str) -> str:
+    """Check that both databases can store a text, of any length."""
+    if not _storable(text):
+        raise InputError(f"{what} {text!r:.100} holds a NUL or a lone surrogate, which no database can store")
+    return text
+
+
+def check_count(number: int, what: str) -> int:
+    """Check a count: a whole number that fits into a column of 32 bits."""
+    if not 0 <= number < _INT32:
+        raise InputError(f"{what} is {number!r:.60}; it must be from 0 to {_INT32 - 1}")
+    return number
+
+
+def check_staleness(staleness: int, what: str = "staleness") -> int:
+    """Check the staleness of a group or a rollout: the difference of two train steps."""
+    if abs(staleness) >= MAX_STEP:
+        raise InputError(f"{what} is {staleness!r:.60}, which is no difference of training steps")
+    return staleness
+
+
+def _check_text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{what} must be a text, got {type(value).__name__}")
+    if not value:
+        raise InputError(f"{what} is empty")
+    if len(value) > _MAX_NAME:
+        raise InputError(f"{what} has {len(value)} characters; the limit is {_MAX_NAME}")
+    if not _storable(value):
+        raise InputError(f"{what} {value!r} holds a NUL or a lone surrogate, which no database can store")
+    return str(value)
+
+
+def _storable(text: str) -> bool:
+    if "\x00" in text:
+        return False
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_numpy(value: Any, name: str) -> bool:
+    """Return whether a value is an instance of numpy's class of this name, without importing numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, name, ()))
+
+
+def check_tags(tags: Any) -> Tags | None:
+    """Return a copy of tags: a flat dict of texts, 64-bit integers, finite floats, booleans and None."""
+    if tags is None:
+        return None
+    if not isinstance(tags, Mapping):
+        raise InputError(f"tags must be a dict, got {type(tags).__name__}")
+    return {_check_text(name, "a tag's name"): _check_tag(name, value) for name, value in tags.items()}
+
+
+def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if is_numpy(value, "bool_"):
+        return bool(value)
+    number = _number(value)
+    if isinstance(number, int) and -_INT64 <= number < _INT64:
+        return number
+    if isinstance(number, float) and math.isfinite(number):
+        # PostgreSQL's JSON would compare large whole floats by their shortest decimal representation.
+        return int(number) if _EXACT <= abs(number) < _INT64 and number.is_integer() else number
+    if isinstance(value, str) and _storable(value):
+        return str(value)
+    raise InputError(
+        f"tags[{name!r}] is {value!r:.100}: a tag is a str (without NUL), a 64-bit int, a finite float, a bool or None"
+    )
+
+
+def check_priority(priority: Any, what: str = "priority") -> float:
+    """Check a priority: a finite number that isn't negative, also as an array or tensor with one element."""
+    number = _number(priority)
+    if number is None and math.prod(getattr(priority, "shape", (0,))) == 1:
+        number = _number(priority.item())
+    if number is not None and 0 <= number <= _HIGHEST:
+        return float(number)
+    raise InputError(f"{what} must be a finite number of at least 0, got {priority!r:.100}")
+
+
+def check_priorities(priorities: Any) -> dict[int, float]:
+    """Check priorities by uid."""
+    if not isinstance(priorities, Mapping):
+        raise InputError(f"expected a dict of uids and priorities, got {type(priorities).__name__}")
+    uids = check_uids(priorities, "uids")
+    return {
+        uid: check_priority(priority, f"the priority of group {uid}")
+        for uid, priority in zip(uids, priorities.values(), strict=True)
+    }
+
+
+def check_uids(uids: Any, what: str) -> tuple[int, ...]:
+    """Check several uids."""
+    if type(uids) is tuple and not uids:  # fast path, for most puts
+        return ()
+    numbers = tuple(map(whole, check_list(uids, what)))
+    for number in numbers:
+        if number is None or not 0 <= number < _INT64:
+            raise InputError(f"{what} must be uids of groups, which are whole numbers; got {uids!r:.100}")
+    return tuple(number for number in numbers if number is not None)
+
+
+def check_exponent(beta: Any) -> float | None:
+    """Check the exponent of importance weights, or None."""
+    if beta is None:
+        return None
+    number = _number(beta)
+    if number is None or not 0 <= number <= 100:
+        raise InputError(f"beta must be a number of at least 0 (usually at most 1), or None, got {beta!r:.100}")
+    return float(number)
+
+
+def check_seconds(seconds: Any, what: str) -> float:
+    """Check a positive, finite time in seconds."""
+    number = _number(seconds)
+    if number is None or not 0 < number <= _LONGEST_TIME:
+        raise InputError(f"{what} must be a number of seconds above 0 (at most {_LONGEST_TIME}), got {seconds!r:.100}")
+    return float(number)
+
+
+def check_sizes(sizes: Any) -> dict[str, int]:
+    """Check numbers of groups by task: none is negative."""
+    if not isinstance(sizes, Mapping):
+        raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
+    checked: dict[str, int] = {}
+    for name, size in sizes.items():
+        number = whole(size)
+        if number is None:
+            raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {size!r:.100}")
+        if number < 0:
+            raise InputError(f"the size of task {check_task_name(name)!r} must be at least 0, got {size!r:.100}")
+        checked[check_task_name(name)] = min(number, _MANY)
+    return checked
+
+
+def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Check the minimum numbers of groups of a draw: one for all tasks with a size above 0, or a dict by task."""
+    if isinstance(at_least, Mapping):
+        checked = check_sizes(at_least)
+    elif (number := whole(at_least)) is not None:
+        checked = {name: max(0, number) for name, size in sizes.items() if size}
+    else:
+        raise InputError(f"at_least must be a whole number, or a dict of them by task, got {at_least!r:.100}")
+    for name, least in checked.items():
+        if least > sizes.get(name, 0):
+            raise InputError(f"at_least {least} of task {name} is more than the {sizes.get(name, 0)} asked for")
+    return checked
+
+
+def check_limit(limit: Any) -> int | None:
+    """Check a limit of `find`: a number of groups, or None."""
+    number = _whole_or_none(limit, 0, "limit must be a number of groups of at least 0, or None")
+    return None if number is None else min(number, _MANY)
+
+
+def _whole_or_none(value: Any, least: int, expected: str) -> int | None:
+    number = whole(value)
+    if value is not None and (number is None or number < least):
+        raise InputError(f"{expected}, got {value!r:.100}")
+    return number
+
+
+def check_keep(keep: Any) -> int | None:
+    """Check the number of step checkpoints to keep: at least 1, or None for all."""
+    return _whole_or_none(keep, 1, "keep_checkpoints must be a whole number of at least 1, or None for all")
+
+
+def check_history(history: Any) -> int | None:
+    """Check the number of batches in a buffer's history of draws: at least 0, or None for all."""
+    return _whole_or_none(history, 0, "history must be a whole number of batches, or None for all")
+
+
+def check_step(step: Any, what: str) -> int:
+    """Check a train step."""
+    number = whole(step)
+    if number is None or abs(number) >= MAX_STEP:
+        raise InputError(f"{what} must be a whole number (a training step), got {step!r:.100}")
+    return number
+
+
+def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufError] = InputError) -> int:
+    """Check a whole number of at least `least`. Raises this error for anything else."""
+    checked = whole(number)
+    if checked is None or checked < least:
+        raise error(f"{what} must be a whole number of at least {least}, got {number!r:.100}")
+    return checked
+
+
+def check_train_step(step: Any, what: str) -> int:
+    """Check the train step of a draw or an acknowledgement: at least 0."""
+    if (number := check_step(step, what)) < 0:
+        raise InputError(f"{what} must be a whole number of at least 0 (a training step), got {number!r:.100}")
+    return number
+
+
+def check_threshold(threshold: Any, what: str) -> int | None:
+    """Check a threshold: at least 1 train step, or None for no limit."""
+    if threshold is None:
+        return None
+    number = whole(threshold)
+    if number is None or number <= 0:
+        raise InputError(
+            f"{what} must be positive, a whole number of training steps; got {threshold!r:.100}; "
+            "1 draws only what the present weights have made (on-policy), None switches the limit off"
+        )
+    return min(number, MAX_STEP)
+
+
+def whole(number: Any) -> int | None:
+    """Return a whole number of Python or numpy as an int; None for anything else."""
+    if type(number) is int:
+        return number
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)
+    except TypeError:
+        return None
+
+
+def _number(value: Any) -> int | float | None:
+    """Return a number of Python or numpy as an int or float; None for anything else."""
+    if type(value) is float or type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else None
+
+
+def check_by_task(values: Any, what: str) -> dict[str, Any]:
+    """Check a dict by task name; None becomes an empty one."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InputError(f"{what} must be a dict by task name, got {type(values).__name__}")
+    return {check_task_name(name): value for name, value in values.items()}
+
+
+def check_list(values: Any, what: str) -> list[Any]:
+    """Check a list of values; a single text isn't one."""
+    if not isinstance(values, str) and isinstance(values, Iterable):
+        try:
+            return list(values)
+        except TypeError:  # an array without dimensions
+            pass
+    raise InputError(f"{what} must be a list, got {values!r:.100}")
+
+
+def check_folder(path: Any) -> Path:
+    """Check the path of a folder, which is no URL, and return it absolute: the working directory may change."""
+    try:
+        folder = Path(path)
+        good = _storable(os.fspath(folder))
+    except TypeError:
+        good = False
+    if not good:
+        raise InputError(f"expected the path of a folder, got {path!r:.100}")
+    check_no_url(folder)
+    return folder.absolute()
+
+
+def check_source(source: Any) -> str:
+    """Check the path of a file, and return it absolute: the working directory may change."""
+    try:
+        text = os.fspath(source)
+    except TypeError:
+        text = None
+    if type(text) is not str or not text or not _storable(text):
+        raise InputError(f"expected the path of a file, got {source!r:.100}")
+    return os.path.abspath(text)
+
+
+def check_no_url(folder: Path) -> None:
+    """Raise InputError for a folder that is a URL."""
+    if re.match(r"[A-Za-z][\w+.-]+:/", str(folder)):
+        raise InputError(f"expected the path of a folder, got the URL {redact_path(str(folder)):.100}")
+
+
+def check_timeout(timeout: Any) -> float:
+    """Check a timeout in seconds; None means no timeout."""
+    if timeout is None:
+        return math.inf
+    number = _number(timeout)
+    if number is None or not number >= 0:
+        raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {timeout!r:.100}")
+    return float(number) if number <= _HIGHEST else math.inf
+
+
+def check_reason(reason: Any) -> str | None:
+    """Check the reason for giving groups back: a text that every database can store, or None."""
+    if reason is not None and not isinstance(reason, str):
+        raise InputError(f"failed must be a text that says why, or None, got {reason!r:.100}")
+    return None if reason is None else reason.encode("utf-8", "replace").decode().replace("\x00", "?")[:_MAX_REASON]

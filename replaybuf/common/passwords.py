@@ -1,0 +1,104 @@
+"""Passwords that a user's function returns, before each new connection. They aren't cached, and are in no message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from replaybuf.common.redact import redact_words
+from replaybuf.errors import ConfigError, UnreachableError
+
+T = TypeVar("T")
+
+#: Returns a password, or a coroutine that does.
+PasswordFunction = Callable[[], str | Awaitable[str]]
+
+#: The environment variable that names a function, for commands and readers that have only a URL.
+VARIABLE = "REPLAYBUF_PASSWORD"
+
+_EXPECTED = (
+    "must be a function, or a text module:function that names one; a password itself belongs into a password file "
+    "(passfile), into PGPASSWORD or into the url"
+)
+
+
+class NoPasswordError(UnreachableError):
+    """The password for a new connection can't be had at the moment."""
+
+
+def password_function(given: Any) -> PasswordFunction:
+    """Return a function, or import one named by a text. Raises ConfigError, which doesn't quote the text."""
+    if callable(given):
+        return given  # type: ignore[no-any-return]
+    module, colon, name = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise ConfigError(f"password {_EXPECTED}")
+    try:
+        function = attrgetter(name)(importlib.import_module(module))
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"password {_EXPECTED} (there is no such module)") from None
+        if isinstance(error, AttributeError) and module in sys.modules:
+            raise ConfigError(f"password {_EXPECTED} (the module has no such function)") from None
+        said = redact_words(str(error))
+        raise ConfigError(f"the module of the password function raised {type(error).__name__}: {said}") from error
+    if not callable(function):
+        raise ConfigError(f"password {_EXPECTED} (what this text names can't be called)")
+    return function  # type: ignore[no-any-return]
+
+
+def name_of(function: PasswordFunction) -> str:
+    """Return the name of a function for messages. (The repr of a partial function would show its arguments.)"""
+    named: Any = function
+    while (inner := getattr(named, "func", None)) is not None:
+        named = inner
+    if not hasattr(named, "__qualname__"):
+        named = type(named)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+async def ask(function: PasswordFunction, seconds: float) -> str:
+    """Return the password from a function, which may block for up to `seconds`. Raises NoPasswordError."""
+    name = name_of(function)
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            answer = await in_thread(function)
+            if inspect.isawaitable(answer):
+                answer = await answer
+    except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            raise NoPasswordError(f"the password function {name} gave no answer within {seconds:g} s") from error
+        said = f"{type(error).__name__}: {redact_words(str(error))}"
+        raise NoPasswordError(f"the password function {name} raised {said}") from error
+    if not isinstance(answer, str) or not answer:
+        what = "an empty text" if answer == "" else f"a value of the type {type(answer).__name__}, not a text"
+        raise NoPasswordError(f"the password function {name} returned {what}")
+    return answer
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Return the result of a blocking function, run in a daemon thread, which doesn't delay the end of the process."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    answers: list[T] = []  # not a future's result, which asyncio's debug log would show
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            answers.append(function())
+        except BaseException as error:
+            errors.append(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=call, name="replaybuf-password", daemon=True).start()
+    await done.wait()
+    if errors:
+        raise errors[0]
+    return answers[0]

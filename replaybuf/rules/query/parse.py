@@ -1,0 +1,391 @@
+"""Parses a user's query into checked nodes, whose operands both databases can store.
+
+Users write numpy scalars, enum members and datetimes; operands become str, int, float, bool or None, of a type that the
+field compares with. Errors have the path of a mistake, such as `$and[1].staleness.$gt`; `span_of` finds it in a text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from enum import Enum
+from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+from replaybuf.common.checks import is_numpy
+from replaybuf.errors import QueryError
+from replaybuf.rules.query.nodes import (
+    FIELD_OPERATORS,
+    FIELDS,
+    LOGIC_OPERATORS,
+    SCALAR_OPERATORS,
+    SET_OPERATORS,
+    BetweenNode,
+    FieldType,
+    Kind,
+    LogicNode,
+    Node,
+    NotNode,
+    Query,
+    ScalarNode,
+    SetNode,
+    Value,
+    as_dict,
+    field_type,
+    is_number,
+    tag_name,
+)
+from replaybuf.values.rollouts.statuses import OUR_STATUSES, Status, Statuses
+
+
+def inside(place: str, name: str) -> str:
+    """Return the path of a field or operator inside the query at `place`."""
+    step = name if name.isprintable() and len(name) <= 100 else short(name)
+    return f"{place}.{step}" if place else step
+
+
+def short(name: str) -> str:
+    """Return a name shortened and escaped for a message."""
+    return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."
+
+
+def span_of(text: str, place: str) -> tuple[int, int] | None:
+    """Return the start and end of a path in the JSON text of a query: of an object's entry with its key, of a list's
+    element, or of the whole text for "". None if the path doesn't exist."""
+    try:
+        return next((span for where, span in _spans(text, _skip(text, 0), "") if where == place), None)
+    except (JSONDecodeError, IndexError, RecursionError):
+        return None
+
+
+def _spans(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the paths inside the value that begins at `start`, and then its own."""
+    end = start + 1
+    if text[start] in "{[":
+        for found, span in _entries(text, start, place):
+            yield found, span
+            end = span[1]
+        end = _skip(text, end) + 1
+    else:
+        end = json.JSONDecoder().raw_decode(text, start)[1]
+    yield place, (start, end)
+
+
+def _entries(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the paths inside an object or array; the path of each entry follows those inside it."""
+    at, number = _skip(text, start + 1), 0
+    while text[at] not in "}]":
+        begin, where = at, f"{place}[{number}]"
+        if text[start] == "{":
+            key, at = scanstring(text, at + 1)
+            where, at = inside(place, key), _skip(text, _skip(text, at) + 1)
+        *within, (_, (_, end)) = _spans(text, at, where)
+        yield from within
+        yield where, (begin, end)
+        at, number = _skip(text, end), number + 1
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the offset of the next character after white space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+MAX_VALUES = 1_000_000
+
+_WANTED: dict[Kind, str] = {
+    "int": "a number",
+    "float": "a number",
+    "time": "a number (seconds since the epoch) or a datetime",
+    "str": "a str",
+    "status": "a status",
+    "tag": "a str, int, float or bool",
+}
+_ACCEPTED: dict[Kind, tuple[type, ...]] = {
+    "int": (int, float),
+    "float": (int, float),
+    "time": (int, float, datetime),
+    "str": (str,),
+    "status": (str,),
+    "tag": (str, int, float, bool),
+}
+_STATUSES = frozenset(status.value for status in Status)
+_INT64 = range(-(2**63), 2**63)
+
+
+def read_value(value: Any, field: FieldType, place: str) -> Value:
+    """Return one operand of a field as a plain value.
+
+    Raises QueryError when the field can't be compared with it.
+    """
+    value = _plain(value)
+    if value is None:
+        return None
+    if not isinstance(value, _ACCEPTED[field.kind]) or (isinstance(value, bool) and field.kind != "tag"):
+        raise QueryError(f"expected {_wanted(field)}, not {_kind_name(value)}{_hint(value)}", place)
+    if isinstance(value, datetime):
+        value = _seconds(value, place)
+    if isinstance(value, str):
+        return _checked_text(value, field, place)
+    return _checked_number(value, place)
+
+
+def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
+    """Return the operands of `$in` and `$not_in` without duplicates; True, 1 and 1.0 are equal.
+
+    Raises QueryError unless they are a list whose values fit the field.
+    """
+    listed = _listed(values, place)
+    return tuple(dict.fromkeys(read_value(value, field, f"{place}[{i}]") for i, value in enumerate(listed)))
+
+
+def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value]:
+    """Return the operands of `$between`.
+
+    Raises QueryError unless they are two values of one type, in order.
+    """
+    if is_numpy(bounds, "ndarray"):
+        bounds = list(bounds)
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+        raise QueryError(f"expected a list of two values, [lowest, highest], not {_kind_name(bounds)}", place)
+    lower, upper = (read_value(bound, field, f"{place}[{i}]") for i, bound in enumerate(bounds))
+    if lower is None or upper is None:
+        raise QueryError("None has no order; both bounds must be values", place)
+    if is_number(lower) != is_number(upper):
+        raise QueryError("both bounds must be numbers, or both strings", place)
+    if lower > upper:  # type: ignore[operator]  # of one type, checked above
+        raise QueryError(f"the lowest value comes first: {_short(lower)} is above {_short(upper)}", place)
+    return lower, upper
+
+
+def _listed(values: Any, place: str) -> Any:
+    if is_numpy(values, "ndarray") and values.ndim != 1:
+        raise QueryError("expected an array of one dimension", place)
+    if not isinstance(values, list | tuple | set | frozenset | range) and not is_numpy(values, "ndarray"):
+        raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
+    # A slice, because len() fails for a huge range.
+    if len(values[: MAX_VALUES + 1] if isinstance(values, range) else values) > MAX_VALUES:
+        raise QueryError(f"at most {MAX_VALUES} values", place)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Return the value as a plain Python type: not all drivers accept enums, numpy types and subclasses."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if is_numpy(value, "datetime64"):
+        # item() of nanoseconds is a plain int, which would be taken for seconds.
+        moment = value.astype("datetime64[us]").item()
+        return math.nan if moment is None else moment  # NaT
+    if is_numpy(value, "longdouble"):  # its item() is itself
+        return float(value)
+    if is_numpy(value, "generic"):
+        return value.item()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__int__(value)
+    return value
+
+
+def _seconds(moment: datetime, place: str) -> float:
+    try:
+        return (moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except Exception as error:  # from a time zone, or pandas' NaT, a datetime by type
+        raise QueryError("the datetime is no moment in time", place) from error
+
+
+def _checked_text(text: str, field: FieldType, place: str) -> str:
+    check_storable(text, place)
+    if field.kind == "status" and text not in _STATUSES:
+        raise QueryError(f"there is no status {_short(text)}; expected {_wanted(field)}", place)
+    return text
+
+
+def check_storable(text: str, place: str) -> None:
+    """Raise QueryError for a text that a database can't store."""
+    if "\0" in text:
+        raise QueryError("a text with a NUL character can't be stored", place)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise QueryError("a text with lone surrogates can't be stored", place) from None
+
+
+def _checked_number(number: int | float, place: str) -> int | float:
+    if isinstance(number, float):
+        if math.isnan(number):
+            raise QueryError("NaN compares with nothing; expected a number", place)
+    elif number not in _INT64:
+        raise QueryError("the integer does not fit into 64 bits", place)
+    return number
+
+
+def _wanted(field: FieldType) -> str:
+    what = _WANTED[field.kind]
+    if field.kind == "status":
+        what += f" ({', '.join(status.value for status in Status)})"
+    return f"{what} or None" if field.nullable else what
+
+
+def _hint(value: object) -> str:
+    several = isinstance(value, list | tuple | set | frozenset) or is_numpy(value, "ndarray")
+    return "; for several values use $in" if several else ""
+
+
+def _kind_name(value: object) -> str:
+    return f"one of type {type(value).__name__}"
+
+
+def _short(value: object) -> str:
+    return reprlib.repr(value)
+
+
+MAX_DEPTH = 64
+# Databases limit the size of a statement; a query of this many nodes stays below every such limit.
+MAX_NODES = 1000
+MAX_TAG_NAME = 200
+
+
+def parse(query: Query, statuses: Statuses = OUR_STATUSES) -> Node:
+    """Return the checked nodes of a query, given as a dict or as nodes; `statuses` translates users' statuses.
+
+    Raises QueryError, and nothing else, for an invalid query; its `place` is the path of the mistake.
+    """
+    try:
+        return _QueryParser(statuses).query(query, "", 0)
+    except QueryError:
+        raise
+    except Exception as error:  # a user's objects may raise any exception
+        raise QueryError(f"the query can't be read: looking at it raised {type(error).__name__}") from error
+
+
+class _QueryParser:
+    """Parses one query. It limits the nodes, because a small query that refers to itself can have billions of them.
+
+    `depth` is always the number of logic nodes above, so that parsed nodes can be parsed again.
+    """
+
+    def __init__(self, statuses: Statuses) -> None:
+        self._statuses = statuses
+        self._nodes = 0
+
+    def query(self, query: object, place: str, depth: int) -> Node:
+        if isinstance(query, ScalarNode | SetNode | BetweenNode | LogicNode | NotNode):
+            query = as_dict(query)
+        if isinstance(query, Mapping):
+            return self._all_of(query, place, depth)
+        wanted = 'expected a query, a dict such as {"staleness": {"$lt": 5}}'
+        raise QueryError(f"{wanted}, not one of type {type(query).__name__}", place)
+
+    def _all_of(self, query: Mapping[Any, Any], place: str, depth: int) -> Node:
+        entries = list(query.items())
+        if len(entries) == 1:
+            return self._entry(*entries[0], place, depth)
+        self._count(place, depth)
+        return LogicNode("$and", tuple(self._entry(key, operand, place, depth + 1) for key, operand in entries))
+
+    def _entry(self, key: object, operand: object, place: str, depth: int) -> Node:
+        name = _text(key, place)
+        if name.startswith("$"):
+            return self._logic(name, operand, place, depth)
+        return self._field(name, operand, inside(place, name), depth)
+
+    def _logic(self, relation: str, operand: object, place: str, depth: int) -> Node:
+        place = inside(place, relation)
+        self._count(place, depth)
+        if relation == "$not":
+            return NotNode(self.query(operand, place, depth + 1))
+        if relation not in LOGIC_OPERATORS:
+            raise _unknown("operator for queries", relation, LOGIC_OPERATORS, place)
+        if not isinstance(operand, list | tuple):
+            raise QueryError(f"expected a list of queries, not one of type {type(operand).__name__}", place)
+        return LogicNode(relation, tuple(self.query(q, f"{place}[{i}]", depth + 1) for i, q in enumerate(operand)))
+
+    def _field(self, name: str, operand: object, place: str, depth: int) -> Node:
+        """Return the node for a field's operand: a value, or a dict of operators that all hold."""
+        kind = _known_field(name, place)
+        if not isinstance(operand, Mapping):
+            self._count(place, depth)
+            return ScalarNode(name, "$eq", read_value(self._own_status(kind, operand), kind, place))
+        entries = [(_text(key, place), value) for key, value in operand.items()]
+        if not entries:
+            raise QueryError(f"expected a value or an operator ({', '.join(FIELD_OPERATORS)})", place)
+        if len(entries) == 1:
+            return self._operator(name, kind, *entries[0], place, depth)
+        self._count(place, depth)
+        return LogicNode("$and", tuple(self._operator(name, kind, op, v, place, depth + 1) for op, v in entries))
+
+    def _operator(self, name: str, kind: FieldType, op: str, operand: object, place: str, depth: int) -> Node:
+        self._count(place, depth)
+        place = inside(place, op)
+        if op == "$not":
+            return NotNode(self._field(name, operand, place, depth + 1))
+        return _compared(name, kind, op, self._own_status(kind, operand), place)
+
+    def _own_status(self, kind: FieldType, operand: Any) -> Any:
+        """Return an operand with users' statuses replaced by ours; unknown values are unchanged."""
+        if kind.kind != "status":
+            return operand
+        if isinstance(operand, list | tuple | set | frozenset):
+            return [self._statuses.get(one) or one for one in operand] if len(operand) <= MAX_VALUES else operand
+        return self._statuses.get(operand) or operand
+
+    def _count(self, place: str, depth: int) -> None:
+        self._nodes += 1
+        if depth > MAX_DEPTH:
+            raise QueryError(f"queries nest at most {MAX_DEPTH} levels deep", place)
+        if self._nodes > MAX_NODES:
+            raise QueryError(f"a query has at most {MAX_NODES} conditions; for many values use $in", place)
+
+
+def _compared(name: str, kind: FieldType, op: str, operand: Any, place: str) -> Node:
+    if op in SCALAR_OPERATORS:
+        value = read_value(operand, kind, place)
+        if value is None and op not in ("$eq", "$ne"):
+            raise QueryError("None has no order; it goes with $eq, $ne, $in and $not_in", place)
+        return ScalarNode(name, op, value)
+    if op in SET_OPERATORS:
+        return SetNode(name, SET_OPERATORS[op], read_values(operand, kind, place))
+    if op == "$between":
+        return BetweenNode(name, *read_bounds(operand, kind, place))
+    raise _unknown("operator", op, FIELD_OPERATORS, place)
+
+
+def _text(key: object, place: str) -> str:
+    """Return a key of the query as text; it may be a member of an enum.
+
+    Raises QueryError unless it is a str.
+    """
+    if isinstance(key, Enum):
+        key = key.value
+    if not isinstance(key, str):
+        raise QueryError(f"expected the name of a field or operator, not one of type {type(key).__name__}", place)
+    return str.__str__(key)
+
+
+def _known_field(name: str, place: str) -> FieldType:
+    kind = field_type(name)
+    if kind is None:
+        raise _unknown("field", name, (*FIELDS, "tags.NAME"), place)
+    tag = tag_name(name)
+    if tag is not None:
+        if not 0 < len(tag) <= MAX_TAG_NAME:
+            raise QueryError(f"expected tags.NAME, with a name of 1 to {MAX_TAG_NAME} characters", place)
+        check_storable(tag, place)
+    return kind
+
+
+def _unknown(what: str, name: str, valid: Iterable[str], place: str) -> QueryError:
+    near = get_close_matches(name[:100], list(valid), n=1)
+    suggestion = f"did you mean {near[0]}? " if near else ""
+    return QueryError(f"there is no {what} {short(name)}; {suggestion}valid: {', '.join(valid)}", place)

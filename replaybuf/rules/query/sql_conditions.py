@@ -1,0 +1,362 @@
+"""Compiles queries to SQL with the meaning of `tests.reference.predicates`.
+
+No condition is ever NULL, so that negation works. Comparisons of columns that are never NULL stay plain, so that
+indexes are used. Every value is bound, including tag names, so that statements of the same shape share a cache entry.
+
+Numbers are compared exactly: databases convert one side when an integer is compared with a float, which rounds large
+integers and may prevent the use of an index on the column. Instead the operand is replaced here: `uid < 3.5` becomes
+`uid <= 3`. A missing tag is NULL, but no condition on tags is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Double,
+    Integer,
+    Numeric,
+    Select,
+    String,
+    Text,
+    and_,
+    case,
+    cast,
+    exists,
+    false,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    true,
+    type_coerce,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.types import TypeEngine
+
+from replaybuf.rules.query.nodes import (
+    FIELDS,
+    BetweenNode,
+    LogicNode,
+    Node,
+    NotNode,
+    ScalarNode,
+    SetNode,
+    Value,
+    is_number,
+    tag_name,
+)
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "$eq": operator.eq,
+    "$ne": operator.ne,
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+# Databases allow about 32,000 parameters per statement, and a query has at most 1,000 conditions (`parse.MAX_NODES`).
+_INLINE = 20
+
+
+def number_type(*, integers: bool) -> TypeEngine[Any]:
+    """Return the type of bound operands for an integer or float column."""
+    return BigInteger() if integers else Double()
+
+
+def compare_number(column: ColumnElement[Any], op: str, value: int | float, *, integers: bool) -> ColumnElement[bool]:
+    """Return `column op value` with Python's meaning; NULL where the column is NULL."""
+    floor = _floor(value, integers=integers)
+    if floor == value:
+        return _compare(column, op, floor, integers=integers)
+    # The column can't hold the value itself: lower numbers are at most the floor, higher numbers are above the floor.
+    if op in ("$eq", "$ne"):
+        return true() if op == "$ne" else false()
+    below = op in ("$lt", "$lte")
+    if floor is None:
+        return false() if below else true()
+    return _compare(column, "$lte" if below else "$gt", floor, integers=integers)
+
+
+def representable(values: Iterable[int | float], *, integers: bool) -> list[int | float]:
+    """Return the values that an integer or float column can hold, as its type."""
+    floors = ((value, _floor(value, integers=integers)) for value in values)
+    return [floor for value, floor in floors if floor is not None and floor == value]
+
+
+def _compare(column: ColumnElement[Any], op: str, value: int | float, *, integers: bool) -> ColumnElement[bool]:
+    result: ColumnElement[bool] = COMPARISONS[op](column, literal(value, number_type(integers=integers)))
+    return result
+
+
+def _floor(value: int | float, *, integers: bool) -> int | float | None:
+    """Return the largest number of the column's type that is not above the value; None when all are above."""
+    if not integers:
+        near = float(value)
+        return near if near <= value else math.nextafter(near, -math.inf)
+    if value < _LOWEST:
+        return None
+    return _HIGHEST if value > _HIGHEST else math.floor(value)
+
+
+Tags = ColumnElement[Any]
+Typed = tuple[list[Any], TypeEngine[Any]]
+
+
+class QueryDialect(ABC):
+    """The SQL of one database. Longer lists than `_INLINE` are sent as one parameter."""
+
+    def one_of(self, value: ColumnElement[Any], values: Sequence[Any], kind: TypeEngine[Any]) -> ColumnElement[bool]:
+        """Return `value IN values`, all of one type; NULL where the value is NULL."""
+        if not values:
+            return false()
+        if len(values) <= _INLINE:
+            return value.in_([literal(one, kind) for one in values])
+        return value.in_(self._rows(values, kind))
+
+    @abstractmethod
+    def by_code_point(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return the text with a collation by Unicode code points."""
+
+    @abstractmethod
+    def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
+        """Return the condition that the tag has the value's type, and `tag op value`."""
+
+    @abstractmethod
+    def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
+        """Return the condition that the tag equals one of the values."""
+
+    @abstractmethod
+    def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
+        """Return the condition that the tag exists, and isn't None."""
+
+    @abstractmethod
+    def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
+        """Return the values as rows, from one bound parameter."""
+
+
+class SQLiteQueries(QueryDialect):
+    """Looks up tags as rows of json_each: JSON paths quote names, which SQLite gets wrong for some."""
+
+    def by_code_point(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
+        return text  # SQLite compares the bytes of UTF-8, whose order is the same
+
+    def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
+        entry = _entries(tags)
+        typed = literal(value, _sqlite_type(value))
+        return _has(entry, name, and_(_is_kind(entry, value), COMPARISONS[op](entry.c.value, typed)))
+
+    def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
+        entry = _entries(tags)
+        lists = _by_type(values, _sqlite_type)
+        return _has(entry, name, or_(false(), *(self.one_of(entry.c.value, *typed) for typed in lists)))
+
+    def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
+        entry = _entries(tags)
+        return _has(entry, name, entry.c.type != "null")
+
+    def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
+        # The shortest decimals of floats are read from JSON as the same floats (tested).
+        listed = json.dumps(values, ensure_ascii=False)
+        if isinstance(kind, Double):
+            listed = listed.replace("Infinity", "9e999")
+        return select(func.json_each(literal(listed, Text())).table_valued("value").c.value)
+
+
+class PostgresQueries(QueryDialect):
+    """Sends long lists as JSON, as on SQLite.
+
+    The planner turns `= ANY(array)` into a scan of the array for each row once a prepared statement is reused (its
+    sixth run), and an array's length can keep it from hashing.
+    """
+
+    def by_code_point(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
+        return text.collate("C")
+
+    def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
+        [([operand], kind)] = _by_type([value], _postgres_type)
+        tag = _tag(tags, name, kind)
+        if isinstance(value, str):
+            tag = self.by_code_point(tag)
+        return func.coalesce(COMPARISONS[op](tag, literal(operand, kind)), false())
+
+    def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
+        lists = _by_type(values, _postgres_type)
+        found = (self.one_of(_tag(tags, name, kind), listed, kind) for listed, kind in lists)
+        return or_(false(), *(func.coalesce(condition, false()) for condition in found))
+
+    def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
+        return _get(tags, "->>", name).is_not(None)
+
+    def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
+        listed = json.dumps([str(value) for value in values], ensure_ascii=False)
+        each = func.jsonb_array_elements_text(cast(literal(listed, Text()), JSONB())).table_valued("value")
+        return select(cast(each.c.value, kind))
+
+
+DIALECTS: dict[str, type[QueryDialect]] = {"sqlite": SQLiteQueries, "postgresql": PostgresQueries}
+
+
+def _by_type(values: Sequence[Any], type_of: Any) -> list[Typed]:
+    """Return the values as lists of one type each, with the SQL type they are bound as."""
+    lists: dict[type, Typed] = {}
+    for value in values:
+        kind = type_of(value)
+        listed = lists.setdefault(type(kind), ([], kind))[0]
+        listed.append(_BOUND[type(kind)](value))
+    return list(lists.values())
+
+
+_BOUND: dict[type, Any] = {BigInteger: int, Double: float, Numeric: lambda value: Decimal(int(value)), Text: str}
+
+
+def _sqlite_type(value: str | int | float) -> TypeEngine[Any]:
+    if isinstance(value, str):
+        return Text()
+    return BigInteger() if isinstance(value, int) else Double()
+
+
+def _postgres_type(value: str | int | float) -> TypeEngine[Any]:
+    if isinstance(value, str):
+        return Text()
+    # Comparing tags as floats is exact except in this range, where integers are closer together than floats.
+    return Numeric() if 2**53 <= abs(value) <= 2**63 else Double()
+
+
+def _entries(tags: Tags) -> Any:
+    return func.json_each(tags).table_valued("key", "value", "type")
+
+
+def _has(entry: Any, name: str, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    return exists(select(literal(1, Integer())).where(entry.c.key == literal(name, Text()), condition))
+
+
+def _is_kind(entry: Any, value: str | int | float) -> ColumnElement[bool]:
+    kinds = ("integer", "real", "true", "false") if is_number(value) else ("text",)
+    result: ColumnElement[bool] = entry.c.type.in_([literal(kind, Text()) for kind in kinds])
+    return result
+
+
+def _get(tags: Tags, op: str, name: str) -> ColumnElement[Any]:
+    return tags.op(op, return_type=JSONB() if op == "->" else Text())(literal(name, Text()))
+
+
+def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
+    """Return the tag as this type, NULL when it has another type. (CASE avoids casts that would fail.)"""
+    tag = _get(tags, "->", name)
+    stored = func.jsonb_typeof(tag)
+    if isinstance(kind, String):
+        return case((stored == "string", _get(tags, "->>", name)))
+    return case(
+        (stored == "number", cast(tag, kind)),
+        (stored == "boolean", cast(cast(cast(tag, Boolean()), Integer()), kind)),
+    )
+
+
+Condition = ColumnElement[bool]
+
+_FLAT = 8
+
+
+def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_name: str) -> Condition:
+    """Return the condition for a node from `parse`, for `sqlite` or `postgresql`.
+
+    `columns` has a column for each field, and `tags`: JSON text on SQLite, JSONB on PostgreSQL, NULL for no tags. Only
+    `tags` and nullable fields may be NULL. Raises ValueError for another database.
+    """
+    if dialect_name not in DIALECTS:
+        raise ValueError(f"no SQL for {dialect_name!r}, only for {' and '.join(DIALECTS)}")
+    return _Compiler(columns, DIALECTS[dialect_name]()).condition(node)
+
+
+class _Compiler:
+    def __init__(self, columns: Mapping[str, ColumnElement[Any]], dialect: QueryDialect) -> None:
+        self._columns = columns
+        self._dialect = dialect
+
+    def condition(self, node: Node) -> Condition:
+        match node:
+            case LogicNode("$and", conditions):
+                return _joined(and_, true(), [self.condition(part) for part in conditions])
+            case LogicNode(_, conditions):
+                return _joined(or_, false(), [self.condition(part) for part in conditions])
+            case NotNode(part):
+                return not_(self.condition(part))
+            case BetweenNode(field, lower, upper):
+                return and_(self._scalar(field, "$gte", lower), self._scalar(field, "$lte", upper))
+            case SetNode(field, "$in", values):
+                return self._member(field, values)
+            case SetNode(field, _, values):
+                return not_(self._member(field, values))
+            case ScalarNode(field, "$ne", value):
+                return not_(self._scalar(field, "$eq", value))
+            case ScalarNode(field, op, value):
+                return self._scalar(field, op, value)
+
+    def _scalar(self, field: str, op: str, value: Value) -> Condition:
+        """Return the condition of any comparison but $ne."""
+        if value is None:
+            return self._missing(field)
+        tag = tag_name(field)
+        if tag is not None:
+            return self._dialect.tag_compares(self._columns["tags"], tag, op, value)
+        return self._never_null(field, self._compared(field, op, value))
+
+    def _compared(self, field: str, op: str, value: str | int | float) -> Condition:
+        column = self._columns[field]
+        if not isinstance(value, str):
+            return compare_number(column, op, value, integers=FIELDS[field].kind == "int")
+        if op != "$eq":
+            column = self._dialect.by_code_point(column)
+        result: Condition = COMPARISONS[op](column, literal(value, String()))
+        return result
+
+    def _member(self, field: str, values: Sequence[Value]) -> Condition:
+        given = [value for value in values if value is not None]
+        tag = tag_name(field)
+        if tag is not None:
+            found = self._dialect.tag_one_of(self._columns["tags"], tag, given)
+        else:
+            found = self._never_null(field, self._listed(field, given))
+        return found if len(given) == len(values) else or_(found, self._missing(field))
+
+    def _listed(self, field: str, values: Sequence[Any]) -> Condition:
+        column = self._columns[field]
+        if FIELDS[field].kind in ("str", "status"):
+            return self._dialect.one_of(column, values, String())
+        integers = FIELDS[field].kind == "int"
+        return self._dialect.one_of(column, representable(values, integers=integers), number_type(integers=integers))
+
+    def _missing(self, field: str) -> Condition:
+        tag = tag_name(field)
+        if tag is not None:
+            return not_(self._dialect.tag_present(self._columns["tags"], tag))
+        return self._columns[field].is_(None) if FIELDS[field].nullable else false()
+
+    def _never_null(self, field: str, condition: Condition) -> Condition:
+        return and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition
+
+
+def _joined(join: Callable[..., Condition], empty: Condition, parts: Sequence[Condition]) -> Condition:
+    """Return the parts joined, recursively in halves.
+
+    SQLite limits the depth of an expression, and counts each link of a flat chain as one level.
+    """
+    if len(parts) <= _FLAT:
+        return join(empty, *parts)
+    middle = len(parts) // 2
+    halves = (_joined(join, empty, half) for half in (parts[:middle], parts[middle:]))
+    # Without type_coerce, SQLAlchemy removes the parentheses.
+    return join(*(type_coerce(Grouping(half), Boolean()) for half in halves))

@@ -1,0 +1,158 @@
+"""Decodes stored rollouts, with arrays kept apart, and applies the recorded effects of refreshes.
+
+Open buffers read payloads kept apart themselves; `read_tails` is for copies, the command line, the page and the doctor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
+from replaybuf.storage.places.owners import local_url, open_place, recognise
+from replaybuf.storage.places.store import EXTENT_BYTES, Extent, Range
+from replaybuf.values.codec.blocks import Instead
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_header import is_apart
+from replaybuf.values.rollouts.marks import Marks
+
+#: Exceptions for damaged metadata of a group.
+DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
+
+
+def decode_stored(
+    codec: Codec,
+    uid: int,
+    payload: bytes | None,
+    marks: str | dict[str, Any],
+    refreshed_to: int | None,
+    *,
+    verified: bool = False,
+    tail: Any = None,
+    deferral: Deferral | None = None,
+) -> list[Any]:
+    """Return the rollouts of a group; their arrays share the payload's memory, so decode a payload only once.
+
+    `marks` is JSON (`rollouts.marks`), perhaps parsed; `refreshed_to` is the train step of the last refresh, None
+    before the first. The payload stays as stored unless the arrays are modified. `tail` is the rest of a payload whose
+    arrays are kept apart, or the DecodeError of reading it. With a `deferral` the payload may be only a head, and the
+    tail has the loaded pieces. Raises DecodeError.
+    """
+    if payload is None:
+        raise DecodeError(f"group {uid}: its payload is missing")
+    if isinstance(tail, DecodeError) and (deferral is not None or is_apart(payload)):
+        raise DecodeError(f"group {uid}: {tail}") from tail
+    if deferral is not None:
+        rollouts = codec.decode_deferred(payload, deferral.fields, tail or {}, deferral.of(uid, payload))
+    elif not is_apart(payload):
+        rollouts = codec.decode(payload, verified=verified, owned=True)
+    else:
+        extent = Extent.at_end_of(payload)
+        if tail is None:
+            raise DecodeError(f"group {uid}: its arrays are in the file {extent.name}, which was not read")
+        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
+    bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
+    return rollouts
+
+
+def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: Any, refreshed_to: int | None) -> None:
+    """Apply the recorded effects of refreshes to a group's rollouts. Raises DecodeError."""
+    try:
+        found = Marks.from_json(from_json(marks) if isinstance(marks, str) else marks)
+        if len(rollouts) != len(found.oldest):
+            raise DecodeError(f"group {uid}: {len(rollouts)} rollouts in the payload, {len(found.oldest)} expected")
+        found.apply(rollouts, refreshed_to, codec.rollout_type)
+    except DecodeError:
+        raise
+    except DAMAGE as error:
+        raise damaged(uid, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """The fields whose arrays aren't loaded, and a factory of handles, given the uid and the head of a group."""
+
+    fields: frozenset[str]
+    of: Callable[[int, bytes], Instead]
+
+
+def damaged(uid: int, error: Exception) -> DecodeError:
+    """Return the error of a group whose metadata can't be read."""
+    return DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})")
+
+
+#: The URLs of a database's places, by number, and the identity of the database (`ReadTransaction.places`).
+Places = tuple[Mapping[int, str], str | None]
+#: The timeout of reading from a place in interactive use, in seconds.
+PATIENCE: Final = 10.0
+
+
+def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
+    """Return the tail of each payload: None if the payload is whole, a DecodeError if the tail can't be read.
+
+    Blocks. Raises PayloadStoreError if a place can't be reached, or was replaced by another one.
+    """
+    urls, database = places
+    tails: list[Any] = [None] * len(payloads)
+    wanted: dict[int, dict[int, Extent]] = {}
+    for number, payload in enumerate(payloads):
+        if type(payload) is not bytes or not is_apart(payload):
+            continue
+        try:
+            extent = Extent.at_end_of(payload)
+            if extent.place not in urls:
+                raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
+        except DecodeError as error:
+            tails[number] = error
+        else:
+            wanted.setdefault(extent.place, {})[number] = extent
+    for place, extents in wanted.items():
+        try:
+            store = open_place(local_url(database or "", place, urls[place]), patience)
+        except (ConfigError, MissingDriverError) as error:
+            raise PayloadStoreError(str(error)) from error
+        with closing(store):
+            recognise(store, database or "", place)
+            found = store.read([Range.whole(extent) for extent in extents.values()], patience)
+        for number, tail in zip(extents, found, strict=True):
+            tails[number] = tail
+    return tails
+
+
+def names_its_arrays(payload: bytes) -> bool:
+    """Return whether the arrays of a payload are kept apart, and its extent is valid."""
+    try:
+        return is_apart(payload) and Extent.at_end_of(payload) is not None
+    except DecodeError:
+        return False
+
+
+def joined(payload: bytes, tail: Any) -> bytes:
+    """Return a whole payload, given its tail. Raises DecodeError if the tail is an error."""
+    if isinstance(tail, DecodeError):
+        raise tail
+    return payload if tail is None else b"".join((memoryview(payload)[:-EXTENT_BYTES], tail))
+
+
+def decode_shown(
+    codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, places: Places
+) -> tuple[list[Any], str | None]:
+    """Return the readable part of a group's rollouts, and a sentence about the missing part, None if there is none.
+
+    Arguments as those of `decode_stored` and `read_tails`. Raises DecodeError.
+    """
+    try:
+        [tail] = read_tails([payload], places)
+        return decode_stored(codec, uid, payload, marks, refreshed_to, tail=tail), None
+    except ReplayBufError as error:
+        if payload is None or not is_apart(payload):
+            raise
+        reason = str(error).removeprefix(f"group {uid}: ")
+    rollouts = codec.decode_head(payload)
+    with suppress(DecodeError):  # refreshes may change missing arrays
+        bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
+    return rollouts, f"group {uid} is shown without its arrays: {reason}"

@@ -1,0 +1,210 @@
+"""Payloads in a folder: on a local disk, or on a file system that all hosts mount."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replaybuf.common.atomic_file import sync_folder
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
+from replaybuf.storage.places.filesystems import filesystem_type, is_network
+from replaybuf.storage.places.store import FILES, MARKER, FileLostError, GoneError, PlaceStore, Range, StoredFile
+
+_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FolderStore(PlaceStore):
+    """Payloads as files. On a network file system they are on the server when their write returns."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).absolute()
+        self.url = str(self.path)
+        self.on_network = is_network(filesystem_type(self.path))
+        self._folder: tuple[int, int] | None = None  # device and inode of the folder of files that is known to be ours
+
+    def read_marker(self) -> bytes | None:
+        with self._as_ours("read"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (self.path / MARKER).read_bytes()
+        return None
+
+    def write_marker(self, marker: bytes) -> bool:
+        new = self._new_marker(marker)
+        try:
+            with self._as_ours("written to"), contextlib.suppress(FileExistsError):
+                os.link(new, self.path / MARKER)  # atomic, and fails if there is one
+                sync_folder(self.path)
+                return True
+        finally:
+            new.unlink()
+        return False
+
+    def replace_marker(self, marker: bytes) -> None:
+        new = self._new_marker(marker)
+        with self._as_ours("written to"):
+            new.replace(self.path / MARKER)
+            sync_folder(self.path)
+
+    def _new_marker(self, marker: bytes) -> Path:
+        new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
+        with self._as_ours("written to"), new.open("wb") as file:
+            file.write(marker)
+            file.flush()
+            os.fsync(file.fileno())
+        return new
+
+    def check_writable(self) -> None:
+        with self._as_ours("written to"):
+            if not self.path.is_dir():
+                isnt = "isn't there: make it (mkdir -p), mount it, or name another one"
+                isnt = "is a file: name a folder" if self.path.exists() else isnt
+                raise PayloadStoreError(f"the folder for payloads {self.path} {isnt} (payloads=)")
+            if not (self.path / FILES).is_dir():
+                (self.path / FILES).mkdir(exist_ok=True)
+                sync_folder(self.path)
+                sync_folder(self.path.parent)  # the folder may be as new
+        self.check_may_write()
+
+    def check_may_write(self) -> None:
+        if not os.access(self.path / FILES, os.W_OK | os.X_OK):
+            raise PayloadStoreError(
+                f"the folder for payloads {self.path} can't be written to by this user: change its owner or its mode, "
+                "or mount it so that it can be written to"
+            )
+
+    def free_bytes(self) -> int | None:
+        with self._as_ours("read"):
+            return shutil.disk_usage(self.path).free
+
+    def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
+        begun: list[Path] = []
+        try:
+            for name, buffers in files:
+                with open(self._file(name), "xb", buffering=0) as file:
+                    begun.append(self._file(name))
+                    _write_all(file.fileno(), buffers)
+                    if sync or self.on_network:
+                        os.fsync(file.fileno())
+            if sync:
+                sync_folder(self.path / FILES)
+            self._check_in_place(name for name, _ in files)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                for path in begun:
+                    path.unlink(missing_ok=True)
+            if error.errno in _FULL:
+                raise StorageError(
+                    f"the disk of the folder for payloads {self.path} is full; nothing of the put was stored, and what "
+                    "was committed before is safe: free some space",
+                    reason="disk full",
+                ) from error
+            if isinstance(error, FileNotFoundError):
+                self.check_there()
+            raise self.error(error, "written to") from error
+
+    def _check_in_place(self, names: Iterable[str]) -> None:
+        """Raise FileLostError when files were written to a folder that was moved or unmounted since."""
+        found = os.stat(self.path / FILES)
+        folder = found.st_dev, found.st_ino
+        if folder != self._folder:  # the first write, or another mount
+            self.check_there()
+            if not all(self._file(name).exists() for name in names):
+                raise FileLostError
+            self._folder = folder
+
+    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
+        found: list[Any] = [None] * len(ranges)
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(ranges):
+            places.setdefault(one.extent.name, []).append(place)
+        for name, members in places.items():
+            with self._as_ours("read"):
+                try:
+                    number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    self.check_there()
+                    gone = GoneError(f"the file {name} isn't there any more: somebody deleted it")
+                    found = [gone if place in members else one for place, one in enumerate(found)]
+                    continue
+                try:
+                    for place in members:
+                        found[place] = _read_range(number, ranges[place])
+                finally:
+                    os.close(number)
+        return found
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._as_ours("written to"):
+            self.check_there()
+            for name in names:
+                self._file(name).unlink(missing_ok=True)
+
+    def files(self) -> Iterator[StoredFile]:
+        with self._as_ours("read"), os.scandir(self.path / FILES) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat()
+                    yield StoredFile(entry.name, found.st_size, found.st_mtime)
+
+    def _file(self, name: str) -> Path:
+        return self.path / FILES / name
+
+    @contextlib.contextmanager
+    def _as_ours(self, what: str) -> Iterator[None]:
+        """Raise PayloadStoreError for operating system errors; replaybuf's own errors pass."""
+        try:
+            yield
+        except PayloadStoreError:
+            raise
+        except OSError as error:
+            raise self.error(error, what) from error
+
+    def error(self, error: OSError, what: str) -> PayloadStoreError:
+        """Return the error for a folder that can't be read or written to, from the operating system's error."""
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return PayloadStoreError(
+            f"the folder for payloads {self.path} can't be {what} ({reason}): see that it is mounted and writable"
+        )
+
+
+def _write_all(number: int, buffers: Sequence[Any]) -> None:
+    """Write buffers from their own memory, with as few calls as the system allows."""
+    views = [view for one in buffers if (view := _bytes_of(one)).nbytes]
+    first = 0
+    while first < len(views):
+        chosen = views[first : first + _MOST_BUFFERS]
+        written = os.writev(number, chosen)
+        while chosen and written >= chosen[0].nbytes:
+            written -= chosen.pop(0).nbytes
+            first += 1
+        if written:
+            views[first] = views[first][written:]
+
+
+def _bytes_of(buffer: Any) -> memoryview:
+    view = memoryview(buffer)
+    return view if view.nbytes == 0 or (view.ndim == 1 and view.format == "B") else view.cast("B")
+
+
+def _read_range(number: int, wanted: Range) -> Any:
+    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
+    memory: Any = np.empty(wanted.size, np.uint8)
+    view, at = memoryview(memory), wanted.extent.at + wanted.at
+    while view.nbytes:
+        try:
+            count = os.preadv(number, [view], at)
+        except IsADirectoryError:
+            return DecodeError(f"the file {wanted.extent.name} was replaced by a folder")
+        if count == 0:
+            end = os.fstat(number).st_size
+            return DecodeError(f"the file {wanted.extent.name} ends at byte {end}: it was cut short")
+        view, at = view[count:], at + count
+    return memory

@@ -1,0 +1,202 @@
+"""Payloads in an object store: S3, Google Cloud Storage or Azure Blob Storage, through `obstore`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+
+from replaybuf.common.redact import redact
+from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
+from replaybuf.storage.places.store import FILES, MARKER, GoneError, PlaceStore, Range, StoredFile
+
+#: The schemes of URLs, with the names of the services.
+SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
+_REQUESTS = 16  # concurrent
+#: The share of the caller's timeout after which a request is given up, so that the error can quote the answer.
+_PART = 0.8
+_STATUS = re.compile(r"\b(?:status(?: code)?:?|HTTP error) *\(?([1-5]\d\d)\b|\b([45]\d\d) [A-Z][a-z]+")
+
+#: The process in which `obstore` runs its threads, which a forked child doesn't have.
+_running_in: int | None = None
+
+
+class ObjectStore(PlaceStore):
+    """Payloads as objects, each of which is written once, atomically.
+
+    A request is retried for up to `patience` seconds if the store doesn't answer, or answers with a transient error.
+    Credentials, region and endpoint come from the environment, as for `obstore` (AWS_ACCESS_KEY_ID, ...).
+    """
+
+    def __init__(self, url: str, patience: float = 60.0) -> None:
+        try:
+            self._obstore: Any = importlib.import_module("obstore")
+            stores: Any = importlib.import_module("obstore.store")
+            self._errors: Any = importlib.import_module("obstore.exceptions")
+        except ImportError as error:
+            raise MissingDriverError(
+                f"payloads in {url.partition('://')[0]}:// need the package obstore, which is not installed: "
+                "pip install obstore"
+            ) from error
+        self.url = url.rstrip("/")
+        self._patience = _PART * patience
+        self._endpoint = _endpoint()
+        client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": self._endpoint.startswith("http://")}
+        again = {"max_retries": 1000, "retry_timeout": timedelta(seconds=self._patience), "backoff": _BACKOFF}
+        try:
+            self._store = stores.from_url(self.url, client_options=client, retry_config=again)
+        except (ValueError, self._errors.BaseError) as error:
+            raise ConfigError(
+                f"can't read payloads={self.url!r}: expected s3://bucket/prefix, gs://bucket/prefix or "
+                "az://container/prefix, with credentials in the environment"
+            ) from error
+        self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="replaybuf-objects")
+        _run_here(self.url)
+
+    def read_marker(self) -> bytes | None:
+        with self._as_ours("read"):
+            try:
+                return bytes(self._obstore.get(self._store, MARKER).bytes())
+            except FileNotFoundError:
+                return None
+
+    def write_marker(self, marker: bytes) -> bool:
+        with self._as_ours("written to"):
+            try:
+                self._obstore.put(self._store, MARKER, marker, mode="create", use_multipart=False)
+            except self._errors.AlreadyExistsError:
+                return False
+        return True
+
+    def replace_marker(self, marker: bytes) -> None:
+        with self._as_ours("written to"):
+            self._obstore.put(self._store, MARKER, marker, use_multipart=False)
+
+    def check_writable(self) -> None:
+        self.read_marker()
+
+    def check_may_write(self) -> None:
+        if self.marker is not None:
+            self.write_marker(self.marker)  # it exists: the answer shows whether this process may write
+
+    def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
+        def put(one: tuple[str, Sequence[Any]]) -> None:
+            name, buffers = one
+            with self._as_ours("written to"):
+                self._obstore.put(self._store, f"{FILES}/{name}", b"".join(buffers), use_multipart=False)
+
+        for waiting in [self._pool.submit(put, one) for one in files]:
+            waiting.result()
+
+    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(ranges):
+            places.setdefault(one.extent.name, []).append(place)
+        found: list[Any] = [None] * len(ranges)
+
+        def read(name: str) -> None:
+            for place, raw in zip(places[name], self._read(name, [ranges[n] for n in places[name]]), strict=True):
+                found[place] = raw
+
+        for waiting in [self._pool.submit(read, name) for name in places]:
+            try:
+                waiting.result(timeout)
+            except TimeoutError as error:
+                raise PayloadStoreError(
+                    f"{self.url} didn't answer within {timeout:g} s while payloads were read; nothing was taken"
+                ) from error
+        return found
+
+    def _read(self, name: str, ranges: Sequence[Range]) -> Sequence[Any]:
+        with self._as_ours("read"):
+            try:
+                wanted = [one for one in ranges if one.size]
+                starts, lengths = [one.extent.at + one.at for one in wanted], [one.size for one in wanted]
+                path = f"{FILES}/{name}"
+                rest = iter(self._obstore.get_ranges(self._store, path, starts=starts, lengths=lengths))
+                # Copied, since obstore's buffers are read-only.
+                return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in ranges]
+            except FileNotFoundError:
+                self.check_there()
+                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(ranges)
+            except self._errors.GenericError as error:
+                if _status(error) != "416" and "Requested range was invalid" not in str(error):
+                    raise
+                return [DecodeError(f"the file {name} is shorter than it was: it was cut short")] * len(ranges)
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):
+            self._obstore.delete(self._store, [f"{FILES}/{name}" for name in names])
+
+    def files(self) -> Iterator[StoredFile]:
+        with self._as_ours("read"):
+            for listed in self._obstore.list(self._store, prefix=FILES):
+                for one in listed:
+                    yield StoredFile(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp())
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @contextlib.contextmanager
+    def _as_ours(self, what: str) -> Iterator[None]:
+        """Raise PayloadStoreError for the errors of `obstore`, whose texts may contain anything."""
+        try:
+            yield
+        except PayloadStoreError:
+            raise
+        except (self._errors.BaseError, OSError) as error:
+            raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
+
+    def _reason(self, error: Exception) -> str:
+        text = str(error)
+        status = _status(error)
+        refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
+        if isinstance(error, refusals) or status in ("401", "403"):
+            if self.url.startswith("s3://") and "AWS_ACCESS_KEY_ID" not in os.environ:
+                return f"{self._asked()} wants credentials, and there is no AWS_ACCESS_KEY_ID in the environment"
+            return "it refuses these credentials; see that those in the environment (AWS_ACCESS_KEY_ID, ...) are right"
+        if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in text:
+            return "there is no such bucket; make it, or correct the name"
+        answer = f"answered {status}" if status else "didn't answer"
+        again = f"was asked again for {self._patience:g} s; see that it is up, and that the endpoint is right"
+        return f"{self._asked()} {answer}, and {again}"
+
+    def _asked(self) -> str:
+        """Return the server that requests go to, as far as the environment names one."""
+        return redact(self._endpoint) if self._endpoint else "the store"
+
+
+_BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
+
+
+def _status(error: Exception) -> str | None:
+    """Return the HTTP status of the store's answer, if there was one."""
+    return next((one[1] or one[2] for one in _STATUS.finditer(str(error))), None)
+
+
+def _run_here(url: str) -> None:
+    """Record that `obstore` runs in this process. Raises PayloadStoreError in a forked child: its calls would hang."""
+    global _running_in
+    if _running_in not in (None, os.getpid()):
+        raise PayloadStoreError(
+            f"{url} can't be used in this process, which was forked from one that uses an object store: start it with "
+            "multiprocessing's 'spawn' or 'forkserver', or fork before the first buffer is opened"
+        )
+    _running_in = os.getpid()
+
+
+def _endpoint() -> str:
+    """Return the endpoint that the environment names, "" for the provider's own. Raises ConfigError."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if given := os.environ.get(name):
+            if not given.startswith(("http://", "https://")):
+                raise ConfigError(f"{name} must begin with http:// or https://, as in http://127.0.0.1:9000")
+            return given
+    return ""

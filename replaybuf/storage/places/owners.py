@@ -1,0 +1,191 @@
+"""Places of payloads and their owners: the setting `payloads`, the stores that it names, and their markers.
+
+The marker of a place names the database that owns its files, and that database's home. A copy of a database has the
+same identity, and both would delete files that only the other needs. So a place belongs to the database whose home
+is in the marker; its copies read there, and neither write nor delete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from replaybuf.common.redact import redact
+from replaybuf.errors import ConfigError, PayloadStoreError
+from replaybuf.storage.places.folder import FolderStore
+from replaybuf.storage.places.objects import SCHEMES, ObjectStore
+from replaybuf.storage.places.store import MARKER, PlaceStore
+
+#: Facts that distinguish copies of a database, such as its file's path and host, and its `name` for people; empty for a
+#: database that has no copies.
+Home = Mapping[str, str]
+
+_FORMAT = 1
+
+
+class CopyError(Exception):
+    """The place belongs to a database with this identity that is, or was, somewhere else: at `home`."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home)
+        self.home = home
+
+
+class Marker(NamedTuple):
+    """The content of a marker: the identity of the database, the number of the place in it, and the database's home."""
+
+    database: str
+    place: int
+    home: Home
+
+    def packed(self) -> bytes:
+        """Return the content of the marker."""
+        return json.dumps({**self._asdict(), "home": dict(self.home), "format": _FORMAT}).encode()
+
+    def belongs_to(self, home: Home) -> bool:
+        """Return whether this is the home: at least two facts are equal.
+
+        So a file may move on its host or be restored from a backup, and a container may have a new name each time.
+        """
+        same = [name for name in self.home.keys() & home.keys() - {"name"} if self.home[name] == home[name]]
+        return not self.home or not home or len(same) > 1
+
+
+def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> int | None:
+    """Return the number of the place in the database; None if it has none yet and `place` is None.
+
+    An unclaimed place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
+    to another database, CopyError when it belongs to another copy of this one.
+    """
+    found = store.read_marker()
+    if found is None:
+        if place is None:
+            return None
+        marker = Marker(database, place, home).packed()
+        if store.write_marker(marker):
+            store.marker = marker
+            return place
+        found = store.read_marker() or b""
+    owner = parse(store, found)
+    if owner.database != database:
+        raise _of_another(store, owner)
+    if not owner.belongs_to(home):
+        raise CopyError(owner.home)
+    store.marker = found
+    return owner.place
+
+
+def check_unclaimed(store: PlaceStore) -> None:
+    """Raise ConfigError when any database owns the place: it can't be that of a new one."""
+    found = store.read_marker()
+    if found is not None:
+        raise _of_another(store, parse(store, found))
+
+
+def _of_another(store: PlaceStore, owner: Marker) -> ConfigError:
+    return ConfigError(
+        f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
+        "for those of this one (payloads=), for example a folder for each run"
+    )
+
+
+def take_over(store: PlaceStore, home: Home) -> None:
+    """Transfer the place to the database at this home, from the copy that owned it."""
+    owner = parse(store, store.read_marker() or b"")
+    store.replace_marker(owner._replace(home=home).packed())
+
+
+def recognise(store: PlaceStore, database: str, place: int) -> Marker:
+    """Return the marker if the place has this number in the database or in a copy of it. Raises PayloadStoreError."""
+    store.check_there()
+    found = store.read_marker() or b""
+    marker = parse(store, found)
+    if marker[:2] != (database, place):
+        raise PayloadStoreError(
+            f"{store.url} has other payloads than those that this database keeps there: mount or put back the place "
+            "that it wrote to, nothing is lost as long as its files are"
+        )
+    store.marker = found
+    return marker
+
+
+def parse(store: PlaceStore, found: bytes) -> Marker:
+    """Return a parsed marker. Raises PayloadStoreError."""
+    try:
+        marker: dict[str, Any] = json.loads(found)
+        home = {str(name): str(fact) for name, fact in marker.get("home", {}).items()}
+        return Marker(str(marker["database"]), int(marker["place"]), home)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise PayloadStoreError(
+            f"{store.url} has a {MARKER} that can't be read: restore it (if the place is this database's, replaybuf "
+            "doctor URL --repair writes it anew), or name another place (payloads=)"
+        ) from None
+
+
+def described(home: Home) -> str:
+    """Return the location of a database in words."""
+    return redact(home.get("name", "another database"))
+
+
+#: The setting for payloads in the database.
+IN_DATABASE = "database"
+#: The bytes of arrays from which a payload is kept apart.
+PAYLOAD_THRESHOLD = 64 << 10
+
+
+def parse_place(payloads: str) -> str | None:
+    """Return the place that a setting names, absolute; None for the database. Raises ConfigError."""
+    if payloads == IN_DATABASE:
+        return None
+    if not payloads or "\x00" in payloads:
+        raise ConfigError("payloads is empty: name 'database', a folder, or an object store such as s3://bucket/prefix")
+    scheme, slashes, rest = payloads.partition("://")
+    if not slashes:
+        kind = scheme.split(":")[0]
+        if ":" in scheme and kind in (*SCHEMES, "file", "http", "https"):
+            example = "file:///absolute/path" if kind == "file" else "s3://bucket/prefix"
+            raise ConfigError(f"can't read payloads={payloads!r}: write it as in {example}")
+        return FolderStore(os.path.expanduser(payloads)).url
+    if scheme == "file":
+        found = urlsplit(payloads)
+        if found.netloc not in ("", "localhost") or not found.path.startswith("/"):
+            raise ConfigError(f"payloads={payloads!r} has a host: a folder is file:///absolute/path, with three /")
+        return FolderStore(unquote(found.path)).url
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{one}://" for one in ("file", *SCHEMES))
+        raise ConfigError(f"payloads={scheme}://... is no place that is known: name a folder, or one of {known}")
+    if "@" in rest or "?" in rest:
+        raise ConfigError("payloads holds a user or options: credentials belong in the environment, as for obstore")
+    if not rest.strip("/"):
+        raise ConfigError(f"payloads={payloads!r} names no bucket: write {scheme}://bucket/prefix")
+    return payloads.rstrip("/")
+
+
+#: URLs of places that open buffers of this process write to, by process id, database and number of the place.
+_here: dict[tuple[int, str, int], list[str]] = {}
+
+
+def register_url(database: str, number: int, url: str) -> None:
+    """Register this process's URL of a place, which may differ from the URL that the database has."""
+    _here.setdefault((os.getpid(), database, number), []).append(url)
+
+
+def unregister_url(database: str, number: int, url: str) -> None:
+    """Undo one `register_url`."""
+    known = _here.get((os.getpid(), database, number), [])
+    if url in known:
+        known.remove(url)
+
+
+def local_url(database: str, number: int, url: str) -> str:
+    """Return this process's URL of a place, by default the one that the database has."""
+    known = _here.get((os.getpid(), database, number))
+    return known[-1] if known else url
+
+
+def open_place(place: str, patience: float) -> PlaceStore:
+    """Return the store at a place, without reading or writing anything."""
+    return ObjectStore(place, patience) if "://" in place else FolderStore(place)

@@ -1,0 +1,1 @@
+"""What is stored: rollouts and their fields, and their bytes."""

@@ -1,0 +1,399 @@
+"""The arrays of a payload: written from their own memory, and read without a copy, or left for handles.
+
+The msgpack of a payload ends with the *table* of its arrays: dtype, bytes and shapes of one or more arrays, again and
+again. The rest refers to an array by its entry in the table and its place there, so that an array which occurs several
+times comes back as one. The arrays of an entry are in the table itself if they are small (their bytes, one after the
+other), or in one block (its number), or in a block each (a list of numbers), which equal arrays share: reading copies
+it. Shapes of arrays with one dimension are their lengths.
+
+No payload can make the reader allocate more than it has bytes, times `MOST_USES`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from replaybuf.errors import DecodeError
+from replaybuf.values.codec.payload_header import Head, digest
+from replaybuf.values.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
+
+#: Smaller arrays, together with the others of their column, are in the table.
+SMALL: Final = 256
+#: Larger arrays have a block of their own.
+GROUPED: Final = 4096
+#: The most bytes of a block that several arrays share, which is read as a whole.
+_MOST_GROUPED: Final = 256 << 10
+#: How often the bytes of a payload may be read as arrays, on average.
+MOST_USES: Final = 16
+#: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
+_MOST_KEPT: Final = 64
+_PLACE: Final = struct.Struct("<II")
+_make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
+_DTYPE: Final = attrgetter("dtype")
+_DIMENSIONS: Final = attrgetter("ndim")
+_ONLY_INT: Final = frozenset({int})
+_ONLY_ARRAYS: Final = frozenset({np.ndarray})
+
+
+class BlockWriter:
+    """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
+
+    __slots__ = ("_alike", "_known", "blocks", "sizes", "table")
+
+    def __init__(self) -> None:
+        self.blocks: list[Any] = []
+        self.sizes: list[int] = []
+        self.table: list[Any] = []
+        # By id of an array: its entry, and the arrays of the entry, whose ids are thus their own.
+        self._known: dict[int, tuple[int, Sequence[AnyArray]]] = {}
+        # By size and some items: the first such array, and blocks and their numbers of uses by a hash of their bytes.
+        self._alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
+
+    def reference(self, array: AnyArray) -> Any:
+        """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
+        known = self._known.get(id(array))
+        if known is None:
+            shape: Any = len(array) if array.ndim == 1 else list(array.shape)
+            inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
+            known = self._known[id(array)] = self._entry(describe_dtype(array.dtype), inside, [shape]), (array,)
+        entry, arrays = known
+        place = next(place for place, one in enumerate(arrays) if one is array)
+        return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(entry, place)))
+
+    def column(self, arrays: Sequence[AnyArray]) -> int | None:
+        """Return the entry of the arrays of a column; None if they can't be in one."""
+        first, rows = arrays[0], len(arrays)
+        dtype, dimensions = first.dtype, first.ndim
+        if not _ONLY_ARRAYS.issuperset(map(type, arrays)) or dtype.hasobject:
+            return None
+        if [*map(_DTYPE, arrays)].count(dtype) < rows or [*map(_DIMENSIONS, arrays)].count(dimensions) < rows:
+            return None
+        ids = {*map(id, arrays)}
+        if len(ids) < rows or not self._known.keys().isdisjoint(ids):
+            return None
+        description = describe_dtype(dtype)
+        shapes: list[Any]
+        if dimensions == 1:
+            sizes = shapes = [*map(len, arrays)]
+        else:
+            shapes, sizes = [list(array.shape) for array in arrays], [array.size for array in arrays]
+        nbytes = sum(sizes) * dtype.itemsize
+        inside: Any
+        if max(sizes) * dtype.itemsize > GROUPED:
+            inside = [*map(self._block_of, arrays)]
+        elif nbytes < SMALL:
+            inside = _together(arrays)
+        elif nbytes <= _MOST_GROUPED:
+            inside = self._add(_together(arrays), nbytes)
+        else:
+            return None
+        entry = self._entry(description, inside, shapes)
+        self._known.update(dict.fromkeys(ids, (entry, arrays)))
+        return entry
+
+    def _entry(self, dtype: str, inside: Any, shapes: list[Any]) -> int:
+        self.table += dtype, inside, shapes
+        return len(self.table) // 3 - 1
+
+    def _block_of(self, array: AnyArray) -> int:
+        """Return the number of the block with the bytes of this array.
+
+        Arrays of the same size, beginning and end are compared by a hash of their bytes (XXH3, 128 bits).
+        """
+        nbytes = array.nbytes
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        if nbytes < GROUPED:
+            return self._add(array, nbytes)
+        key = nbytes, array.item(0), array.item(-1)
+        if key not in self._alike:
+            self._alike[key] = array, {}
+            return self._add(array, nbytes)
+        like, by_hash = self._alike[key]
+        if not by_hash:
+            number = next(number for number, block in enumerate(self.blocks) if block is like)
+            by_hash[xxh3_128_digest(like.data)] = [number, 1]
+        content = xxh3_128_digest(array.data)
+        found = by_hash.get(content)
+        if found is None or found[1] == MOST_USES:
+            found = by_hash[content] = [self._add(array, nbytes), 0]
+        found[1] += 1
+        return found[0]
+
+    def _add(self, block: Any, nbytes: int) -> int:
+        self.blocks.append(block)
+        self.sizes.append(nbytes)
+        return len(self.blocks) - 1
+
+
+def _together(arrays: Sequence[AnyArray]) -> bytes:
+    """Return the bytes of arrays in C order, one after the other."""
+    try:
+        return b"".join(arrays)  # type: ignore[arg-type]
+    except (BufferError, TypeError, ValueError):  # not in C order
+        return b"".join([array.tobytes() for array in arrays])
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredArray:
+    """An array that isn't loaded: its dtype and shape, and its position in its block.
+
+    `block_at` is the position of the block, from the end of the head; it is read as a whole, to be verified.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    at: int
+    block_at: int
+    block_size: int
+    digest: int
+
+    @classmethod
+    def of(cls, array: AnyArray) -> tuple[DeferredArray, bytes]:
+        """Return the description of a loaded array, and its bytes."""
+        raw = array.tobytes()
+        return cls(array.dtype, array.shape, len(raw), 0, 0, len(raw), digest(raw)), raw
+
+
+#: Makes what replaces an array, given its description, or the array itself if it was loaded with the head.
+Instead = Callable[[Any], Any]
+
+
+class StandIn(ABC):
+    """A handle in place of an array, as passed to decoders of values that consist of arrays."""
+
+    @abstractmethod
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any]) -> Any:
+        """Return the handle of a tensor with these bytes; `build` makes the tensor from its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFacts(StandIn):
+    """The type and size of an array or tensor without its bytes; `out_of_band` unless it is stored in the msgpack."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    out_of_band: bool
+
+    @classmethod
+    def of(cls, array: DeferredArray | AnyArray) -> ArrayFacts:
+        return cls(str(array.dtype), array.shape, array.nbytes, isinstance(array, DeferredArray))
+
+    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any]) -> ArrayFacts:
+        return ArrayFacts(name, tuple(shape), self.nbytes, self.out_of_band)
+
+
+def checked_array(array: DeferredArray, block: Any) -> AnyArray:
+    """Return an array in the memory of its block. Raises DecodeError when the checksum of the block is wrong."""
+    if len(block) != array.block_size or digest(block) != array.digest:
+        raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
+    made: AnyArray = np.ndarray(array.shape, array.dtype, block, array.at)
+    return made if array.nbytes * _MOST_KEPT >= array.block_size else made.copy()
+
+
+class BlockReader:
+    """Reads the arrays of a payload with all of its `blocks`, which were verified before.
+
+    If the memory of the blocks `lends` itself, which is safe without other references to it, arrays share it, except
+    small ones, which would keep far more than themselves alive (`kept` bytes).
+    """
+
+    def __init__(self, head: Head, blocks: Any, *, kept: int = 0, lends: bool = False) -> None:
+        self._head = head
+        self._blocks = blocks
+        self._kept = kept
+        self._lends = lends
+        self._table: list[Any] = []
+        self._left = MOST_USES * head.header.size
+        self._arrays: dict[int, Sequence[Any]] = {}
+        self._lent: set[int] = set()
+
+    def read_table(self, table: Any) -> None:
+        """Read the table of arrays, before all else. ValueError unless it is one."""
+        if type(table) is not list or len(table) % 3:
+            raise ValueError("no table of arrays")
+        self._table = table
+
+    def referred(self, content: bytes) -> Any:
+        """Return the array that an extension object refers to. Raises any exception for an invalid one."""
+        entry, place = _PLACE.unpack(content)
+        return self.entry(entry)[place]
+
+    def column(self, entry: Any, rows: int) -> Sequence[Any]:
+        """Return the arrays of a column. Raises any exception for an invalid one."""
+        if type(entry) is not int or len(arrays := self.entry(entry)) != rows:
+            raise ValueError("no column of arrays")
+        return arrays
+
+    def entry(self, entry: int) -> Sequence[Any]:
+        """Return the arrays of an entry of the table. Raises any exception for an invalid one."""
+        if (arrays := self._arrays.get(entry)) is None:
+            dtype, inside, shapes, sizes = self._described(entry)
+            self._spend(sum(sizes) * dtype.itemsize)
+            if type(inside) is list:
+                arrays = [*map(self._alone, inside, [dtype] * len(shapes), shapes, sizes)]
+            else:
+                arrays = self._together(dtype, inside, shapes, sizes)
+            self._arrays[entry] = arrays
+        return arrays
+
+    def _described(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int]]:
+        """Return the dtype, the bytes, the shapes and the numbers of items of an entry's arrays."""
+        if entry < 0:
+            raise ValueError("no such arrays")
+        description, inside, shapes = self._table[3 * entry : 3 * entry + 3]
+        if type(shapes) is not list or not shapes:
+            raise ValueError("no shapes of arrays")
+        sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
+        dtype = simple_dtype(description)
+        nbytes = sum(sizes) * dtype.itemsize
+        if type(inside) is int:
+            fits = inside >= 0 and self._head.sizes[inside] == nbytes
+        elif type(inside) is bytes:
+            fits = len(inside) == nbytes
+        else:
+            of_blocks = [self._head.sizes[block] for block in inside]
+            fits = min(inside) >= 0 and of_blocks == [size * dtype.itemsize for size in sizes]
+        if min(sizes) < 0 or not fits:
+            raise ValueError("its arrays don't match its blocks")
+        return dtype, inside, shapes, sizes
+
+    def _spend(self, nbytes: int) -> None:
+        """Raise ValueError if more bytes are read as arrays than such a payload can have."""
+        self._left -= nbytes
+        if self._left < 0:
+            raise ValueError("its arrays are larger than it has room for")
+
+    def _alone(self, block: int, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
+        array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
+        if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and block not in self._lent:
+            self._lent.add(block)
+            return array
+        return array.copy()
+
+    def _together(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
+        """Return arrays of one block: views of one array, unless they would keep it."""
+        flat: AnyArray
+        if type(inside) is bytes:
+            if len(shapes) == 1:
+                return [np.ndarray(shapes[0], dtype, inside).copy()]
+            flat, lends = np.frombuffer(inside, dtype), False
+        else:
+            flat = np.ndarray(sum(sizes), dtype, self._blocks, self._head.starts[inside])
+            lends = self._lends and inside not in self._lent
+        least, alone = min(sizes) * dtype.itemsize * _MOST_KEPT, False
+        if not lends or least < self._kept:
+            flat, alone = flat.copy(), least < flat.nbytes
+        else:
+            self._lent.add(inside)
+        arrays: list[AnyArray]
+        if sizes.count(sizes[0]) == len(sizes):
+            arrays = [*flat.reshape(len(sizes), sizes[0])]
+        else:
+            arrays = [flat[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+        if sizes is not shapes:
+            arrays = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
+        return [array.copy() for array in arrays] if alone else arrays
+
+
+class PartReader(BlockReader):
+    """Reads arrays one by one, of a head alone (without `blocks`) or of a whole payload.
+
+    `load` returns an array that is in a block of a head alone. While `deferring`, `instead` makes what replaces an
+    array, given its description, or the array itself if it was loaded with the head.
+    """
+
+    def __init__(self, head: Head, blocks: Any, load: Callable[[DeferredArray], Any], instead: Instead) -> None:
+        super().__init__(head, blocks)
+        self._load = load
+        self._instead = instead
+        self._made: dict[tuple[int, bool], Sequence[Any]] = {}
+        self.deferring = False
+
+    def entry(self, entry: int) -> Sequence[Any]:
+        """Return the arrays of an entry, or what replaces them."""
+        key = entry, self.deferring
+        if key not in self._made:
+            self._made[key] = [*map(self._instead if self.deferring else self._loaded, self._parts(entry))]
+        return self._made[key]
+
+    def _loaded(self, array: Any) -> Any:
+        if not isinstance(array, DeferredArray):
+            return array
+        self._spend(array.nbytes)
+        return self._load(array)
+
+    def _parts(self, entry: int) -> Sequence[Any]:
+        """Return the arrays of an entry, or the descriptions of those that aren't here."""
+        dtype, inside, shapes, sizes = self._described(entry)
+        if self._blocks is not None or type(inside) is bytes:
+            return super().entry(entry)  # which keeps them for the other parts
+        several, head = type(inside) is list, self._head
+        numbers = inside if several else [inside] * len(shapes)
+        places = [0] * len(shapes) if several else [*accumulate(sizes[:-1], initial=0)]
+        return [
+            DeferredArray(
+                dtype,
+                (shape,) if type(shape) is int else tuple(shape),
+                size * dtype.itemsize,
+                place * dtype.itemsize,
+                head.starts[number],
+                head.sizes[number],
+                head.digests[number],
+            )
+            for shape, size, place, number in zip(shapes, sizes, places, numbers, strict=True)
+        ]
+
+
+def from_pieces(pieces: Mapping[int, Any]) -> Callable[[DeferredArray], AnyArray]:
+    """Return the function that reads arrays from these blocks, by their positions, and verifies each block once."""
+    verified: set[int] = set()
+
+    def load(array: DeferredArray) -> AnyArray:
+        block = pieces[array.block_at]
+        if array.block_at not in verified:
+            checked_array(array, block)
+            verified.add(array.block_at)
+        return np.ndarray(array.shape, array.dtype, block, array.at).copy()
+
+    return load
+
+
+def _size(shape: Any) -> int:
+    if type(shape) is int:
+        return shape
+    if type(shape) is not list or not _ONLY_INT.issuperset(map(type, shape)) or min(shape, default=0) < 0:
+        raise ValueError(f"no shape: {shape!r:.80}")
+    return math.prod(shape)
+
+
+class _Memory:
+    """Exports the memory of bytes to numpy as writable."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
+        self.__array_interface__ = {"shape": (len(raw),), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def as_writable(raw: bytes) -> AnyArray:
+    """Return a writable array that shares the memory of otherwise unreferenced bytes, which saves a copy.
+
+    Bytes of length 0 and 1 are copied, because Python shares them in the whole process.
+    """
+    if len(raw) < 2:
+        return np.frombuffer(bytearray(raw), np.uint8)
+    return np.asarray(_Memory(raw))

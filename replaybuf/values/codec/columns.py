@@ -1,0 +1,163 @@
+"""Columns: a group as one list of the values of each field, instead of a map for each rollout.
+
+The msgpack of a payload is a list of name, kind and content of each column. What the rollouts share is there once, and
+arrays of a field are one block. Dicts with the same keys in all rollouts are columns again. What was one object in
+several rollouts comes back as one object, and what was two equal ones as two.
+
+| kind | content |
+|---|---|
+| SHARED | one value, of all rollouts |
+| LIST | a list of values |
+| ARRAYS | an entry of the table of arrays (`codec.blocks`) |
+| INDEXED | a list of the indices, for each rollout that of a value, and of the values |
+| DICT | name, kind and content of each key |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+from replaybuf.values.codec.blocks import GROUPED, BlockWriter
+from replaybuf.values.codec.value_types import MISSING, SCALARS
+
+SHARED, LIST, ARRAYS, INDEXED, DICT = range(5)
+
+_COUNTED: Final = frozenset({str, bytes, int, bool})
+_TEXTS: Final = frozenset({str, bytes, type(None)})
+_DEEPEST: Final = 8
+_ONLY_NONE: Final = frozenset({type(None)})
+_ONLY_STR: Final = frozenset({str})
+_ONLY_INT: Final = frozenset({int})
+
+
+class ColumnWriter:
+    """Makes the columns of one group."""
+
+    __slots__ = ("_blocks", "values")
+
+    def __init__(self, blocks: BlockWriter) -> None:
+        self._blocks = blocks
+        #: The number of values of all columns.
+        self.values = 0
+
+    def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
+        """Return the columns of rollouts, without fields `omitted` that are None in all of them."""
+        names, keys = tuple(rows[0]), [*map(tuple, rows)]
+        if keys.count(names) == len(rows):
+            transposed: Any = zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)
+        else:
+            union = dict.fromkeys(chain.from_iterable(keys))
+            transposed = [(name, [row.get(name, MISSING) for row in rows]) for name in union]
+        self.values += len(rows)
+        columns: list[Any] = []
+        for name, values in transposed:
+            if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
+                columns += (name, *self._column(values, 0))
+        return columns
+
+    def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
+        """Return the kind and the content of a column."""
+        first, rows = values[0], len(values)
+        kind = type(first)
+        self.values += rows
+        if rows == 1:
+            return SHARED, first
+        if kind is np.ndarray and (entry := self._blocks.column(values)) is not None:
+            return ARRAYS, entry
+        kinds = {*map(type, values)}
+        if SCALARS.issuperset(kinds):
+            if len(kinds) == 1 and kind in _COUNTED and values.count(first) == rows:
+                return SHARED, first
+            long = _TEXTS.issuperset(kinds) and max(map(len, filter(None, values)), default=0) >= GROUPED
+            return (INDEXED, _indexed(values, values)) if long else (LIST, [*values])
+        ids = [*map(id, values)]
+        different = len({*ids})
+        if different == 1:
+            return SHARED, first
+        if different < rows or len(kinds) > 1:
+            return (LIST, [*values]) if different == rows else (INDEXED, _indexed(values, ids))
+        if kind is dict and depth < _DEEPEST and (names := _shared_names(values)):
+            columns: list[Any] = []
+            for name, members in zip(names, zip(*[value.values() for value in values], strict=True), strict=True):
+                columns += (name, *self._column(members, depth + 1))
+            return DICT, columns
+        return LIST, [*values]
+
+
+def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
+    places: dict[Any, int] = {}
+    indices = [places.setdefault(key, len(places)) for key in keys]
+    return [indices, *dict(zip(keys, values, strict=True)).values()]
+
+
+def _shared_names(values: Sequence[dict[Any, Any]]) -> tuple[str, ...]:
+    """Return the keys of dicts if all have the same texts, in the same order; else none."""
+    names, keys = tuple(values[0]), [*map(tuple, values)]
+    same = keys.count(names) == len(values) and _ONLY_STR.issuperset(map(type, chain.from_iterable(keys)))
+    return names if same else ()
+
+
+class ColumnReader:
+    """Makes the values of columns: `arrays` those of an entry. At most `budget` values are made."""
+
+    __slots__ = ("_arrays", "_left")
+
+    def __init__(self, arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
+        self._arrays = arrays
+        self._left = budget
+
+    def spend(self, values: int) -> None:
+        """Raise ValueError if there are more values than such a payload can have."""
+        self._left -= values
+        if self._left < 0:
+            raise ValueError("it claims more values than it has room for")
+
+    def columns(self, flat: Sequence[Any], rows: int) -> dict[Any, Sequence[Any]]:
+        """Return the values of columns, given their names, kinds and contents. Raises any exception if invalid."""
+        if len(flat) % 3:
+            raise ValueError("its columns are incomplete")
+        self.spend(len(flat) // 3 * rows)
+        found: dict[Any, Sequence[Any]] = {}
+        parts = iter(flat)
+        for name, kind, content in zip(parts, parts, parts, strict=True):
+            if kind == SHARED:
+                found[name] = [content] * rows
+            elif kind == LIST and type(content) is list and len(content) == rows:
+                found[name] = content
+            elif kind == ARRAYS:
+                found[name] = self._arrays(content, rows)
+            else:
+                found[name] = self._others(kind, content, rows)
+        if 3 * len(found) != len(flat):
+            raise ValueError("it has a field twice")
+        return found
+
+    def _others(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
+        """Return the values of a column of a rarer kind."""
+        if type(content) is not list:
+            raise ValueError(f"a {type(content).__name__} where a column belongs")
+        if kind == DICT:
+            return self.dicts(self.columns(content, rows), rows)
+        if kind == INDEXED:
+            content = _of_indices(*content)
+        elif kind != LIST:
+            raise ValueError(f"unknown kind of column ({kind!r:.20}); was it written by a newer replaybuf?")
+        if len(content) != rows:
+            raise ValueError(f"a column of {len(content)} values for {rows} rollouts")
+        return content  # type: ignore[no-any-return]
+
+    def dicts(self, columns: dict[Any, Sequence[Any]], rows: int) -> list[dict[Any, Any]]:
+        """Return the rollouts, or their values of a field, as dicts."""
+        if not columns:
+            return [{} for _ in range(rows)]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _of_indices(indices: Any, *values: Any) -> list[Any]:
+    if type(indices) is not list or not _ONLY_INT.issuperset(map(type, indices)) or min(indices) < 0:
+        raise ValueError("no indices of values")
+    return [values[index] for index in indices]

@@ -1,0 +1,370 @@
+"""Values as msgpack, and back: native types of msgpack directly, others with a type tag.
+
+Tuples, sets, enums, datetimes and the like are stored as a map of one entry whose key is a *type tag*, an empty msgpack
+extension object with the code of the type: `{tag: content}`. msgpack itself packs and unpacks the content, so nesting
+costs no Python recursion, and a tag can't be mistaken for a user's key. Only arrays and our statuses are extension
+objects with content: a reference to the table of arrays (`codec.blocks`); and the status.
+
+Payloads may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
+than the payload, and nothing named in a payload is imported or called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from replaybuf.errors import RolloutError
+from replaybuf.values.codec import value_types as types
+from replaybuf.values.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
+from replaybuf.values.codec.columns import ColumnReader, ColumnWriter
+from replaybuf.values.codec.object_refs import RefValues
+from replaybuf.values.codec.payload_header import MOST_VALUES, Head
+from replaybuf.values.codec.user_classes import Converters, Instances, name_of
+from replaybuf.values.codec.value_types import DECODERS, ENCODERS, MISSING, Decoder, Encoder, TypeHandler
+from replaybuf.values.rollouts.rollout import Status
+
+_STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(types.STATUS, status.value.encode()) for status in Status}
+_MISSING: Final = msgpack.ExtType(types.STATUS, b"")
+_ENCODERS: Final = ENCODERS | {
+    Status: (None, lambda status: _STATUS_EXTENSIONS[status._value_]),
+    type(MISSING): (None, lambda _: _MISSING),
+}
+_SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
+# Module globals, since they are compared for every extension object.
+_ARRAY: Final = types.ARRAY
+_STATUS: Final = types.STATUS
+_STATUSES: Final[dict[bytes, Any]] = {status.value.encode(): status for status in Status} | {b"": MISSING}
+
+
+#: Values that consist of one array, the third part of their content: one object comes back as one.
+_OF_ONE_ARRAY: Final = frozenset({types.TENSOR, types.IMAGE})
+#: Values that are made of arrays by code which doesn't support handles.
+_EAGER: Final = frozenset({types.CONVERTED, types.IMAGE})
+
+
+_TABLE_SIZE: Final = struct.Struct("<I")
+_NO_TABLE: Final = _TABLE_SIZE.pack(0)
+
+
+@dataclass(slots=True)
+class Packed:
+    """A packed group: the parts of its msgpack, the number of values of its columns, and its blocks."""
+
+    msgpack: Sequence[Any]
+    values: int
+    blocks: BlockWriter
+
+
+class Packing:
+    """Packs the values of one codec.
+
+    `handlers` encode types that `value_types` lacks; `converters` have precedence over all others.
+    """
+
+    def __init__(self, handlers: Sequence[TypeHandler], converters: Converters, instances: Instances) -> None:
+        self._handlers = (converters, *handlers, instances)  # the last one refuses unknown classes
+        self._converters = converters
+        self._instances = instances
+        self._encoders = _ENCODERS | converters.encoders  # extended by `encoder`
+
+    def pack(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str], refs: RefValues) -> Packed:
+        """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
+
+        Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored; `explain` then
+        locates it.
+        """
+        blocks = BlockWriter()
+        columns = ColumnWriter(blocks)
+        # One growing buffer, read in place, halves the copies that msgpack.packb would make.
+        packer = msgpack.Packer(
+            default=partial(self._stand_in, blocks, {}, refs),
+            strict_types=True,
+            unicode_errors="surrogatepass",
+            autoreset=False,
+            buf_size=4096,
+        )
+        packer.pack(columns.rollouts(rows, omitted) if rows else [])
+        table = msgpack.packb(blocks.table) if blocks.table else b""
+        size = _TABLE_SIZE.pack(len(table)) if table else _NO_TABLE
+        return Packed((packer.getbuffer(), table, size), columns.values, blocks)
+
+    def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
+        """Return the object packed in place of a value.
+
+        `contents` has, by id, the contents of tensors and images, and the values themselves.
+        """
+        kind = type(value)
+        if (kind is np.ndarray or kind is np.memmap) and value.dtype.char != "O":
+            return blocks.reference(value)
+        known = contents.get(id(value))
+        if known is not None:
+            return known[0]
+        encoder = self._encoders.get(kind) or self._encoder(kind)
+        if encoder is None:
+            raise TypeError(self._refusal(value))
+        tag, encode = encoder
+        if tag is None:
+            return encode(value)
+        if tag.code == types.OBJECT_REF:
+            return {tag: refs.of(value)}
+        content = {tag: encode(value)}
+        if tag.code in _OF_ONE_ARRAY:
+            contents[id(value)] = content, value
+        return content
+
+    def _encoder(self, kind: type) -> Encoder | None:
+        """Return the encoder of a class that wasn't met before; None if its instances can't be stored."""
+        encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
+        if encoder is None and issubclass(kind, np.generic):
+            encoder = _ENCODERS[np.generic]
+        if encoder is not None:
+            self._encoders[kind] = encoder
+        return encoder
+
+    def explain(self, value: Any, path: str, refs: RefValues) -> RolloutError | None:
+        """Return the RolloutError of the innermost unstorable part of the value at `path`; None if it can be packed."""
+        error = self._packing_error(value, refs)
+        if error is None:
+            return None
+        while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
+            for step, child in self._children(value, refs):
+                if (child_error := self._packing_error(child, refs)) is not None:
+                    value, path, error = child, path + step, child_error
+                    break
+            else:
+                return RolloutError(f"{path}: {error}")
+        return RolloutError(f"{path}: nested too deeply, or holds itself")
+
+    def _packing_error(self, value: Any, refs: RefValues) -> Exception | None:
+        try:
+            self.pack([{"": value}], frozenset(), refs)
+        except Exception as error:
+            return error
+        return None
+
+    def _children(self, value: Any, refs: RefValues) -> Iterator[tuple[str, Any]]:
+        kind = type(value)
+        if kind is dict:
+            for key, item in list(value.items()):  # copied: packing may run users' code that changes it
+                yield f"[key {key!r:.80}]", key
+                yield f"[{key!r:.80}]", item
+        elif kind in _SEQUENCES:
+            for index, item in enumerate(list(value)):
+                yield f"[{index}]", item
+        elif kind is np.ndarray and value.dtype.char == "O":
+            for place, item in np.ndenumerate(value):
+                yield f"[{', '.join(map(str, place))}]", item
+        yield from refs.parts(value)
+        yield from self._instances.parts(value)
+        yield from self._converters.parts(value)
+
+    def _refusal(self, value: Any) -> str:
+        """Return the reason why a value can't be stored, with advice."""
+        kind = type(value)
+        name, advice = name_of(kind), self._converters.advice(kind)
+        if kind is range or kind is deque:
+            return f"a {name} can't be stored: convert it to a list, or {advice}"
+        for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, int, float):
+            if isinstance(value, plain):
+                plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
+                return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
+        return f"a value of type {name} can't be stored: {advice}"
+
+
+class _TypeTag:
+    """A type tag in unpacked data; `decode(content)` returns the value."""
+
+    __slots__ = ("code", "decode")
+
+    def __init__(self, code: int, decode: Decoder) -> None:
+        self.code = code
+        self.decode = decode
+
+
+#: Type tags by their codes.
+TypeTags = Mapping[int, _TypeTag]
+
+
+def type_tags(handlers: Iterable[TypeHandler]) -> TypeTags:
+    """Return all type tags of payloads by code, including the tags of these handlers."""
+    decoders = dict(DECODERS)
+    for handler in handlers:
+        decoders.update(handler.decoders)
+    return {code: _TypeTag(code, decode) for code, decode in decoders.items()}
+
+
+def lenient(tags: TypeTags) -> TypeTags:
+    """Return type tags for incomplete contents, which decode to None instead of raising."""
+
+    def or_none(decode: Callable[[Any], Any], content: Any) -> Any:
+        try:
+            return decode(content)
+        except Exception:
+            return None
+
+    return {code: _TypeTag(code, partial(or_none, tag.decode)) for code, tag in tags.items()}
+
+
+def _untracking() -> Callable[[list[Any]], object] | None:
+    """Return CPython's function that untracks an object from the garbage collector."""
+    function = getattr(getattr(ctypes, "pythonapi", None), "PyObject_GC_UnTrack", None)
+    return function and ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
+
+
+_untrack: Final = _untracking()
+
+
+def _left_alone(items: list[Any]) -> list[Any]:
+    """Return an unpacked list, untracked from the garbage collector if it is a long list of numbers.
+
+    The collector would traverse all tokens in memory again and again: in takes of 128 groups with 100 KB of lists that
+    is 42 ms instead of 3, a quarter of their time, of which 20 ms are one pause of the event loop. A list is taken for
+    one of numbers if it begins and ends with one. A cycle that a user later makes through such a list is never freed.
+    """
+    if len(items) > _LONG and type(items[0]) in _NUMBERS and type(items[-1]) in _NUMBERS and _untrack is not None:
+        _untrack(items)
+    return items
+
+
+_LONG: Final = 32
+_NUMBERS: Final = frozenset({int, float})
+_UNPACKING: Final[dict[str, Any]] = {
+    "list_hook": _left_alone,
+    "strict_map_key": False,
+    "unicode_errors": "surrogatepass",
+}
+
+#: The values of each field.
+Columns = dict[str, Sequence[Any]]
+
+
+class Unpacking:
+    """Unpacks one payload: the columns of its rollouts, or the rollouts as dicts. Invalid data raises any exception.
+
+    In the fields `deferred`, a reader of parts puts handles in the place of arrays, except in what users' converters
+    get. ObjectRefs there are replaced by their values, since a handle serves the same purpose.
+    """
+
+    __slots__ = ("_blocks", "_eager", "_made", "_open_tags", "_partial", "_tags")
+
+    def __init__(self, tags: TypeTags, blocks: BlockReader) -> None:
+        self._tags = tags
+        self._blocks = blocks
+        self._open_tags = 0
+        self._eager = 0  # nesting depth of values that need arrays
+        self._partial = False
+        self._made: dict[int, Any] = {}  # tensors and images, by the id of their array
+
+    def rollouts(self, head: Head, deferred: Collection[str] = frozenset()) -> Columns | list[dict[str, Any]]:
+        """Return the values of each field, or the rollouts as dicts if some lack a field."""
+        rows, packed = head.header.rollouts, head.msgpack
+        columns = ColumnReader(self._blocks.column, MOST_VALUES * head.header.head)
+        columns.spend(rows)
+        end = len(packed) - _TABLE_SIZE.size
+        (size,) = _TABLE_SIZE.unpack_from(packed, end)
+        if size > end:
+            raise ValueError("no table of arrays")
+        if size:
+            self._blocks.read_table(msgpack.unpackb(packed[end - size : end]))
+        packed = packed[: end - size]
+        if isinstance(self._blocks, PartReader):
+            found = self._read_parts(packed, rows, columns, deferred, self._blocks)
+        else:
+            flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
+            if type(flat) is not list:
+                raise ValueError(f"a {type(flat).__name__} where columns belong")
+            found = columns.columns(flat, rows)
+        if self._open_tags:
+            raise ValueError("it holds type tags without content")
+        if not self._partial:
+            return found
+        fields = columns.dicts(found, rows)
+        return [{name: value for name, value in one.items() if value is not MISSING} for one in fields]
+
+    def _read_parts(
+        self, packed: memoryview, rows: int, columns: ColumnReader, deferred: Collection[str], blocks: PartReader
+    ) -> Columns:
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=len(packed),
+            object_hook=partial(self._decode_deferred_map, blocks),
+            ext_hook=partial(self._deferred_extension, blocks),
+            **_UNPACKING,
+        )
+        unpacker.feed(packed)
+        found: Columns = {}
+        for _ in range((unpacker.read_array_header() + 2) // 3):
+            name = unpacker.unpack()
+            blocks.deferring = name in deferred
+            found |= columns.columns([name, unpacker.unpack(), unpacker.unpack()], rows)
+        return found
+
+    def _extension(self, code: int, content: bytes) -> Any:
+        if code == _ARRAY:
+            return self._blocks.referred(content)
+        if code == _STATUS:
+            self._partial = self._partial or not content
+            return _STATUSES[content]
+        tag = self._tags.get(code)
+        if tag is None or content:
+            raise ValueError(f"unknown kind of value ({code}); was it written by a newer replaybuf?")
+        self._open_tags += 1
+        return tag
+
+    def _decode_map(self, fields: dict[Any, Any]) -> Any:
+        if len(fields) == 1:
+            for tag in fields:
+                if type(tag) is _TypeTag:
+                    self._open_tags -= 1
+                    if tag.code in _OF_ONE_ARRAY:
+                        return self._of_one_array(tag, fields[tag])
+                    return tag.decode(fields[tag])
+        return fields
+
+    def _of_one_array(self, tag: _TypeTag, content: Any) -> Any:
+        key = id(content[2]) if type(content) is list and len(content) > 2 and content[2] is not None else None
+        if key is None:
+            return tag.decode(content)
+        if key not in self._made:
+            self._made[key] = tag.decode(content), content[2]
+        return self._made[key][0]
+
+    def _deferred_extension(self, blocks: PartReader, code: int, content: bytes) -> Any:
+        found = self._extension(code, content)
+        if code in _EAGER and (blocks.deferring or self._eager):  # the tag is read before its content
+            self._eager += 1
+            blocks.deferring = False
+        return found
+
+    def _decode_deferred_map(self, blocks: PartReader, fields: dict[Any, Any]) -> Any:
+        tag = next(iter(fields), None) if len(fields) == 1 else None
+        if type(tag) is not _TypeTag:
+            return fields
+        if tag.code == types.OBJECT_REF and blocks.deferring:
+            self._open_tags -= 1
+            return fields[tag]
+        found = self._decode_map(fields)
+        if tag.code in _EAGER and self._eager:
+            self._eager -= 1
+            blocks.deferring = not self._eager
+        return found
+
+
+def needed_blocks(tags: TypeTags, head: Head, deferred: Collection[str]) -> list[tuple[int, int]]:
+    """Return the places of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
+    needs: dict[tuple[int, int], None] = {}
+
+    def note(array: DeferredArray) -> None:
+        needs[array.block_at, array.block_size] = None
+
+    nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
+    Unpacking(nothing, PartReader(head, None, note, lambda _: None)).rollouts(head, deferred)
+    return sorted(needs)

@@ -1,0 +1,255 @@
+"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_header`, `codec.columns`).
+
+Types that msgpack doesn't know are described in `codec.value_types`, `codec.msgpack_values` and the type
+handlers. Nothing is pickled, and nothing that a payload names is imported or called.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from replaybuf.errors import ConfigError, RolloutError
+from replaybuf.values.codec import payload_format as form
+from replaybuf.values.codec import payload_header as header
+from replaybuf.values.codec.blocks import (
+    ArrayFacts,
+    BlockReader,
+    DeferredArray,
+    Instead,
+    PartReader,
+    as_writable,
+    from_pieces,
+)
+from replaybuf.values.codec.images import Images
+from replaybuf.values.codec.msgpack_values import (
+    Packed,
+    Packing,
+    TypeTags,
+    Unpacking,
+    lenient,
+    needed_blocks,
+    type_tags,
+)
+from replaybuf.values.codec.object_refs import Fetched, ObjectRefs, RefValues, RestoreRefs, UnfetchedError, is_ref
+from replaybuf.values.codec.payload_format import Compression, SplitPayload
+from replaybuf.values.codec.payload_header import Buffer, Head, Header
+from replaybuf.values.codec.replacing import Replacing
+from replaybuf.values.codec.torch_tensors import RestoreTensors, Tensors
+from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
+from replaybuf.values.codec.value_types import TaggedValueHandler, TypeHandler
+from replaybuf.values.rollouts.rollout_type import RolloutType
+
+#: The bytes of loaded blocks, by their position after the head.
+Pieces = Mapping[int, Any]
+
+
+class Codec:
+    """Encodes groups of rollouts of one type.
+
+    `compression` applies to `encode`; `decode` reads either. Raises ConfigError for an unknown compression, and
+    MissingDriverError when zstd isn't installed. Thread-safe.
+
+    Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes, list,
+    tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date, timedelta, paths,
+    numpy arrays (of objects too) and scalars, torch tensors, PIL images, Ray ObjectRefs, instances of the classes that
+    `rollout_type` knows (enums, named tuples, pydantic models, dataclasses), and of the exact classes that have
+    `converters`. bytearrays and memoryviews come back as bytes. Anything else is refused.
+
+    `tensors`: restored as tensors ("torch") or as arrays ("numpy"). `object_refs`: restored as new ObjectRefs ("ref")
+    or as the values of their objects ("value"); `object_ref_timeout` bounds the wait for the objects of a group, in
+    seconds. With `as_plain`, instances of unknown classes are decoded as dicts of their fields, tuples, and values of
+    enums; and values of unknown converters as they are stored.
+    """
+
+    def __init__(
+        self,
+        rollout_type: RolloutType,
+        *,
+        compression: Compression = "none",
+        tensors: RestoreTensors = "torch",
+        object_refs: RestoreRefs = "ref",
+        object_ref_timeout: float = 60.0,
+        converters: ConverterMap | None = None,
+        as_plain: bool = False,
+    ) -> None:
+        if compression not in ("none", "zstd"):
+            raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
+        if compression == "zstd":
+            form.zstandard_module()
+        self.compression = compression
+        self._refs = ObjectRefs(object_refs, object_ref_timeout)
+        self._tensors = Tensors(tensors)
+        self._use(rollout_type, Converters(converters or {}, as_plain=as_plain), Images(as_plain=as_plain), as_plain)
+
+    def _use(self, rollout_type: RolloutType, converters: Converters, others: TypeHandler, as_plain: bool) -> None:
+        self.rollout_type = rollout_type
+        self._converters = converters
+        #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
+        self.runs_code = bool(converters.encoders) or any(s.runs_code for s in rollout_type.classes.shapes.values())
+        instances = Instances(rollout_type.classes, as_plain=as_plain)
+        self._packing = Packing((self._tensors, self._refs, others), converters, instances)
+        self._tags = type_tags((converters, instances, self._refs, self._tensors, others))
+
+    def as_trees(self) -> Codec:
+        """Return a codec for rollouts as trees: dicts of plain values, arrays and tensors, `TaggedValue` for others.
+
+        It reads and writes payloads of any rollout type, independent of classes.
+        """
+        other = copy.copy(self)
+        other._use(RolloutType(dict), Converters({}), TaggedValueHandler(), as_plain=True)
+        return other
+
+    def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None) -> bytes:
+        """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
+
+        `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
+        the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; RolloutError,
+        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored.
+        """
+        return self.encode_split(rollouts, fetched, sealed=False).joined()
+
+    def encode_split(
+        self, rollouts: Sequence[Any], fetched: Fetched | None = None, *, sealed: bool = True
+    ) -> SplitPayload:
+        """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
+
+        Without `sealed`, the checksums of a payload with a tail are computed only by `joined`.
+        """
+        fields = self.rollout_type.rows(rollouts)
+        refs = RefValues(dict(fetched or {}))
+        packed = self._pack(fields, refs)
+        while refs.missing:  # the values of ObjectRefs may contain further ones
+            missing = tuple(refs.missing)
+            if fetched is not None:
+                raise UnfetchedError(missing)
+            refs = RefValues(refs.values | self.fetch(missing))
+            packed = self._pack(fields, refs)
+        blocks = packed.blocks
+        plainly = self.compression == "none"
+        payload = form.written(
+            len(fields), packed.msgpack, blocks.blocks, blocks.sizes, packed.values, sealed=sealed and plainly
+        )
+        return payload if plainly else form.compressed(payload)
+
+    def decode(
+        self, payload: Buffer, *, verified: bool = False, owned: bool = False, tail: Buffer | None = None
+    ) -> list[Any]:
+        """Return the rollouts of a payload, independent of its memory. `verified`: it has passed `verify` before.
+
+        `owned`: there is no other reference to the payload. Large arrays are then writable views of its memory, which
+        decoding itself never changes. Each view keeps the whole payload alive, so an array of less than a 64th of its
+        size is copied.
+
+        A payload stored in two parts is given as its head and its blocks, the `tail`, which are always verified.
+
+        Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
+        zstd is needed and not installed. Memory use is proportional to the payload.
+        """
+        with header.AS_DAMAGE:
+            head, blocks = self._opened(payload, verified)
+            lends = owned and not self.runs_code and head.header.has_blocks  # the payload may be needed again
+            if tail is not None:
+                blocks = memoryview(tail)
+                lends = lends and not blocks.readonly and type(tail) is not memoryview
+            elif lends and type(payload) is bytes:
+                blocks = as_writable(payload).data[head.header.head :]
+            else:
+                lends = False
+            if not head.header.flags and not (verified and tail is None):
+                head.verify(blocks)
+            kept = head.header.size if tail is None else len(blocks)
+            return self._unpack(head, BlockReader(head, blocks, kept=kept, lends=lends))
+
+    def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
+        """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
+
+        For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
+        otherwise `head` is the whole payload. Raises the errors of `decode`.
+        """
+        with header.AS_DAMAGE:
+            found, blocks = self._opened(head)
+            apart = found.header.has_blocks
+            reader = PartReader(found, None if apart else blocks, from_pieces(pieces), handles)
+            return self._unpack(found, reader, frozenset(deferred))
+
+    def decode_head(self, head: Buffer) -> list[Any]:
+        """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
+        return self._without_blocks(head, lambda array: None if isinstance(array, DeferredArray) else array)
+
+    def decode_facts(self, payload: Buffer) -> list[Any]:
+        """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
+        return self._without_blocks(payload, ArrayFacts.of)
+
+    def _without_blocks(self, payload: Buffer, instead: Instead) -> list[Any]:
+        with header.AS_DAMAGE:
+            found, _ = self._opened(payload)
+            reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
+            return self._unpack(found, reader, tags=lenient(self._tags))
+
+    def split(self, payload: bytes) -> SplitPayload:
+        """Return a whole payload in two parts; the tail shares its memory."""
+        if not header.has_blocks(payload):
+            return SplitPayload(payload)
+        end = header.head_size(payload)
+        tail = memoryview(payload)[end:]
+        return SplitPayload(payload[:end], (tail,), len(tail))
+
+    def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
+        """Return the offset in the tail and the size of each block with arrays outside these fields.
+
+        Raises DecodeError when the head is damaged.
+        """
+        with header.AS_DAMAGE:
+            return needed_blocks(self._tags, self._opened(head)[0], deferred)
+
+    def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, memoryview]:
+        """Return the head of a payload, verified unless it was before, and its blocks, if they are there."""
+        found = Header.read(header.as_buffer(payload))
+        if not verified:
+            header.verify_head(found, payload)
+        if not found.flags & header.ZSTD:
+            view = memoryview(payload)
+            return Head.parsed(found, view), view[found.head :]
+        plain = form.decompressed(payload)
+        return Head.parsed(Header.read(plain), plain), plain[found.head :]
+
+    def fetch(self, refs: Sequence[Any]) -> Fetched:
+        """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
+        return self._refs.fetch(refs)
+
+    def release(self, rollouts: Sequence[Any]) -> None:
+        """Replace the ObjectRefs in rollouts by None, in place, so that Ray can delete their objects."""
+        releasing = Replacing(is_ref, lambda _: None, self._converters.encoders)
+        for rollout in rollouts:
+            releasing.replace(rollout)
+
+    def verify(self, payload: Buffer, tail: Buffer | None = None) -> None:
+        """Raise DecodeError unless header and checksums are valid; decodes nothing.
+
+        A separate tail is verified only if given; `decode` verifies it as well.
+        """
+        header.verify(payload, tail)
+
+    def _pack(self, fields: Sequence[dict[str, Any]], refs: RefValues) -> Packed:
+        try:
+            return self._packing.pack(fields, self.rollout_type.omitted, refs)
+        except Exception as error:
+            raise self._explain(fields, refs, error) from error
+
+    def _explain(self, group: Sequence[dict[str, Any]], refs: RefValues, error: Exception) -> RolloutError:
+        for index, fields in enumerate(group):
+            for name, value in fields.items():
+                path = f"rollouts[{index}][{name!r}]" if self.rollout_type.is_dict else f"rollouts[{index}].{name}"
+                if (problem := self._packing.explain(value, path, refs)) is not None:
+                    return problem
+        return RolloutError(f"the rollouts can't be stored: {error}")
+
+    def _unpack(
+        self, head: Head, blocks: BlockReader, deferred: Collection[str] = (), tags: TypeTags | None = None
+    ) -> list[Any]:
+        found = Unpacking(tags or self._tags, blocks).rollouts(head, deferred)
+        if isinstance(found, list):
+            return [self.rollout_type.from_fields(fields) for fields in found]
+        return self.rollout_type.from_columns(found, head.header.rollouts)

@@ -1,0 +1,265 @@
+"""Values of users' classes in payloads: instances as their class's name and fields, others by converters.
+
+Reading looks up names of classes in the reader's own config, and names of converters among its converters. Nothing else
+is imported or called.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from replaybuf.errors import ConfigError, DecodeError
+from replaybuf.values.codec.blocks import StandIn
+from replaybuf.values.codec.value_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, SCALARS, Decoder, Encoder, type_tag
+from replaybuf.values.rollouts.rollout_type import Classes, is_storable, stored_name
+from replaybuf.values.rollouts.shapes import Shape, is_namedtuple, kind_of
+
+
+class Instances:
+    """Encodes and decodes instances of known classes.
+
+    Other classes are refused in both directions; with `as_plain`, they are read as enums' values, tuples for named
+    tuples, and dicts of fields for the rest.
+    """
+
+    def __init__(self, known: Classes, *, as_plain: bool = False) -> None:
+        self._known = known
+        self._shapes = {stored_name(cls): shape for cls, shape in known.shapes.items()}
+        self._as_plain = as_plain
+        self.decoders: Mapping[int, Decoder] = {
+            ENUM: self._restore_member,
+            OBJECT: self._restore_object,
+            NAMEDTUPLE: self._restore_tuple,
+        }
+
+    def encoder(self, kind: type) -> Encoder | None:
+        if issubclass(kind, StandIn):
+            raise TypeError(
+                "the handle of an array can't be stored, because the array may be gone by the time it is read: put "
+                "arrays in the place of all handles first, with replaybuf.load_into(rollouts)"
+            )
+        if kind in self._known:
+            if issubclass(kind, Enum):
+                return type_tag(ENUM), _member_encoder(stored_name(kind))
+            if is_namedtuple(kind):
+                name = stored_name(kind)
+                return type_tag(NAMEDTUPLE), lambda value: [name, [*value]]
+            return type_tag(OBJECT), _object_encoder(self._known.shapes[kind])
+        what = "an enum" if issubclass(kind, Enum) else "a named tuple" if is_namedtuple(kind) else kind_of(kind)
+        if what and is_storable(kind):
+            raise TypeError(
+                f"a value of type {name_of(kind)} ({what}) can't be stored: add types=[{kind.__qualname__}] to the "
+                "config, or declare its class in the annotations of the rollout_type"
+            )
+        return None
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the fields of an instance that has some."""
+        shape = self._known.shapes.get(type(value))
+        fields = {} if shape is None else shape.read(value)
+        if is_namedtuple(type(value)):
+            fields = value._asdict()
+        for name, item in fields.items():
+            yield f".{name}", item
+
+    def _find(self, name: Any) -> Any:
+        cls = self._known.find(name)
+        if cls is None and not self._as_plain:
+            shown, short = str(name).replace(":", "."), str(name).rpartition(":" if ":" in str(name) else ".")[2]
+            raise DecodeError(
+                f"the payload holds a {shown:.200}, a class that this config doesn't know: add types=[{short:.100}] to "
+                "it, or use the rollout_type that declares the class"
+            )
+        return cls
+
+    def _restore_member(self, content: Any) -> Any:
+        name, value, *names = content
+        cls = self._find(name)
+        if cls is None:
+            return names[0] if names else value
+        if not issubclass(cls, Enum):
+            raise ValueError(f"a member of {name!r:.200}, which is no enum")
+        return cls[names[0]] if names else cls(value)
+
+    def _restore_object(self, content: Any) -> Any:
+        name, fields = content
+        if type(fields) is not dict:
+            raise ValueError(f"a {type(fields).__name__} where the fields of {name!r:.200} belong")
+        shape = self._shapes.get(name) or self._known.shapes.get(self._find(name))
+        if shape is None:
+            if self._as_plain:
+                return _PlainFields(fields)
+            raise ValueError(f"fields of {name!r:.200}, which has none")
+        if problem := shape.problem(fields):
+            raise DecodeError(f"the payload was written for another {name}: {problem}")
+        return shape.build(fields)
+
+    def _restore_tuple(self, content: Any) -> Any:
+        name, values = content
+        if type(values) is not list:
+            raise ValueError(f"a {type(values).__name__} where the values of {name!r:.200} belong")
+        cls = self._find(name)
+        if cls is None:
+            return tuple(values)
+        if not is_namedtuple(cls):
+            raise ValueError(f"values of {name!r:.200}, which is no named tuple")
+        missing = cls._fields[len(values) :]
+        if len(values) > len(cls._fields) or not cls._field_defaults.keys() >= set(missing):
+            raise DecodeError(f"the payload was written for another {name}: this one has {len(cls._fields)} fields")
+        return tuple.__new__(cls, (*values, *map(cls._field_defaults.get, missing)))
+
+
+class _PlainFields(dict[str, Any]):
+    """The fields of an instance that may have been a key of a dict."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def _member_encoder(name: str) -> Any:
+    def content(member: Any) -> list[Any]:
+        value = member._value_
+        if type(value) in SCALARS and value == value:  # NaN finds no member
+            return [name, value]
+        return [name, None, member._name_]
+
+    return content
+
+
+def _object_encoder(shape: Shape) -> Any:
+    name = stored_name(shape.cls)
+
+    def content(instance: Any) -> list[Any]:
+        fields = shape.read(instance)
+        if problem := shape.problem(fields):
+            raise TypeError(f"this {shape.cls.__qualname__} can't be stored: {problem}")
+        return [name, fields]
+
+    return content
+
+
+#: By class: the name in payloads, `encode(value)`, which returns a storable value, and `decode(stored)`.
+ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
+
+# These are packed without calling a converter.
+_NATIVE: Final = frozenset(
+    SCALARS | {bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp, np.ndarray, np.memmap}
+)
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Converter:
+    cls: type
+    name: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+    def take_apart(self, value: Any) -> list[Any]:
+        """Return the content for a value. TypeError when the user's function fails, or returns the value itself."""
+        try:
+            encoded = self.encode(value)
+        except Exception as error:
+            raise TypeError(f"{self} raised {_described(error)}") from error
+        if type(encoded) is self.cls:
+            raise TypeError(f"{self} returned a {self.cls.__qualname__} again: it has to return what can be stored")
+        return [self.name, encoded]
+
+    def build(self, encoded: Any) -> Any:
+        """Return the value. Raises DecodeError when the user's function fails."""
+        try:
+            return self.decode(encoded)
+        except Exception as error:
+            raise DecodeError(f"a value can't be rebuilt: {self} raised {_described(error)}") from error
+
+    def __str__(self) -> str:
+        return f"the converter {self.name!r} of {name_of(self.cls)}"
+
+
+class Converters:
+    """Encodes and decodes values that have converters, by their exact class.
+
+    Raises ConfigError for an invalid entry. With `as_plain`, values of unknown converters are read as stored.
+    """
+
+    def __init__(self, converters: ConverterMap, *, as_plain: bool = False) -> None:
+        self._by_class = {cls: _checked(cls, entry) for cls, entry in converters.items()}
+        self._by_name: dict[str, _Converter] = {}
+        for one in self._by_class.values():
+            if (other := self._by_name.setdefault(one.name, one)) is not one:
+                raise ConfigError(
+                    f"converters: {name_of(other.cls)} and {name_of(one.cls)} have the same name {one.name!r}, by "
+                    "which payloads call them"
+                )
+        self._as_plain = as_plain
+        self.encoders: dict[type, Encoder] = {
+            cls: (type_tag(CONVERTED), one.take_apart) for cls, one in self._by_class.items()
+        }
+        self.decoders: Mapping[int, Decoder] = {CONVERTED: self._restore}
+
+    def encoder(self, kind: type) -> Encoder | None:
+        return self.encoders.get(kind)
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the result of the value's converter, unless it fails."""
+        if (one := self._by_class.get(type(value))) is not None:
+            with contextlib.suppress(TypeError):
+                _, encoded = one.take_apart(value)
+                yield f" ({name_of(one.cls)}, as stored by its converter {one.name!r})", encoded
+
+    def advice(self, kind: type) -> str:
+        """Return the line of config with which a value of this class could be stored, or else other advice."""
+        if kind is type or (kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)):
+            return "leave it out of the rollout"  # classes of functions, generators, modules have no importable names
+        name = kind.__qualname__
+        line = f'converters={{{name}: ("{name}", encode, decode)}}'
+        base = next((base for base in kind.__mro__ if base in self._by_class), None)
+        if base is None:
+            return f"add {line} to the config"
+        return (
+            f"the converter {self._by_class[base].name!r} is for exactly {base.__qualname__}; add {line} to the config"
+        )
+
+    def _restore(self, content: Any) -> Any:
+        name, encoded = content
+        one = self._by_name.get(name)
+        if one is not None:
+            return one.build(encoded)
+        if self._as_plain:
+            return encoded
+        raise DecodeError(
+            f"the payload holds a value of the converter {name!r:.220}, which the buffer's config doesn't name: add "
+            f"converters={{ITS_CLASS: ({name!r:.220}, encode, decode)}}"
+        )
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a class for messages: with its module, unless that is builtins."""
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+def _checked(cls: Any, entry: Any) -> _Converter:
+    """Return the converter of an entry of the config. Raises ConfigError."""
+    if not isinstance(cls, type):
+        raise ConfigError(f"converters: {cls!r:.100} is no class")
+    if cls in _NATIVE:
+        raise ConfigError(f"converters: {name_of(cls)} is stored as it is; a converter would not be asked")
+    if not isinstance(entry, (tuple, list)) or len(entry) != 3:
+        raise ConfigError(f"converters: {name_of(cls)} needs (name, encode, decode), not {entry!r:.100}")
+    name, encode, decode = entry
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise ConfigError(f"converters: the name of {name_of(cls)} must be a text, not {name!r:.100}")
+    if not callable(encode) or not callable(decode):
+        raise ConfigError(f"converters: encode and decode of {name_of(cls)} must be functions")
+    return _Converter(cls, name, encode, decode)
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:500]}"

@@ -1,0 +1,280 @@
+"""Preparing a group for storage: model steps, staleness, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from replaybuf.common.checks import MAX_STEP
+from replaybuf.errors import ReplayBufError, RolloutError
+from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import (
+    EXPIRING_STATUSES,
+    ExpiryRule,
+    date_responses,
+    expired_before,
+    find_expired,
+    has_response,
+    mask_stale_tokens,
+    refresh_group,
+    reset_response,
+    undated,
+    unmatched,
+)
+
+# Longer lists of tokens are processed in another thread, to keep the event loop free.
+_MANY_TOKENS = 10_000
+#: Of these threads one computes at a time: each can hold the GIL against the loop for some milliseconds.
+_computing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+
+def as_group(items: Any) -> list[Any]:
+    """Return the rollouts of a group as a list. Raises RolloutError."""
+    if isinstance(items, (list, tuple)):
+        return list(items)
+    raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
+
+
+@dataclass(slots=True)
+class Normalised:
+    """The result of the put rules for a group.
+
+    `train_step` is the step for which the staleness was computed; None if the rollouts brought their own, or if some of
+    them expired. `dropped` is true for a group that has expired, now or before, and isn't retryable. `doubts` say
+    what of the group is probably a mistake of the caller, by kind.
+    """
+
+    status: Status
+    staleness: int
+    train_step: int | None
+    dropped: bool = False
+    doubts: dict[str, str] = field(default_factory=dict)
+    fields: GroupFields | None = None
+
+
+async def normalise(
+    rollouts: Sequence[Any],
+    rollout_type: RolloutType,
+    model_step: int | None,
+    train_step: int | None,
+    rule: ExpiryRule,
+    said: Status | None = None,
+) -> Normalised:
+    """Apply the put rules to the rollouts, in place. Raises RolloutError if they lack required fields.
+
+    `said` overrides the status derived from the rollouts.
+    """
+    rollout_type.require_all(rollouts, _features(rollout_type, model_step, train_step, rule))
+    group = GroupFields.of(rollouts, rollout_type)
+    work = partial(_normalise, rollouts, group, rollout_type, model_step, train_step, rule, said)
+    if sum(len(tokens) for tokens in group.response_ids if isinstance(tokens, (list, tuple))) < _MANY_TOKENS:
+        return work()
+    loop = asyncio.get_running_loop()
+    async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
+        return await asyncio.to_thread(work)
+
+
+def _features(
+    kind: RolloutType, model_step: int | None, train_step: int | None, rule: ExpiryRule
+) -> list[tuple[str, list[str]]]:
+    """Return the features used by a put, each with its required fields."""
+    features: list[tuple[str, list[str]]] = []
+    if model_step is not None:
+        features.append(("model_step", ["response_model_steps"]))  # and response_ids, or a response
+    if train_step is not None:
+        features.append(("current_train_step", ["response_model_steps"]))
+    elif rule.active:
+        features.append(("stale_threshold", ["seq_staleness"]))
+    if rule.token_stale_threshold is not None:
+        features.append(("token_stale_threshold", ["response_ids", "response_model_steps", "response_mask"]))
+    if kind.cls is not dict:
+        return features
+    # In a dict, a missing mask and the steps from `model_step` are added.
+    given = {"response_mask"} if model_step is None else {"response_mask", "response_model_steps"}
+    return [(feature, [name for name in names if name not in given]) for feature, names in features]
+
+
+def _normalise(
+    rollouts: Sequence[Any],
+    group: GroupFields,
+    kind: RolloutType,
+    model_step: int | None,
+    train_step: int | None,
+    rule: ExpiryRule,
+    said: Status | None,
+) -> Normalised:
+    try:
+        status = _status_of(rollouts, group, kind) if said is None else said
+        if model_step is not None:
+            date_responses(rollouts, group, model_step, kind)
+        expiring = status in EXPIRING_STATUSES
+        doubts = _check_tokens(group) if expiring else {}
+        normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
+        if expiring and train_step is not None and rule.stale_threshold is not None:
+            doubts |= _check_dated(rollouts, kind)
+        normal.doubts = doubts
+        return normal
+    except ReplayBufError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+
+
+#: The fields with a value for each token of the response.
+_BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
+_PLAIN = (float, int, bool)
+_LISTS = frozenset({list, tuple})
+_NOTHING = frozenset({type(None)})
+
+
+def _check_tokens(group: GroupFields) -> dict[str, str]:
+    """Return a doubt if fields of the same tokens differ in length. Raises RolloutError for None among the values."""
+    columns = group.response_ids, group.logprobs, group.response_mask, group.response_model_steps
+    lengths = []
+    for name, values in zip(_BY_TOKEN, columns, strict=True):
+        kinds = {*map(type, values)}
+        fresh = name == "response_model_steps" and all(group.dated or (False,))
+        if not fresh and kinds != _NOTHING and (not _LISTS.isdisjoint(kinds) or any(map(_of_objects, values))):
+            _refuse_none(name, values)
+        lengths.append([*map(len if kinds <= _LISTS else _length, values)])
+    given = [one for one in lengths[1:] if any(one)]
+    if given.count(lengths[0]) == len(given):
+        return {}
+    doubts: dict[str, str] = {}
+    for index, found in enumerate(zip(*lengths, strict=True)):
+        of_these = group.input_ids[index] is None and group.labels[index] is None  # these two may be of other tokens
+        if of_these and found[0] and len({0, *found}) > 2:
+            listed = ", ".join(f"{length} {name}" for length, name in zip(found, _BY_TOKEN, strict=True) if length)
+            doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
+    return doubts
+
+
+def _refuse_none(name: str, column: Sequence[Any]) -> None:
+    for index, values in enumerate(column):
+        may_hold = _may_hold_none(values) if type(values) in _LISTS else _of_objects(values)
+        if may_hold and None in values:
+            place = next(place for place, value in enumerate(values) if value is None)
+            raise RolloutError(
+                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
+                f"{name} out"
+            )
+
+
+def _of_objects(value: Any) -> bool:
+    """Return whether a value is an array of Python objects, as a column of a table may be."""
+    dtype = value.dtype if type(value) is np.ndarray else getattr(value, "dtype", None)
+    return getattr(dtype, "hasobject", False)
+
+
+def _length(value: Any) -> int:
+    try:
+        return 0 if value is None else len(value)
+    except (TypeError, OverflowError):  # a value without a length, or with a huge one
+        return 0
+
+
+def _may_hold_none(values: Sequence[Any]) -> bool:
+    """Return False for numbers, at a fraction of the time of comparing each with None."""
+    if not values or type(values[0]) not in _PLAIN:
+        return True
+    if values[0] is values[-1] and values.count(values[0]) == len(values):  # a mask, or steps of the same weights
+        return False
+    try:
+        sum(values)
+    except TypeError:
+        return True
+    return False
+
+
+def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
+    """Return a doubt if the group has responses, and none of its rollouts has model steps."""
+    if any(oldest is not None for oldest, _ in GroupFields.of(rollouts, kind).ranges()):
+        return {}
+    if not any(has_response(rollout, kind) for rollout in rollouts):
+        return {}
+    return {
+        "undated": "has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "
+        "give put the model_step of the weights that wrote it"
+    }
+
+
+def _apply_rules(
+    rollouts: Sequence[Any],
+    group: GroupFields,
+    kind: RolloutType,
+    status: Status,
+    train_step: int | None,
+    rule: ExpiryRule,
+) -> Normalised:
+    refreshed = None if train_step is None else refresh_group(rollouts, train_step, kind, group)
+    staleness = max(refreshed if refreshed is not None else [int(value or 0) for value in group.seq_staleness])
+    if abs(staleness) >= MAX_STEP:
+        raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
+    if status not in EXPIRING_STATUSES:
+        return Normalised(status, staleness, train_step, fields=group)
+    if rule.token_stale_threshold is not None and (index := unmatched(group)) is not None:
+        raise RolloutError(
+            f"rollouts[{index}] has more response_model_steps than places in its response_mask; both, and "
+            "response_ids, must be of the same tokens: those of the response"
+        )
+    expired = find_expired(rollouts, rule, train_step, kind, refreshed, group)
+    if train_step is not None and status != Status.COMPLETED:
+        expired = sorted({*expired, *expired_before(rollouts, kind)})
+    if (expired or status == Status.EXPIRED) and not rule.retryable:
+        for rollout in rollouts:
+            kind.set_status(rollout, Status.EXPIRED)
+        return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)
+    for index in expired:
+        reset_response(rollouts[index], kind)
+    through = rule.masked_through(train_step)
+    if through is not None:
+        _mask(rollouts, kind, through)
+    if not expired:
+        return Normalised(status, staleness, train_step, fields=group if through is None else None)
+    return Normalised(Status.EXPIRED, staleness, None)
+
+
+def _mask(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
+    """Mask out the tokens that are too old. Raises RolloutError for a response whose age is unknown."""
+    if (index := undated(GroupFields.of(rollouts, kind))) is not None:
+        raise RolloutError(
+            f"rollouts[{index}] has a response without response_model_steps, so token_stale_threshold can't tell how "
+            "old its tokens are; give put the model_step of the weights that wrote them, or no token_stale_threshold"
+        )
+    mask_stale_tokens(rollouts, through, kind)
+
+
+def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> Status:
+    """Return the status of a group. Finished rollouts whose status was never set become COMPLETED."""
+    if {*map(type, group.status)} == {Status}:
+        status = group_status(group.status)
+    else:
+        statuses = []
+        for index, rollout in enumerate(rollouts):
+            try:
+                statuses.append(kind.status(rollout))
+            except RolloutError as error:
+                raise RolloutError(f"rollouts[{index}].{error}") from None
+        status = group_status(statuses)
+    if status != Status.INIT or not is_finished(group) or any(map(kind.says_status, rollouts)):
+        return status
+    for rollout in rollouts:
+        kind.set_status(rollout, Status.COMPLETED)
+    group.status = [kind.get(rollout, "status") for rollout in rollouts]
+    return Status.COMPLETED
+
+
+def is_finished(group: GroupFields | None) -> bool:
+    """Return whether all rollouts have a response and a reward."""
+    return group is not None and all(
+        reward is not None and not (text is None and tokens is None)
+        for reward, text, tokens in zip(group.reward, group.response, group.response_ids, strict=True)
+    )

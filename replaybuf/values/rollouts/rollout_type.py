@@ -1,0 +1,429 @@
+"""Rollouts of any class: access to their fields, and conversion to and from stored fields.
+
+Users bring `RolloutState`, their own pydantic model, dataclass or TypedDict, or plain `dict`. The rest of replaybuf
+uses `RolloutType` and doesn't depend on the class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from inspect import getattr_static
+from operator import attrgetter
+from typing import Any, Final, get_origin
+
+from pydantic import BaseModel
+
+from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
+from replaybuf.values.rollouts.annotations import choices_of, hints_of, types_in
+from replaybuf.values.rollouts.rewards import SCORE
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.shapes import Fields, Shape, is_namedtuple, kind_of, quoted, shape_of
+from replaybuf.values.rollouts.statuses import Statuses
+
+
+class Classes:
+    """The classes that can be reached from `named` through annotations, by their names in payloads.
+
+    These are enums, named tuples, and classes with a shape; other classes in annotations are ignored, since their
+    content isn't declared. Raises ConfigError when two have the same name.
+    """
+
+    def __init__(self, named: Iterable[type[Any]]) -> None:
+        self.shapes: dict[type[Any], Shape] = {}
+        self.others: set[type[Any]] = set()  # enums and named tuples
+        self._by_name: dict[str, type[Any]] = {}
+        self._by_qualname: dict[str, list[type[Any]]] = {}
+        self._explore(named)
+
+    def __contains__(self, cls: type[Any]) -> bool:
+        return cls in self.shapes or cls in self.others
+
+    def find(self, name: Any) -> type[Any] | None:
+        """Return the class with this name in payloads, or None.
+
+        A class that has moved to another module since (or was in `__main__` then) is found by its qualified name
+        without the module, if that is unique.
+        """
+        cls = self._by_name.get(name)
+        if cls is None and isinstance(name, str):
+            alike = self._by_qualname.get(name.partition(":")[2], ())
+            cls = alike[0] if len(alike) == 1 else None
+        return cls
+
+    def _explore(self, named: Iterable[type[Any]]) -> None:
+        pending, seen = list(named), set()
+        while pending:
+            cls = pending.pop(0)
+            if cls in seen:
+                continue
+            seen.add(cls)
+            if issubclass(cls, Enum):
+                self._add(cls)
+            elif is_namedtuple(cls):
+                self._add(cls)
+                pending += [kind for hint in hints_of(cls).values() for kind in types_in(hint)]
+            elif (shape := shape_of(cls)) is not None:
+                if not issubclass(cls, dict):  # a TypedDict's instances are dicts
+                    self.shapes[cls] = shape
+                    self._add(cls, known=True)
+                pending += [kind for field in shape.fields for kind in types_in(field.annotation)]
+                pending += _origin(cls)
+
+    def _add(self, cls: type[Any], *, known: bool = False) -> None:
+        name = stored_name(cls)
+        if name in self._by_name:
+            raise ConfigError(
+                f"two classes are called {name_of(cls)}: payloads couldn't tell them apart; rename one of them"
+            )
+        self._by_name[name] = cls
+        self._by_qualname.setdefault(cls.__qualname__, []).append(cls)
+        if not known:
+            self.others.add(cls)
+
+
+def name_of(cls: type[Any]) -> str:
+    """Return the name of a class for messages."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def stored_name(cls: type[Any]) -> str:
+    """Return the name of a class in payloads, with a colon after its module."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def checked(cls: Any, where: str) -> type[Any]:
+    """Return a class named in a config. Raises ConfigError unless its annotations declare its content."""
+    if not is_storable(cls) or cls is Enum:
+        hint = ""
+        if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
+            hint = ", whose fields aren't its whole content: store it with a converter (converters=)"
+        raise ConfigError(
+            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {cls!r:.200}{hint}"
+        )
+    return cls  # type: ignore[no-any-return]
+
+
+def is_storable(cls: Any) -> bool:
+    """Return whether this is a class whose annotations declare its content."""
+    if not isinstance(cls, type) or cls is dict:
+        return False
+    return issubclass(cls, Enum) or is_namedtuple(cls) or shape_of(cls) is not None
+
+
+def _origin(cls: type[Any]) -> list[type[Any]]:
+    """Return the generic model of a parametrised one."""
+    origin = getattr(cls, "__pydantic_generic_metadata__", {}).get("origin")
+    return [] if origin is None else [origin]
+
+
+#: The fields used by features, which may have other names in a user's class.
+OUR_FIELDS: Final = frozenset(
+    (
+        *("rollout_id", "group_id", "task_name", "status", "reward", "error_msg", "message", "prompt", "prompt_ids"),
+        *("tokens", "response", "response_ids", "response_mask", "response_model_steps", "seq_staleness", "logprobs"),
+        *("routed_experts", "finish_reason", "input_ids", "labels"),
+    )
+)
+
+
+class RolloutType:
+    """A class of rollouts: access to the fields used by features, and conversion to and from stored fields.
+
+    `cls` is `dict`, a TypedDict, a pydantic model or a dataclass; rollouts of a TypedDict are dicts with its keys.
+    Nested instances of such classes, enums and named tuples can be stored at any depth, if annotations declare them;
+    `types` are further ones, for fields declared as Any. `replaybuf.values.rollouts.shapes` rebuilds instances.
+
+    `reward_key` is the part of a dict reward that counts as the reward. `fields` maps our names to names of the class,
+    or to None if the class has no such field, or one of that name with another meaning. `statuses` maps the class's own
+    statuses to ours. Stored fields keep the names and values of the class. Raises ConfigError for invalid arguments.
+    """
+
+    def __init__(
+        self,
+        cls: type[Any],
+        *,
+        types: Iterable[type[Any]] = (),
+        fields: Mapping[str, str | None] | None = None,
+        statuses: Mapping[Any, Any] | None = None,
+        reward_key: str = SCORE,
+    ) -> None:
+        if isinstance(origin := get_origin(cls), type) and is_storable(origin):  # `Sample[Info]`: instances are Samples
+            types = [*filter(is_storable, types_in(cls)), *types]
+            cls = origin
+        if not isinstance(reward_key, str) or not reward_key:
+            raise ConfigError(f"reward_key must be the name of a part of a dict reward, got {reward_key!r:.100}")
+        self.cls = cls
+        self.reward_key = reward_key
+        #: Whether a warning about a reward that isn't a number was logged: once is enough.
+        self.warned_of_reward = False
+        shape = shape_of(cls)
+        if shape is None:
+            raise ConfigError(
+                f"rollout_type must be dict, a TypedDict, a pydantic model or a dataclass, not {cls!r:.200}"
+            )
+        self._shape = shape
+        self.names = shape.names
+        self.classes = Classes(dict.fromkeys([cls, *(checked(one, "types") for one in types), Status]))
+        self.statuses = Statuses(statuses)
+        #: Whether rollouts are dicts.
+        self.is_dict = issubclass(cls, dict)
+        self._instances = dict if self.is_dict else cls
+        self._theirs = _renamed(shape, fields or {})
+        # Plain attributes of the same name: no mapping of names, no property.
+        own = frozenset() if self.is_dict else self.names - self._theirs.keys()
+        self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
+        self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
+        status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
+        self._status_choices = choices_of(status.annotation) if status else []
+
+    def __repr__(self) -> str:
+        return f"RolloutType({self.cls.__qualname__})"
+
+    def get(self, rollout: Any, name: str, default: Any = None) -> Any:
+        """Return the rollout's value of our field `name`, or `default` if it has no such field."""
+        if name in self._plain:
+            return getattr(rollout, name, default)
+        theirs = self._theirs.get(name, name)
+        if theirs is None:
+            return default
+        if self.is_dict:
+            return rollout.get(theirs, default)
+        try:
+            return getattr(rollout, theirs, default)
+        except Exception as error:  # of a property
+            raise RolloutError(
+                f"{theirs!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
+            ) from error
+
+    def columns(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
+        """Return the values of these fields of ours, at least two, one sequence for each field, None for a missing one.
+
+        It costs a fraction of as many calls of `get`.
+        """
+        if (read := self._readers.get(names)) is None:
+            read = self._readers[names] = self._reader(names)
+        return [*zip(*map(read, rollouts), strict=True)]
+
+    def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+        theirs = [self._theirs.get(name, name) for name in names]
+        if self.is_dict and None not in theirs:
+            return lambda rollout: [*map(rollout.get, theirs)]
+        get_plain = attrgetter(*names)
+        if not self._plain.issuperset(names):
+            return lambda rollout: [self.get(rollout, name) for name in names]
+
+        def read(rollout: Any) -> Sequence[Any]:
+            try:
+                return get_plain(rollout)
+            except AttributeError:  # an unset attribute
+                return [self.get(rollout, name) for name in names]
+
+        return read
+
+    def has(self, rollout: Any, name: str) -> bool:
+        """Return whether the rollout has our field `name` (which may hold None)."""
+        theirs = self._theirs.get(name, name)
+        if theirs is None:
+            return False
+        return theirs in self.names or (theirs in rollout if self.is_dict else hasattr(rollout, theirs))
+
+    def may_have(self, *names: str) -> bool:
+        """Return whether rollouts of this class may have all these fields of ours; dicts may have any."""
+        return self.cls is dict or all(self._theirs.get(name, name) in self.names for name in names)
+
+    def set(self, rollout: Any, name: str, value: Any) -> None:
+        """Set our field `name` of a rollout, in place, if its class has such a field; a dict has any.
+
+        The class's own `__setattr__` and validators run. Frozen instances are changed, too, since `put` normalises
+        rollouts in place. Raises RolloutError when the class refuses the value.
+        """
+        theirs = self._theirs.get(name, name)
+        if theirs is None or not (self.cls is dict or self.has(rollout, name)):
+            return
+        try:
+            self._shape.set(rollout, theirs, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RolloutError(f"can't set {theirs!r} of a {type(rollout).__qualname__}: {error}") from error
+
+    def set_all(self, rollouts: Sequence[Any], name: str, values: list[Any]) -> list[Any]:
+        """Set our field `name` of rollouts, in place, as `set` does; return the values that they have then."""
+        theirs = self._theirs.get(name, name)
+        if theirs is not None and self._shape.set_directly(rollouts, theirs, values):
+            return values
+        for rollout, value in zip(rollouts, values, strict=True):
+            self.set(rollout, name, value)
+        return [self.get(rollout, name) for rollout in rollouts]
+
+    def status(self, rollout: Any) -> Status:
+        """Return the status of a rollout; COMPLETED without one. Raises RolloutError for an unknown status."""
+        value = self.get(rollout, "status", Status.COMPLETED)
+        status = self.statuses.get(value)
+        if status is None:
+            raise RolloutError(
+                f"status is {value!r:.200}; expected one of {', '.join(Status)}, or one that the config maps to one of "
+                f"them: statuses={{{_key_of(value)!r:.50}: ...}}"
+            )
+        return status
+
+    def says_status(self, rollout: Any) -> bool:
+        """Return whether the status of a rollout was set; only pydantic models tell it from their default."""
+        given = getattr(rollout, "model_fields_set", None)
+        return given is None or self._theirs.get("status", "status") in given
+
+    def set_status(self, rollout: Any, status: Status) -> None:
+        """Set the status of a rollout, as a member of its own Enum or a string of its own style (`Statuses.like`).
+
+        Without an equivalent in the class, the rollout isn't changed: then only its group has this status.
+        """
+        now = self.get(rollout, "status")
+        new = self.statuses.like(status, now, self._status_choices)
+        if new is not now:
+            self.set(rollout, "status", new)
+
+    def to_fields(self, rollout: Any) -> Fields:
+        """Return the fields of a rollout by name, as a new dict; values aren't copied.
+
+        Fields that are None by default and in value are left out, which keeps payloads small. Extra fields of a
+        pydantic model that allows them are kept. Raises RolloutError when the rollout is not exactly of this class
+        (fields of a subclass would be lost) or lacks a required field.
+        """
+        self.check_class(rollout)
+        fields = self._shape.read(rollout)
+        if problem := self._shape.problem(fields):
+            raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
+        return fields
+
+    def from_fields(self, fields: Fields) -> Any:
+        """Build a rollout from fields, without validation, with defaults filled in; `fields` is consumed.
+
+        Raises DecodeError, naming the fields, if there are unknown or missing ones, as in a payload of another rollout
+        type.
+        """
+        self._check_stored(fields)
+        return self._shape.build(fields)
+
+    def rows(self, rollouts: Sequence[Any]) -> list[Fields]:
+        """Return the fields of rollouts as `to_fields` does, which aren't to be changed; None may be there."""
+        for rollout in rollouts:
+            if type(rollout) is not self._instances:
+                self.check_class(rollout)
+        rows = self._shape.rows(rollouts)
+        names = [*map(tuple, rows)]
+        for fields in rows[:1] if rows and names.count(names[0]) == len(rows) else rows:
+            if problem := self._shape.problem(fields):
+                raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
+        return rows
+
+    @property
+    def omitted(self) -> frozenset[str]:
+        """The fields that are left out of payloads when they are None."""
+        return self._shape.omitted
+
+    def from_columns(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+        """Build rollouts from the values of each field, as `from_fields` does from those of one rollout."""
+        if not columns:
+            return [self.from_fields({}) for _ in range(rows)]
+        self._check_stored(dict.fromkeys(columns))
+        return self._shape.build_all(columns, rows)
+
+    def _check_stored(self, fields: Fields) -> None:
+        if problem := self._shape.problem(fields):
+            raise DecodeError(
+                f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"
+            )
+
+    def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
+        """Return these names of fields whose arrays can be read later. Raises InputError."""
+        chosen = frozenset(names)
+        for name in sorted(map(str, chosen)):
+            if name not in self.names and not self.is_dict and not self._shape.extra:
+                near = get_close_matches(name, self.names, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {_listed(self.names)}"
+                raise InputError(f"deferred: {self.cls.__qualname__} has no field {name!r:.100}; {hint}")
+            if name in {self._theirs.get(one, one) for one in _MASKED_BY}:
+                raise InputError(
+                    f"deferred: {name} is needed to mask the tokens that are too old, so it is always read; defer the "
+                    "fields with large tensors, such as routed_experts"
+                )
+        return chosen
+
+    def require_all(self, rollouts: Iterable[Any], features: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Call `require` for each rollout and each feature, given with our names of its required fields."""
+        lacking = [one for one in features if self._theirs or not self.names.issuperset(one[1])]
+        for rollout in rollouts:
+            self.check_class(rollout)
+            for feature, names in lacking:
+                self.require(rollout, names, feature)
+
+    def require(self, rollout: Any, names: Iterable[str], feature: str) -> None:
+        """Raise RolloutError, naming the `feature` and its missing fields, unless the rollout has all of them."""
+        self.check_class(rollout)
+        missing = [name for name in names if not self.has(rollout, name)]
+        if missing:
+            raise self._lacks(missing, feature)
+
+    def require_of_class(self, name: str, feature: str) -> None:
+        """Raise RolloutError if no rollout of this class can have our field `name`, required by `feature`."""
+        config = getattr(self.cls, "model_config", None)
+        open_ended = isinstance(config, dict) and config.get("extra") == "allow" and self._theirs.get(name, name)
+        if not open_ended and not self.may_have(name):
+            raise self._lacks([name], feature)
+
+    def _lacks(self, missing: Sequence[str], feature: str) -> RolloutError:
+        return RolloutError(
+            f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have: give it such "
+            f"fields, or, where they have other names, say so in the config: fields={{{missing[0]!r}: ...}}"
+        )
+
+    def check_class(self, rollout: Any) -> None:
+        """Raise RolloutError unless the rollout is exactly of this class; the other methods rely on it."""
+        if type(rollout) is self._instances:
+            return
+        got, expected = type(rollout).__qualname__, self.cls.__qualname__
+        why = ""
+        if isinstance(rollout, self._instances):
+            why = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
+        elif isinstance(rollout, (list, tuple)) and any(isinstance(one, self._instances) for one in rollout):
+            why = "; put takes one group, the rollouts of one prompt: call it once for each group of a list"
+        elif type(rollout) is dict or kind_of(type(rollout)):
+            why = f"; to store these, add rollout_type={got} to the config"
+        raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
+
+
+#: Our fields that are read for masking tokens.
+_MASKED_BY = ("response_ids", "response_mask", "response_model_steps")
+
+
+def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the class's names for our fields where they differ. Raises ConfigError."""
+    theirs: dict[str, str | None] = {}
+    for ours, name in fields.items():
+        if ours not in OUR_FIELDS:
+            raise ConfigError(f"fields: {ours!r:.100} is no field that replaybuf uses; there are {_listed(OUR_FIELDS)}")
+        if name is not None and name not in shape.names and not shape.extra:
+            raise ConfigError(
+                f"fields: {ours} is mapped to {name!r:.100}, which {shape.cls.__qualname__} doesn't have; it has "
+                f"{_listed(shape.names)}"
+            )
+        if name is not None and name in theirs.values():
+            raise ConfigError(f"fields: two names are mapped to {name!r:.100}")
+        theirs[ours] = name
+    # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
+    hidden = {name: None for name in theirs.values() if name in OUR_FIELDS and name not in theirs}
+    if not issubclass(shape.cls, dict):
+        hidden |= {
+            name: None
+            for name in OUR_FIELDS - shape.names - theirs.keys()
+            if inspect.isroutine(getattr(shape.cls, name, None))
+        }
+    return {**hidden, **{ours: name for ours, name in theirs.items() if name != ours}}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _key_of(value: Any) -> Any:
+    return value.name.lower() if isinstance(value, Enum) else value

@@ -1,0 +1,374 @@
+"""Shapes: conversion between instances of a class and their fields, for each kind of class.
+
+The round trip `build(read(instance))` gives an equal instance that shares no mutable default with another. It runs no
+validator, no `__init__` and no `__post_init__`, so that values are restored as stored. Attributes that aren't fields
+are not stored; private attributes of pydantic models get their defaults. Classes of other kinds need a converter.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cached_property, partial
+from itertools import repeat
+from typing import Any
+
+import typing_extensions
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from replaybuf.values.rollouts.annotations import hints_of
+
+Fields = dict[str, Any]
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults that can be shared, not copied
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a class.
+
+    `make(values)` returns a new default, given the preceding fields; if it is None, `default` is shared. An `optional`
+    field may be absent, and stays unset without a default.
+    """
+
+    name: str
+    annotation: Any
+    optional: bool
+    has_default: bool = False
+    default: Any = None
+    make: Callable[[Fields], Any] | None = None
+
+
+class Defaults:
+    """Fills in the missing fields."""
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        fields = tuple(fields)
+        # Includes required fields, so that the result is in the order of declaration.
+        self.template = {field.name: field.default for field in fields if field.has_default or not field.optional}
+        self._makers = tuple((field.name, field.make) for field in fields if field.make is not None)
+        #: The fields whose default is made for each instance.
+        self.made = frozenset(name for name, _ in self._makers)
+
+    def fill(self, given: Fields) -> Fields:
+        """Return a new dict of all fields."""
+        values = {**self.template, **given}
+        for name, make in self._makers:
+            if name not in given:
+                values[name] = make(values)
+        return values
+
+
+def _takes_values(info: Any) -> bool:
+    return bool(getattr(info, "default_factory_takes_validated_data", False))  # pydantic 2.9 doesn't have it
+
+
+def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
+    """Yield the fields of a pydantic model or dataclass, from its `model_fields`."""
+    for name, info in infos.items():
+        if info.is_required():
+            yield Field(name, info.annotation, optional=info.init is False)
+        else:
+            yield _with_default(name, info.annotation, info.default, info.default_factory, _takes_values(info))
+
+
+def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
+    """Yield the fields of a dataclass; those with init=False and no default are optional."""
+    hints = hints_of(cls)
+    for field in dataclasses.fields(cls):
+        if isinstance(field.default, FieldInfo):  # of a pydantic dataclass
+            yield from pydantic_fields({field.name: field.default})
+            continue
+        annotation = hints.get(field.name, field.type)
+        if field.default is not dataclasses.MISSING:
+            yield _with_default(field.name, annotation, field.default, None)
+        elif field.default_factory is not dataclasses.MISSING:
+            yield _with_default(field.name, annotation, None, field.default_factory)
+        else:
+            yield Field(field.name, annotation, optional=not field.init)
+
+
+def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:
+    """Yield the keys of a TypedDict."""
+    required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
+    for name, annotation in hints_of(cls).items():
+        # Annotations in string form hide NotRequired from the class itself.
+        qualifiers = _qualifiers(annotation)
+        needed = typing_extensions.Required in qualifiers or name in required
+        yield Field(name, annotation, optional=not needed or typing_extensions.NotRequired in qualifiers)
+
+
+def _qualifiers(annotation: Any) -> list[Any]:
+    found = []
+    while (origin := typing_extensions.get_origin(annotation)) is not None:
+        found.append(origin)
+        annotation = typing_extensions.get_args(annotation)[0]
+    return found
+
+
+def _with_default(
+    name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None, takes_values: bool = False
+) -> Field:
+    make: Callable[[Fields], Any] | None = None
+    if factory is not None:
+        make = factory if takes_values else lambda _: factory()
+    elif not isinstance(default, _ATOMS):
+        make = lambda _: copy.deepcopy(default)  # noqa: E731
+    return Field(name, annotation, optional=True, has_default=True, default=default, make=make)
+
+
+#: The attribute of a model's `__setattr__` with the fields for which it does more than pydantic's.
+SETS_MORE = "__sets_more__"
+_PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+
+_ONLY_STR = frozenset({str})
+# Subclasses of these have content besides their fields.
+_VALUES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
+
+
+class Shape(ABC):
+    """The fields of a class, and the conversion of instances to fields and back.
+
+    With `extra`, instances may have undeclared fields. `required` are the mandatory fields. With `runs_code`, `build`
+    or `set` runs code of the class, which may change values in place.
+    """
+
+    runs_code = False
+
+    def __init__(self, cls: type[Any], fields: Iterable[Field], *, extra: bool = False) -> None:
+        self.cls = cls
+        self.fields = tuple(fields)
+        self.extra = extra
+        self.names = frozenset(field.name for field in self.fields)
+        self.required = frozenset(field.name for field in self.fields if not field.optional)
+        # None is left out of payloads if it is the default.
+        self._keep_none = frozenset(f.name for f in self.fields if not (f.has_default and _default_is_none(f)))
+        #: The fields that are left out of payloads when they are None.
+        self.omitted = self.names - self._keep_none
+        self._defaults = Defaults(self.fields)
+
+    @abstractmethod
+    def read(self, instance: Any) -> Fields:
+        """Return the fields of an instance as a new dict; values aren't copied."""
+
+    def rows(self, instances: Sequence[Any]) -> list[Fields]:
+        """Return the fields of instances, which aren't to be changed; those that are None may be left out or not."""
+        return [*map(self.read, instances)]
+
+    @abstractmethod
+    def build(self, fields: Fields) -> Any:
+        """Build an instance from fields without a `problem`, with defaults filled in; `fields` is consumed."""
+
+    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+        """Build instances from the values of each field, which are without a `problem`."""
+        return [self.build(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        """Set a field, in place; the class's own `__setattr__` and validators run. Works on frozen instances, too.
+
+        Errors of the class, for a refused name or value, aren't translated.
+        """
+        try:
+            setattr(instance, name, value)
+        except (AttributeError, ValidationError) as error:
+            if not _is_frozen(error):
+                raise
+            object.__setattr__(instance, name, value)
+
+    def set_directly(self, instances: Sequence[Any], name: str, values: Sequence[Any]) -> bool:
+        """Set a field of instances and return True, if that runs no code of their class."""
+        return False
+
+    def problem(self, fields: Fields) -> str:
+        """Describe unknown and missing fields; "" if there are none."""
+        if self.required <= fields.keys() <= self.names:
+            return ""
+        unknown = [name for name in fields if not (name in self.names or (self.extra and isinstance(name, str)))]
+        missing = sorted(self.required - fields.keys())
+        problems = [f"it has no {quoted(unknown)}"] if unknown else []
+        return " and ".join(problems + ([f"{quoted(missing)} must be there"] if missing else []))
+
+
+class _DictShape(Shape):
+    """A dict with any keys, or with the keys of a TypedDict."""
+
+    def read(self, instance: Any) -> Fields:
+        return dict(instance)
+
+    def rows(self, instances: Sequence[Any]) -> list[Fields]:
+        return [*instances]
+
+    def build(self, fields: Fields) -> Any:
+        return fields
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        instance[name] = value
+
+    def problem(self, fields: Fields) -> str:
+        if self.cls is not dict:
+            return super().problem(fields)
+        return "" if _ONLY_STR.issuperset(map(type, fields)) else "the names of its fields must be texts"
+
+
+class _ModelShape(Shape):
+    """A pydantic model."""
+
+    cls: Any
+
+    def __init__(self, cls: type[BaseModel]) -> None:
+        if not cls.__pydantic_complete__:
+            cls.model_rebuild(raise_errors=False)
+        super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
+        private = cls.__private_attributes__.items()
+        self._private: list[tuple[str, Any]] = [
+            (name, one.default_factory or partial(copy.deepcopy, one.default))
+            for name, one in private
+            if one.default_factory is not None or one.default is not PydanticUndefined
+        ]
+        self.runs_code = bool(cls.model_config.get("validate_assignment"))
+        self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
+        self._set_directly = self._plainly_set()
+
+    def _plainly_set(self) -> frozenset[str]:
+        """Return the fields whose assignment by pydantic's `__setattr__` only sets the value."""
+        config, sets = self.cls.model_config, self.cls.__setattr__
+        plain = sets is BaseModel.__setattr__ or hasattr(sets, SETS_MORE)
+        if not plain or config.get("validate_assignment") or config.get("frozen"):
+            return frozenset()
+        fields = self.cls.model_fields
+        return frozenset(name for name in self.names if not fields[name].frozen) - getattr(sets, SETS_MORE, frozenset())
+
+    def set(self, instance: Any, name: str, value: Any) -> None:
+        if not self.set_directly((instance,), name, (value,)):
+            super().set(instance, name, value)
+
+    def set_directly(self, instances: Sequence[Any], name: str, values: Sequence[Any]) -> bool:
+        if name not in self._set_directly:
+            return False
+        for instance, value in zip(instances, values, strict=True):
+            instance.__dict__[name] = value
+            instance.__pydantic_fields_set__.add(name)
+        return True
+
+    def read(self, instance: Any) -> Fields:
+        keep_none, values = self._keep_none, instance.__dict__.items()
+        fields = {name: value for name, value in values if value is not None or name in keep_none}
+        if self._cached:  # values of cached properties are in `__dict__`, too
+            fields = {name: value for name, value in fields.items() if name in self.names}
+        if extra := instance.__pydantic_extra__:
+            fields.update(extra)
+        return fields
+
+    def rows(self, instances: Sequence[Any]) -> list[Fields]:
+        if self._cached or self.extra:
+            return [*map(self.read, instances)]
+        return [instance.__dict__ for instance in instances]
+
+    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+        if self.extra or self.cls.__private_attributes__ or not columns.keys() >= self._defaults.made:
+            return super().build_all(columns, rows)
+        template, given = self._defaults.template, {*columns}
+        whole = [columns[name] if name in given else [value] * rows for name, value in template.items()]
+        values = [dict(zip(template, row, strict=True)) for row in zip(*whole, strict=True)]
+        found = [*map(self.cls.__new__, repeat(self.cls, rows))]
+        parts: tuple[Iterable[Any], ...] = (values, [given.copy() for _ in values], repeat(None), repeat(None))
+        for name, part in zip(_PARTS, parts, strict=True):  # in C: a call a rollout takes a third of a take
+            deque(map(object.__setattr__, found, repeat(name), part), 0)
+        return found
+
+    def build(self, fields: Fields) -> Any:
+        extra: Fields | None = None
+        names = set(fields)
+        if self.extra:
+            extra = {name: fields.pop(name) for name in names - self.names}
+        instance = self.cls.__new__(self.cls)
+        put = object.__setattr__
+        values = self._defaults.fill(fields)
+        put(instance, "__dict__", values)
+        put(instance, "__pydantic_fields_set__", names)
+        put(instance, "__pydantic_extra__", extra)
+        private = {name: make() for name, make in self._private}
+        put(instance, "__pydantic_private__", private if self.cls.__private_attributes__ else None)
+        return instance
+
+
+class _DataclassShape(Shape):
+    """A dataclass: its fields are attributes, possibly unset."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        super().__init__(cls, dataclass_fields(cls))
+        # Slots and other descriptors aren't set through `__dict__`.
+        self._set_each = any(vars(base).get("__slots__") for base in cls.__mro__) or any(
+            hasattr(vars(base).get(name), "__set__") for base in cls.__mro__ for name in self.names
+        )
+
+    def read(self, instance: Any) -> Fields:
+        fields: Fields = {}
+        for field in self.fields:
+            value = getattr(instance, field.name, dataclasses.MISSING)
+            if value is None and field.name not in self._keep_none:
+                continue
+            if value is not dataclasses.MISSING:
+                fields[field.name] = value
+        return fields
+
+    def build(self, fields: Fields) -> Any:
+        instance: Any = object.__new__(self.cls)
+        values = self._defaults.fill(fields)
+        if not self._set_each:
+            instance.__dict__.update(values)
+            return instance
+        for name, value in values.items():
+            object.__setattr__(instance, name, value)
+        return instance
+
+
+def shape_of(cls: Any) -> Shape | None:
+    """Return the shape of a class; None if its annotations don't declare its content."""
+    if not isinstance(cls, type):
+        return None
+    if cls is dict:
+        return _DictShape(cls, (), extra=True)
+    if typing_extensions.is_typeddict(cls):
+        return _DictShape(cls, typed_dict_fields(cls))
+    if issubclass(cls, BaseModel):
+        return None if cls is BaseModel else _ModelShape(cls)
+    if issubclass(cls, _VALUES):
+        return None
+    return _DataclassShape(cls) if kind_of(cls) else None
+
+
+def kind_of(cls: type[Any]) -> str:
+    """Return the kind of a class whose annotations declare its content, or ""."""
+    if issubclass(cls, BaseModel):
+        return "a pydantic model"
+    # An attrs class may inherit from a dataclass, whose fields aren't all of it, and the other way round.
+    return "a dataclass" if dataclasses.is_dataclass(cls) and not hasattr(cls, "__attrs_attrs__") else ""
+
+
+def is_namedtuple(cls: Any) -> bool:
+    """Return whether this is a named tuple class."""
+    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
+
+
+def _is_frozen(error: Exception) -> bool:
+    if isinstance(error, ValidationError):
+        return error.errors()[0]["type"] in ("frozen_instance", "frozen_field")
+    return isinstance(error, dataclasses.FrozenInstanceError)
+
+
+def _default_is_none(field: Field) -> bool:
+    return field.make is None and field.default is None
+
+
+def quoted(names: Iterable[Any]) -> str:
+    """Return the names of fields for a message."""
+    names = [repr(name) for name in names]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"{'field' if len(names) == 1 else 'fields'} {shown}"

@@ -1,0 +1,280 @@
+"""The rules of staleness, expiry and model steps, as plain functions of a group of rollouts.
+
+The *staleness* of a rollout at train step T is `T - min(response_model_steps) - 1`: the number of optimiser steps
+between the weights that wrote its oldest token and the weights that it will train. A rollout without model steps has
+staleness 0. The rules are those of InternLM xtuner's replay buffer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replaybuf.common.checks import check_threshold
+from replaybuf.values.rollouts import rewards
+from replaybuf.values.rollouts.group_fields import GroupFields, is_text
+from replaybuf.values.rollouts.rewards import as_array, is_tensor
+from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
+
+#: Only groups of these statuses expire; by default only they are refreshed.
+EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
+
+_RESET_TO_EMPTY = ("response_ids", "logprobs", "response_model_steps")
+_RESET_TO_NONE = ("routed_experts", "finish_reason", "response_mask", "reward", "error_msg")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryRule:
+    """Staleness bounds, in train steps, from which rollouts expire.
+
+    `stale_threshold` bounds the rollout's staleness, `token_stale_threshold` the staleness of each token: tokens at or
+    over it are masked out, and the rollout expires when none is left. None disables a bound. If `retryable`, an expired
+    rollout loses its response and its group waits as EXPIRED to be generated again; else the whole group is dropped.
+
+    Raises InputError, a ValueError, when a threshold isn't positive.
+    """
+
+    stale_threshold: int | None = None
+    token_stale_threshold: int | None = None
+    retryable: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("stale_threshold", "token_stale_threshold"):
+            object.__setattr__(self, name, check_threshold(getattr(self, name), name))
+
+    def expires(self, staleness: int, newest_step: int | None, train_step: int | None) -> bool:
+        """Return whether a rollout of this staleness expires, its newest trainable token being from `newest_step`."""
+        if self.stale_threshold is not None and staleness >= self.stale_threshold:
+            return True
+        if self.token_stale_threshold is None or newest_step is None or train_step is None:
+            return False
+        return train_step - newest_step - 1 >= self.token_stale_threshold
+
+    def masked_through(self, train_step: int | None) -> int | None:
+        """Return the newest model step whose tokens are masked out at `train_step`; None without a token bound."""
+        if self.token_stale_threshold is None or train_step is None:
+            return None
+        return train_step - 1 - self.token_stale_threshold
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any bound."""
+        return self.stale_threshold is not None or self.token_stale_threshold is not None
+
+
+def staleness_of(oldest_step: int | None, train_step: int) -> int:
+    """Return the staleness at `train_step` of a rollout whose oldest token is from `oldest_step` (None: no steps)."""
+    return 0 if oldest_step is None else train_step - oldest_step - 1
+
+
+def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) -> None:
+    """Clear `response_mask` for the tokens of a group whose model step isn't after `through`, in place.
+
+    A response without a mask gets one if any of its tokens is that old: a list, or an int32 array if `response_ids` is
+    an array. A token without a model step counts as old as the oldest of its response. Rollouts aren't changed if
+    token-level expiry doesn't apply, or if no trainable token would be left, since those expire.
+    """
+    for rollout, (oldest, newest) in zip(rollouts, GroupFields.of(rollouts, kind).ranges(), strict=True):
+        if newest is not None and oldest is not None and oldest <= through < newest:
+            _mask_one(rollout, through, kind)
+
+
+def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
+    response_ids, mask = kind.get(rollout, "response_ids"), kind.get(rollout, "response_mask")
+    stale = np.ones(len(response_ids if mask is None else mask), dtype=bool)
+    known = np.asarray(as_array(kind.get(rollout, "response_model_steps")))[: len(stale)]
+    stale[: len(known)] = known <= through
+    masked: Any
+    if is_tensor(mask) or (mask is None and is_tensor(response_ids)):
+        masked = rewards.copied(mask) if is_tensor(mask) else rewards.repeated(1, len(stale), like=response_ids)
+        masked[np.flatnonzero(stale).tolist()] = 0
+    elif mask is None:
+        fresh = (~stale).astype(np.int32)
+        masked = fresh if isinstance(response_ids, np.ndarray) else fresh.tolist()
+    elif isinstance(mask, np.ndarray):
+        masked = mask.copy()
+        masked[stale] = 0
+    else:
+        kept = [type(value)() if old else value for value, old in zip(mask, stale.tolist(), strict=True)]
+        masked = tuple(kept) if isinstance(mask, tuple) else kept
+    kind.set(rollout, "response_mask", masked)
+
+
+def refresh_group(
+    rollouts: Sequence[Any], train_step: int, kind: RolloutType, group: GroupFields | None = None
+) -> list[int]:
+    """Set each rollout's `seq_staleness`, if it has that field, to its staleness at `train_step`; return the values.
+
+    `group` has the fields of the rollouts, if they are known.
+    """
+    group = group or GroupFields.of(rollouts, kind)
+    values = [staleness_of(oldest, train_step) for oldest, _ in group.ranges()]
+    if group.seq_staleness != values:
+        group.seq_staleness = kind.set_all(rollouts, "seq_staleness", values)
+    return values
+
+
+def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
+    """Set each rollout's `seq_staleness`, if it has that field and the value differs."""
+    for rollout, staleness in zip(rollouts, values, strict=True):
+        if kind.get(rollout, "seq_staleness") != staleness:
+            kind.set(rollout, "seq_staleness", staleness)
+
+
+def find_expired(
+    rollouts: Sequence[Any],
+    rule: ExpiryRule,
+    train_step: int | None,
+    kind: RolloutType,
+    staleness: Sequence[int] | None = None,
+    group: GroupFields | None = None,
+) -> list[int]:
+    """Return the indices of the rollouts that have expired, by their `staleness` (default: their `seq_staleness`)."""
+    if not rule.active:
+        return []
+    group = group or GroupFields.of(rollouts, kind)
+    if staleness is None:
+        staleness = [int(value or 0) for value in group.seq_staleness]
+    tokenwise = rule.token_stale_threshold is not None
+    newest = [step for _, step in group.ranges()] if tokenwise else [None] * len(rollouts)
+    return [
+        index
+        for index, (value, step) in enumerate(zip(staleness, newest, strict=True))
+        if rule.expires(value, step, train_step)
+    ]
+
+
+def expired_before(rollouts: Sequence[Any], kind: RolloutType) -> list[int]:
+    """Return the indices of rollouts with status EXPIRED, which expire at any train step, whatever their age."""
+    return [index for index, rollout in enumerate(rollouts) if kind.status(rollout) == Status.EXPIRED]
+
+
+def has_response(rollout: Any, kind: RolloutType) -> bool:
+    """Return whether the rollout has any part of a response that `reset_response` would remove."""
+    if any(kind.get(rollout, name) is not None for name in _RESET_TO_NONE):
+        return True
+    values = (kind.get(rollout, name) for name in ("response", *_RESET_TO_EMPTY))
+    return any(value is not None and len(value) > 0 for value in values)
+
+
+def reset_response(rollout: Any, kind: RolloutType) -> None:
+    """Mark a rollout EXPIRED and remove its response, so that its prompt can be generated again.
+
+    Prompt, message, mm_info, extra_fields and `seq_staleness` are kept; `tokens` becomes a copy of `prompt_ids`, or
+    empty if the class has none.
+    """
+    kind.set_status(rollout, Status.EXPIRED)
+    if kind.has(rollout, "response"):
+        kind.set(rollout, "response", "")
+    for name in _RESET_TO_EMPTY:
+        if kind.has(rollout, name):
+            kind.set(rollout, name, [])
+    for name in _RESET_TO_NONE:
+        if kind.has(rollout, name):
+            kind.set(rollout, name, None)
+    if kind.has(rollout, "tokens"):
+        kind.set(rollout, "tokens", rewards.copied(kind.get(rollout, "prompt_ids", ())))
+
+
+# Model steps: the versions of the weights that wrote the tokens of a response
+
+
+def undated(group: GroupFields) -> int | None:
+    """Return the index of the first rollout with trainable tokens but without model steps, or None."""
+    if group.agentic:
+        return None
+    for index, (tokens, mask) in enumerate(zip(group.response_ids, group.response_mask, strict=True)):
+        if tokens is None or len(tokens) == 0 or group.ranges()[index][0] is not None:
+            continue
+        if mask is None or np.any(np.asarray(as_array(mask)) != 0):
+            return index
+    return None
+
+
+def is_undated(rollout: Any, kind: RolloutType) -> bool:
+    """Return whether a rollout, of a class that may have model steps, has response tokens without one."""
+    tokens, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
+    if not kind.may_have("response_model_steps") or tokens is None:
+        return False
+    return len(tokens) > (0 if steps is None else len(steps))
+
+
+def unmatched(group: GroupFields) -> int | None:
+    """Return the index of the first rollout with model steps beyond its mask, or None.
+
+    Steps and mask then belong to different tokens, so that stale tokens can't be determined.
+    """
+    if group.agentic:
+        return None
+    columns = group.response_mask, group.response_model_steps, group.response_ids
+    for index, (mask, steps, tokens) in enumerate(zip(*columns, strict=True)):
+        given = mask is not None and steps is not None and tokens is not None
+        if given and len(steps) > len(mask) and len(tokens) > 0:
+            return index
+    return None
+
+
+def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
+    """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps are kept.
+
+    New steps are a list, or an int32 array or tensor if `response_ids` is an array or tensor.
+    """
+    response_ids, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
+    missing = (0 if response_ids is None else len(response_ids)) - (0 if steps is None else len(steps))
+    if missing > 0:
+        kind.set(rollout, "response_model_steps", _extended(steps, response_ids, missing, model_step))
+
+
+def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int, kind: RolloutType) -> None:
+    """Fill the model steps of rollouts as `fill_model_steps` does; text responses without token ids get one step.
+
+    Raises RolloutError for a class with neither.
+    """
+    filled, whole = [*group.response_model_steps], [False] * len(rollouts)
+    columns = group.response_ids, group.response, group.response_model_steps
+    for index, (response_ids, response, steps) in enumerate(zip(*columns, strict=True)):
+        tokens = 0 if response_ids is None else len(response_ids)
+        if not tokens and is_text(response):
+            tokens = 1
+        elif not tokens and response is None and not kind.has(rollouts[index], "response"):
+            feature = "model_step of a rollout that has no 'response'"
+            kind.require(rollouts[index], ("response_ids",), feature)
+        known = 0 if steps is None else len(steps)
+        if tokens > known:
+            filled[index] = _extended(steps, response_ids, tokens - known, model_step)
+            whole[index] = known == 0
+    changed = [index for index, steps in enumerate(filled) if steps is not group.response_model_steps[index]]
+    if changed:
+        chosen = rollouts if len(changed) == len(rollouts) else [rollouts[index] for index in changed]
+        now = kind.set_all(chosen, "response_model_steps", [filled[index] for index in changed])
+        for index, steps in zip(changed, now, strict=True):
+            whole[index] = whole[index] and steps is filled[index]
+            filled[index] = steps
+        group.response_model_steps, group.dated = filled, whole
+
+
+def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:
+    """Return model steps with so many more."""
+    if steps is None and isinstance(response_ids, np.ndarray):
+        return _repeated(model_step, missing)
+    if isinstance(steps, np.ndarray):
+        return np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
+    if is_tensor(steps):
+        return rewards.extended(steps, missing, model_step)
+    if steps is None and is_tensor(response_ids):
+        return rewards.repeated(model_step, missing, like=response_ids)
+    return [*(steps or ()), *([model_step] * missing)]
+
+
+def _repeated(step: int, times: int) -> npt.NDArray[np.int32]:
+    """Return an int32 array that repeats one step. Raises OverflowError when it doesn't fit.
+
+    `np.full` releases the GIL for more than 500 items, and reacquiring it takes longer than filling.
+    """
+    return np.frombuffer(bytearray(step.to_bytes(4, sys.byteorder, signed=True)) * times, np.int32)

@@ -1,0 +1,225 @@
+"""Figures, which are nested dicts, as time series of prometheus_client, which writes them.
+
+Prometheus's format lacks gauge histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are separate
+gauges."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from replaybuf import __version__
+from replaybuf.buffer.metrics import DISTRIBUTIONS, Meter, add_distributions, of_tasks
+from replaybuf.errors import InputError, ReplayBufError
+from replaybuf.storage.sql.inspection.measures import (
+    BufferMeasures,
+    count_overdue,
+    count_unswept,
+    held_by_tasks,
+    histogram_of,
+    list_places,
+    measure,
+    read_records,
+)
+from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.view.metrics.catalogue import OF_BUFFER, OF_DATABASE
+
+if TYPE_CHECKING:
+    from replaybuf.buffer.replay_buffer import ReplayBuffer
+    from replaybuf.buffer.sync.buffer import SyncReplayBuffer
+    from replaybuf.storage.values import Cursor
+
+#: The maximum number of groups for which the distributions are computed, which scans them all.
+SCANNED = 200_000
+
+
+def read_figures(
+    source: str | Reader, *, buffer: str | None = None, scanned: int = SCANNED, timeout: float | None = None
+) -> dict[str, Any]:
+    """Return the figures of one buffer of a database, or of all, as plain dicts; `prometheus` writes them. Blocks.
+
+    `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`,
+    without rates. Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out, since
+    computing them scans every group. Raises UnreachableError, InputError, LockedError (also when the read takes more
+    than `timeout` seconds), ...
+    """
+    reader = open_reader(source) if isinstance(source, str) else source
+
+    def read(tx: ReadTransaction) -> dict[str, Any]:
+        return {
+            "database": {
+                "bytes": tx.database_bytes(),
+                "unswept_payloads": count_unswept(tx),
+                "places": {place.pop("url"): place for place in list_places(tx)},
+            },
+            "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
+        }
+
+    return reader.read(read, timeout=timeout)
+
+
+def _figures(tx: ReadTransaction, name: str, found: BufferMeasures) -> dict[str, Any]:
+    tasks, overdue, held = tasks_of(found), count_overdue(tx, name), held_by_tasks(found.contents or ())
+    for task, numbers in tasks.items():
+        numbers |= {"overdue": overdue.get(task, 0), **held.get(task, {})}
+    return {"tasks": tasks, **read_records(tx, name, found.checkpoints), **run_progress(found.cursors)}
+
+
+def tasks_of(found: BufferMeasures) -> dict[str, dict[str, Any]]:
+    """Return the tasks as in `buffer.metrics()`, without rates."""
+    tasks = of_tasks(found.tallies)
+    for field in DISTRIBUTIONS:
+        add_distributions(tasks, field, histogram_of(found.contents or (), field))
+    return tasks
+
+
+def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
+    """Return the number of prompts drawn from each dataset, and the state published by the trainer."""
+    if not cursors:  # saves the import
+        return {"prompts": {}, "trainer": None}
+    from replaybuf.files.importing import IMPORT
+    from replaybuf.rules.train_state import TRAINER, TrainState
+
+    by_name = {one.name: one for one in cursors if not one.name.startswith((IMPORT, "replaybuf:"))}
+    published = next((one for one in cursors if one.name == TRAINER), None)
+    trainer = None
+    if published is not None:
+        with suppress(InputError):  # a state of another version: show the rest without it
+            trainer = asdict(TrainState.decode(published.value))
+    return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def prometheus(figures: Mapping[str, Any], *, buffer: str = "default") -> str:
+    """Return figures in Prometheus's text format, of the type CONTENT_TYPE.
+
+    `figures` are those of `await buffer.metrics()`, and `buffer` the name of the buffer, or those of `read_figures`.
+    Rates are left out: Prometheus computes its own.
+    """
+    from prometheus_client import generate_latest
+
+    registry: Any = SimpleNamespace(collect=lambda: _families(figures, buffer))
+    return generate_latest(registry).decode()
+
+
+def _families(figures: Mapping[str, Any], buffer: str) -> Iterator[Any]:
+    """Yield the metric families of prometheus_client that have any sample."""
+    from prometheus_client.core import CounterMetricFamily, GaugeHistogramMetricFamily, GaugeMetricFamily
+
+    database = figures if "buffers" in figures else {"buffers": {buffer: figures}}
+    of_database = [((), {"up": 1, "info": {__version__: 1}, **database})]
+    of_buffers = [((name,), numbers) for name, numbers in database["buffers"].items()]
+    kinds = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "gaugehistogram": GaugeHistogramMetricFamily,
+    }
+    of = [(one, ("buffer",), of_buffers) for one in OF_BUFFER] + [(one, (), of_database) for one in OF_DATABASE]
+    for metric, labels, sources in of:
+        family = kinds[metric.kind](metric.name, metric.help, labels=[*labels, *metric.labels])
+        for names, numbers in sources:
+            for values, found in _follow(metric.path.split("/"), numbers):
+                shown = [_encodable(text) for text in (*names, *values)]
+                if metric.bounds:
+                    family.add_metric(shown, *_histogram(metric.bounds, found))
+                elif found is not None:
+                    family.add_metric(shown, found)
+        if family.samples:
+            yield family
+
+
+def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values at a path, each with the keys that its stars matched."""
+    if not path:
+        yield (), value
+    elif isinstance(value, Mapping):
+        star = path[0] == "*"
+        for name in value if star else (path[0],) if path[0] in value else ():
+            for names, found in _follow(path[1:], value[name]):
+                yield ((str(name), *names) if star else names), found
+
+
+def _histogram(bounds: Sequence[int], counts: Mapping[int, int]) -> tuple[list[tuple[str, int]], int]:
+    """Return the numbers up to each bound, and the sum of all values."""
+    numbers = {int(value): count for value, count in counts.items()}
+    upto = [(str(bound), sum(n for value, n in numbers.items() if value <= bound)) for bound in bounds]
+    return [*upto, ("+Inf", sum(numbers.values()))], sum(value * n for value, n in numbers.items())
+
+
+def _encodable(text: str) -> str:
+    """Escape the lone surrogates of a label's value, which may be any text."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+# For processes that have a metrics endpoint already
+
+_logger = logging.getLogger("replaybuf.view.metrics")
+
+
+class Collector:
+    """A prometheus_client collector with the metrics of an open buffer, or of the database at a URL.
+
+        prometheus_client.REGISTRY.register(Collector(buffer))
+
+    An open buffer's metrics include its own waits, but none that are read from the database (workers, batches, ...);
+    `distributions` are as in `buffer.metrics()`. For a URL, `name` is the buffer to read (default: all). A collection
+    that fails, or takes longer than `timeout` seconds, yields `replaybuf_up` 0, so that the process's other metrics are
+    still served; the first of several failures is logged as a warning. Raises InputError for any other source.
+    """
+
+    def __init__(
+        self,
+        source: ReplayBuffer[Any] | SyncReplayBuffer[Any] | str,
+        *,
+        name: str | None = None,
+        distributions: bool = True,
+        timeout: float = 10.0,
+    ) -> None:
+        self._source: Any = getattr(source, "asynchronous", source)
+        if not isinstance(self._source, str) and not hasattr(self._source, "waits"):
+            raise InputError(f"source must be a buffer or the URL of a database, got {type(source).__name__}")
+        self._name = name
+        self._distributions = distributions
+        self._timeout = timeout
+        self._down = False
+        self._meter = Meter()  # not the buffer's, whose rates are since the user's last reading
+
+    def describe(self) -> list[Any]:
+        """Return nothing, so that registration reads nothing."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families of prometheus_client."""
+        name = "" if isinstance(self._source, str) else str(self._source.storage.name)
+        yield from _families(self._figures(), name)
+
+    def _figures(self) -> Mapping[str, Any]:
+        try:
+            figures = self._read()
+        except (ReplayBufError, TimeoutError) as error:
+            level = logging.DEBUG if self._down else logging.WARNING  # once, not at every scrape
+            _logger.log(level, "metrics can't be read: %s", str(error) or f"nothing came for {self._timeout:g} s")
+            self._down = True
+            return {"up": 0, "buffers": {}}
+        self._down = False
+        return figures
+
+    def _read(self) -> Mapping[str, Any]:
+        if isinstance(self._source, str):
+            return read_figures(self._source, buffer=self._name, timeout=self._timeout)
+        from replaybuf.buffer.sync.loop import run
+
+        return run(self._read_open(self._source))
+
+    async def _read_open(self, buffer: ReplayBuffer[Any]) -> dict[str, Any]:
+        from asyncio import timeout  # a slow import, which reading a database doesn't need
+
+        async with timeout(self._timeout):
+            buffer.waits.check_open()
+            return await self._meter.read(buffer.storage, buffer.waits, distributions=self._distributions)
