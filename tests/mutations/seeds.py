@@ -246,8 +246,8 @@ _OBSERVE = [
     ("observe-seed", "view/metrics/completions.py", 'random.Random(f"{seed} {step}")', "random.Random()", "the same rows for the same seed"),
     ("observe-markdown", "view/metrics/completions.py", 'for character in "&<[":', 'for character in "&<":', "trackio fetches nothing that a rollout names"),
     ("observe-replayed", "view/metrics/completions.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
-    ("tracing-quotes", "tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
-    ("tracing-cancelled", "tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
+    ("tracing-quotes", "buffer/tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
+    ("tracing-cancelled", "buffer/tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
 ]  # fmt: skip
 
 _VIEWS = [
@@ -280,7 +280,7 @@ _WEB = [
     ("web-nulls-last", "storage/sql/inspection/group_queries.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
     ("web-ties", "storage/sql/inspection/group_queries.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
     ("web-cut", "web/pages/groups.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
-    ("web-prompt-values", "tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
+    ("web-prompt-values", "view/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip
 
