@@ -10,11 +10,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property, partial
-from itertools import repeat
 from typing import Any
 
 import typing_extensions
@@ -185,7 +183,7 @@ class Shape(ABC):
         """Set a field of instances and return True, if that runs no code of their class."""
         return False
 
-    def problem(self, fields: Fields) -> str:
+    def problem(self, fields: Mapping[str, Any]) -> str:
         """Describe unknown and missing fields; "" if there are none."""
         if self.required <= fields.keys() <= self.names:
             return ""
@@ -210,7 +208,7 @@ class _DictShape(Shape):
     def set(self, instance: Any, name: str, value: Any) -> None:
         instance[name] = value
 
-    def problem(self, fields: Fields) -> str:
+    def problem(self, fields: Mapping[str, Any]) -> str:
         if self.cls is not dict:
             return super().problem(fields)
         return "" if _ONLY_STR.issuperset(map(type, fields)) else "the names of its fields must be texts"
@@ -273,13 +271,15 @@ class _ModelShape(Shape):
     def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
         if self.extra or self.cls.__private_attributes__ or not columns.keys() >= self._defaults.made:
             return super().build_all(columns, rows)
-        template, given = self._defaults.template, {*columns}
-        whole = [columns[name] if name in given else [value] * rows for name, value in template.items()]
-        values = [dict(zip(template, row, strict=True)) for row in zip(*whole, strict=True)]
-        found = [*map(self.cls.__new__, repeat(self.cls, rows))]
-        parts: tuple[Iterable[Any], ...] = (values, [given.copy() for _ in values], repeat(None), repeat(None))
-        for name, part in zip(_PARTS, parts, strict=True):  # in C: a call a rollout takes a third of a take
-            deque(map(object.__setattr__, found, repeat(name), part), 0)
+        template, given, new, put = self._defaults.template, {*columns}, self.cls.__new__, object.__setattr__
+        found = []
+        for row in zip(*columns.values(), strict=True):
+            instance = new(self.cls)
+            put(instance, "__dict__", {**template, **dict(zip(columns, row, strict=True))})
+            put(instance, "__pydantic_fields_set__", given.copy())
+            put(instance, "__pydantic_extra__", None)
+            put(instance, "__pydantic_private__", None)
+            found.append(instance)
         return found
 
     def build(self, fields: Fields) -> Any:
