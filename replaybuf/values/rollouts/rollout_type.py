@@ -326,7 +326,7 @@ class RolloutType:
         if not columns:
             return [self.from_fields({}) for _ in range(rows)]
         self._check_stored(columns)
-        return self._shape.build_all(columns, rows)
+        return self._shape.build_all(columns)
 
     def _check_stored(self, fields: Mapping[str, Any]) -> None:
         if problem := self._shape.problem(fields):

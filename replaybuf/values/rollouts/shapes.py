@@ -123,7 +123,6 @@ def _with_default(
 
 #: The attribute of a model's `__setattr__` with the fields for which it does more than pydantic's.
 SETS_MORE = "__sets_more__"
-_PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 
 _ONLY_STR = frozenset({str})
 # Subclasses of these have content besides their fields.
@@ -163,7 +162,7 @@ class Shape(ABC):
     def build(self, fields: Fields) -> Any:
         """Build an instance from fields without a `problem`, with defaults filled in; `fields` is consumed."""
 
-    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+    def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         """Build instances from the values of each field, which are without a `problem`."""
         return [self.build(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
@@ -268,33 +267,27 @@ class _ModelShape(Shape):
             return [*map(self.read, instances)]
         return [instance.__dict__ for instance in instances]
 
-    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+    def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         if self.extra or self.cls.__private_attributes__ or not columns.keys() >= self._defaults.made:
             return super().build_all(columns, rows)
-        template, given, new, put = self._defaults.template, {*columns}, self.cls.__new__, object.__setattr__
-        found = []
-        for row in zip(*columns.values(), strict=True):
-            instance = new(self.cls)
-            put(instance, "__dict__", {**template, **dict(zip(columns, row, strict=True))})
-            put(instance, "__pydantic_fields_set__", given.copy())
-            put(instance, "__pydantic_extra__", None)
-            put(instance, "__pydantic_private__", None)
-            found.append(instance)
-        return found
+        template, given = self._defaults.template, {*columns}
+        rows = zip(*columns.values(), strict=True)
+        return [self._new({**template, **dict(zip(columns, row, strict=True))}, given.copy()) for row in rows]
 
     def build(self, fields: Fields) -> Any:
         extra: Fields | None = None
         names = set(fields)
         if self.extra:
             extra = {name: fields.pop(name) for name in names - self.names}
-        instance = self.cls.__new__(self.cls)
-        put = object.__setattr__
-        values = self._defaults.fill(fields)
+        private = {name: make() for name, make in self._private} if self.cls.__private_attributes__ else None
+        return self._new(self._defaults.fill(fields), names, extra, private)
+
+    def _new(self, values: Fields, given: set[str], extra: Fields | None = None, private: Fields | None = None) -> Any:
+        instance, put = self.cls.__new__(self.cls), object.__setattr__
         put(instance, "__dict__", values)
-        put(instance, "__pydantic_fields_set__", names)
+        put(instance, "__pydantic_fields_set__", given)
         put(instance, "__pydantic_extra__", extra)
-        private = {name: make() for name, make in self._private}
-        put(instance, "__pydantic_private__", private if self.cls.__private_attributes__ else None)
+        put(instance, "__pydantic_private__", private)
         return instance
 
 
