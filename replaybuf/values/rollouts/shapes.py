@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cached_property, partial
 from typing import Any
@@ -269,7 +270,7 @@ class _ModelShape(Shape):
 
     def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         if self.extra or self.cls.__private_attributes__ or not columns.keys() >= self._defaults.made:
-            return super().build_all(columns, rows)
+            return super().build_all(columns)
         template, given = self._defaults.template, {*columns}
         rows = zip(*columns.values(), strict=True)
         return [self._new({**template, **dict(zip(columns, row, strict=True))}, given.copy()) for row in rows]
@@ -282,7 +283,9 @@ class _ModelShape(Shape):
         private = {name: make() for name, make in self._private} if self.cls.__private_attributes__ else None
         return self._new(self._defaults.fill(fields), names, extra, private)
 
-    def _new(self, values: Fields, given: set[str], extra: Fields | None = None, private: Fields | None = None) -> Any:
+    def _new(
+        self, values: Fields, given: AbstractSet[str], extra: Fields | None = None, private: Fields | None = None
+    ) -> Any:
         instance, put = self.cls.__new__(self.cls), object.__setattr__
         put(instance, "__dict__", values)
         put(instance, "__pydantic_fields_set__", given)
