@@ -1,4 +1,7 @@
-"""The traces on docs/looking.md are true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_trace_page.py` writes the outputs anew."""
+"""The traces on docs/looking.md are true.
+
+`REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_trace_page.py` writes the outputs anew.
+"""
 
 from __future__ import annotations
 
