@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf.errors import StorageError
+from replaybuf.errors import LockedError
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import merge_shards
@@ -143,7 +143,7 @@ async def test_what_failed_is_tried_again_though_nothing_has_changed(
     def prune(tx: Transaction, now: float, limit: int) -> int:
         tries.append(limit)
         if len(tries) == 1:
-            raise StorageError("a lock was not free", reason="locked")
+            raise LockedError("a lock was not free")
         return real(tx, now, limit)
 
     monkeypatch.setattr(sweeper, "prune", prune)
