@@ -18,8 +18,8 @@ SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page
 #: Pages of which each example is run by itself.
 APART = (
     *(SAMPLING, Page("rollouts.md", beginning=SAMPLING), PRODUCTION),
-    *map(Page, ("checkpoints.md", "leases.md", "open-instruct.md", "payloads.md")),
-    *(CALLING, Page("reverb.md"), Page("web.md", "## For programs")),
+    *map(Page, ("checkpoints.md", "open-instruct.md", "payloads.md")),
+    *(CALLING, Page("reverb.md"), Page("looking.md", "### For programs")),
 )
 #: Pages whose examples are run one after another.
 IN_ORDER = (Page("your-loop.md", "## Seven mistakes"),)
