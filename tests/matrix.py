@@ -182,7 +182,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("places/test_files.py::test_space_comes_back*", _PLACES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "files", "kills", "lost_places")),
     ("places/test_settings.py::*", ("sqlite",)),
-    *((f"places/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing", "has_moved")),
+    *((f"places/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing",)),
     ("places/test_reading.py::*found_by_sql*", _DATABASES),
     ("places/test_reading.py::*an_export*", _DATABASES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
