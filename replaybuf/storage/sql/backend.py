@@ -19,7 +19,8 @@ from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.circumstances import circumstances_of
+from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
+from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.statements import cursors, leases, matching, put
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
@@ -29,7 +30,6 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks import encoding
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing, Taken
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together

@@ -28,6 +28,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import joined
+from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -36,7 +37,6 @@ from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
-from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import HISTORY, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.values.codec.payload import Codec
 
