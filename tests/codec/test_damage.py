@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from replaybuf.errors import DecodeError
 from replaybuf.values.codec import columns
@@ -43,7 +44,7 @@ def ragged_group() -> list[RolloutState]:
     """Rollouts whose fields don't match."""
     return [
         RolloutState(message=[], logprobs=np.ones((2, 40), "f4"), extra_fields={"a": np.ones(99)}),
-        RolloutState(message=[], logprobs=np.ones(300), extra_fields={"b": [np.ones(99)]}),
+        RolloutState(message=[], logprobs=np.ones(300), extra_fields={"b": [np.ones(99), Image.new("RGB", (2, 2))]}),
         RolloutState(message=[], logprobs=[1.5], extra_fields={"b": Status.INIT, "a": 1}),
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import subprocess
 import sys
@@ -10,15 +9,13 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.codec.values import DICTS, MARK, hostile_field, round_trip, with_checksum
+from tests.codec.values import DICTS, MARK, hostile_field, round_trip
 
 MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16")
 PIXELS = msgpack.ExtType(ext.ARRAY, bytes(8))
@@ -61,10 +58,6 @@ def test_what_info_holds_besides_plain_values_is_left_out() -> None:
     image = gradient("L")
     image.info = {"dpi": (72, 72), "text": "a", "note": object(), 7: 1}
     assert round_trip(image).info == {"dpi": (72, 72), "text": "a"}
-
-
-def test_empty_images_come_back() -> None:
-    assert round_trip(Image.new("RGB", (0, 3))) == Image.new("RGB", (0, 3))
 
 
 def test_what_can_not_be_stored_says_what_to_do() -> None:
@@ -111,14 +104,6 @@ except Exception as error:
     first, second = done.stdout.splitlines()
     assert first == "[{'image': {'mode': 'L', 'size': (9, 5)}, 'a': 1}]"
     assert second == "DecodeError it holds a PIL image, and PIL isn't installed here: pip install pillow"
-
-
-@given(st.integers(min_value=0), st.integers(0, 255))
-def test_changed_images_with_a_right_checksum_raise_nothing_else(place: int, value: int) -> None:
-    body = bytearray(DICTS.encode([{"field": gradient("L").resize((2, 2))}]))
-    body[place % len(body)] = value
-    with contextlib.suppress(DecodeError):
-        DICTS.decode(with_checksum(bytes(body[:32]), bytes(body[40:])))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed
 
 REFUSED = [
     (object(), "a value of type object can't be stored"),
+    (Enum("Shade", "DARK")["DARK"], r"\(an enum\) .* add types=\[Shade\]"),
     (Typed(), r"\(a pydantic model\) .* add types=\[Typed\]"),
     (Point(), r"\(a dataclass\) .* add types=\[Point\]"),
     (Pair(1, 2), r"\(a named tuple\) .* add types=\[Pair\]"),
@@ -42,13 +44,6 @@ def test_what_would_not_come_back_is_refused_with_advice(value: Any, message: st
         DICTS.encode([{"field": {"a": [1, (value,)]}}])
 
 
-def test_numpy_string_dtypes_without_a_width_are_refused() -> None:
-    if not hasattr(np.dtypes, "StringDType"):
-        pytest.skip("numpy 1")
-    with pytest.raises(RolloutError, match="fixed-width"):
-        DICTS.encode([{"field": np.array(["a"], np.dtypes.StringDType())}])
-
-
 @pytest.mark.parametrize(
     ("value", "path"),
     [
@@ -64,11 +59,6 @@ def test_numpy_string_dtypes_without_a_width_are_refused() -> None:
 def test_the_path_of_what_is_refused_is_named(value: Any, path: str) -> None:
     with pytest.raises(RolloutError, match=path):
         STATES.encode([RolloutState(message=[]), RolloutState.model_construct(message=[], extra_fields=value)])
-
-
-def test_the_path_of_a_dict_rollout_is_written_as_for_a_dict() -> None:
-    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['a'\]\[0\]: "):
-        DICTS.encode([{"a": [object()]}])
 
 
 def test_the_fields_of_a_rollout_are_named_by_texts() -> None:
@@ -98,13 +88,6 @@ def test_whatever_depth_is_encoded_is_decoded(make: Any) -> None:
             assert depth > 200
         else:
             DICTS.decode(payload)
-
-
-def test_a_list_that_holds_itself_is_an_encode_error() -> None:
-    loop: list[Any] = [(1,)]
-    loop.append({"a": loop})
-    with pytest.raises(RolloutError, match="holds itself"):
-        DICTS.encode([{"field": loop}])
 
 
 def test_a_value_over_the_limit_of_msgpack_is_an_encode_error() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-import tracemalloc
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +20,7 @@ from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
-from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip, sealed
+from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip
 
 KIND = RolloutType(dict)
 ARRAYS = Codec(KIND, tensors="numpy")
@@ -91,29 +89,11 @@ def test_tensors_come_back_without_autograd(torch: ModuleType) -> None:
     assert not back.requires_grad
 
 
-def test_conjugates_and_parts_of_complex_tensors(torch: ModuleType) -> None:
-    tensor = torch.randn(3, dtype=torch.complex64)
-    for view in (tensor.conj(), tensor.imag, tensor.conj().imag):
-        assert torch.equal(round_trip(view), view)
-
-
 def test_a_restored_tensor_has_memory_of_its_own(torch: ModuleType) -> None:
     payload = DICTS.encode([{"field": [torch.zeros(1, dtype=torch.uint8), torch.zeros(3)]}])
     for back in DICTS.decode(payload)[0]["field"]:
         back += 1
     assert [back.max() for back in DICTS.decode(payload)[0]["field"]] == [0, 0]
-
-
-def test_reading_copies_once(torch: ModuleType) -> None:
-    size = 16 << 20
-    payload = DICTS.encode([{"field": torch.zeros(size, dtype=torch.uint8)}])
-    tracemalloc.start()
-    try:
-        back = DICTS.decode(payload)
-        assert tracemalloc.get_traced_memory()[1] < 1.1 * size
-    finally:
-        tracemalloc.stop()
-    assert back[0]["field"].numel() == size
 
 
 def test_what_can_not_be_stored_says_what_to_do(torch: ModuleType) -> None:
@@ -183,14 +163,6 @@ def test_hostile_tensors_are_refused(content: tuple[Any, ...]) -> None:
             codec.decode(by_hand(*content))
 
 
-@given(st.integers(min_value=0), st.integers(0, 255), st.sampled_from([DICTS, ARRAYS]))
-def test_changed_tensors_with_a_right_checksum_raise_nothing_else(place: int, value: int, codec: Codec) -> None:
-    body = bytearray(by_hand("bfloat16", [2, 1], bytes.fromhex("803f0040"))[24:])
-    body[place % len(body)] = value
-    with contextlib.suppress(DecodeError):
-        codec.decode(sealed(bytes(body)))
-
-
 def test_impossible_tensors_are_refused(torch: ModuleType) -> None:
     with pytest.raises(DecodeError):
         DICTS.decode(by_hand("float32", [2**62, 2**62, 0], b""))
@@ -229,10 +201,6 @@ def test_an_expired_response_leaves_a_copy_of_the_prompt(torch: ModuleType) -> N
     reset_response(one, KIND)
     assert torch.equal(one["tokens"], one["prompt_ids"])
     assert one["tokens"] is not one["prompt_ids"]
-
-
-def test_tensors_without_dimensions_have_no_tokens(torch: ModuleType) -> None:
-    assert outline([rollout(torch, response_ids=torch.tensor(1))], KIND)[0]["response_tokens"] == 0
 
 
 def test_stale_tokens_are_masked_in_tensors(torch: ModuleType) -> None:

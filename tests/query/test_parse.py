@@ -243,10 +243,6 @@ def test_a_mistake_is_named_with_its_place(query: Any, place: str, message: str)
         assert caught.value.place == place
 
 
-def test_queries_as_deep_as_is_allowed_are_read() -> None:
-    assert parse(parse(deep(64))) == parse(deep(64))
-
-
 def test_messages_can_be_printed_whatever_the_query_holds() -> None:
     for name in ("\ud800", "x" * 100_000, "\0\n", "tags.\ud800", "$\ud800"):
         with pytest.raises(QueryError) as caught:

@@ -201,13 +201,6 @@ def test_floats_of_long_lists_are_not_rounded(store: Store, size: float) -> None
     assert len(store.matches({"tags.x": {"$in": [0, *values]}})) == 1_000
 
 
-def test_long_lists_hold_infinities(store: Store) -> None:
-    store.fill([Group(priority=math.inf), Group(priority=-math.inf), Group(priority=0.5)])
-    values = [math.inf, -math.inf, *range(1_000)]
-    assert store.matches({"priority": {"$in": values}}) == [0, 1]
-    assert store.matches({"tags.x": {"$in": values}}) == []
-
-
 @pytest.mark.parametrize("count", [1, 20, 21])
 @pytest.mark.parametrize("field", ["uid", "priority", "task_name", "tags.float", "tags.text"])
 def test_lists_mean_the_same_whatever_their_length(store: Store, field: str, count: int) -> None:
@@ -274,8 +267,3 @@ def test_strings_are_ordered_by_code_point_whatever_the_collation_of_postgresql(
     for field in ("task_name", "tags.a"):
         condition = compile_sql(parse({field: {"$lt": "a"}}), COLUMNS, "postgresql")
         assert 'COLLATE "C"' in str(condition.compile(dialect=DIALECTS["postgresql"]))
-
-
-def test_a_dialect_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ValueError, match="mysql"):
-        compile_sql(parse({}), COLUMNS, "mysql")

@@ -33,13 +33,6 @@ def test_what_expires_loses_its_steps_and_its_reward() -> None:
     assert marks.mean_reward == 3.0
 
 
-def test_what_has_expired_stays_expired() -> None:
-    marks = Marks.of([rollout(0), rollout(5)], KIND)
-    assert marks.expire(RULE, 6)
-    assert marks.expire(RULE, 10)
-    assert marks.expired == [True, True]
-
-
 def test_a_refresh_in_which_nothing_expires_changes_nothing() -> None:
     rollouts = [rollout(5), rollout(None)]
     marks = Marks.of(rollouts, KIND)
@@ -111,9 +104,3 @@ def test_one_token_of_other_weights_is_found_in_a_long_response() -> None:
 def marks_of(steps: Any) -> tuple[int | None, int | None]:
     marks = Marks.of([{"response_model_steps": steps, "response_ids": [1]}], RolloutType(dict))
     return marks.oldest[0], marks.newest[0]
-
-
-def test_a_field_that_was_never_set_is_none_of_the_marks() -> None:
-    one = rollout(5)
-    del one.response_mask
-    assert Marks.of([one], KIND).newest == [5]

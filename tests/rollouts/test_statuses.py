@@ -63,18 +63,6 @@ def test_a_status_is_known_by_value_or_name_in_any_case(value: Any, status: Stat
     assert Statuses().get(value) is status  # also when it is remembered
 
 
-def test_equal_members_of_two_enums_are_told_apart() -> None:
-    class Other(IntEnum):
-        Failed = 1
-
-    statuses = Statuses()
-    assert [statuses.get(one) for one in (Numbered.Completed, Other.Failed, 1)] == [
-        Status.COMPLETED,
-        Status.FAILED,
-        None,
-    ]
-
-
 def test_unknown_statuses_are_input_errors_that_say_which_there_are() -> None:
     with pytest.raises(InputError, match="unknown status 'done'; there are init, completed"):
         Statuses().check("done")

@@ -43,13 +43,6 @@ def test_parts_of_the_same_size(lengths: list[int], number: int) -> None:
     assert max(sums(lengths, parts)) - min(sums(lengths, parts)) <= max(lengths)
 
 
-def test_balance_beats_sharing_out_in_turn() -> None:
-    lengths = [8192, 100, 120, 90, 4096, 80, 2048, 2000, 60, 50, 40, 30]
-    parts = balance(lengths, 2)
-    assert max(sums(lengths, parts)) - min(sums(lengths, parts)) <= 200
-    assert abs(sum(lengths[::2]) - sum(lengths[1::2])) > 5000
-
-
 @given(lengths=LENGTHS, most=st.integers(1, 20_000))
 def test_rows_have_each_sequence_once_and_no_more_than_fits(lengths: list[int], most: int) -> None:
     most = max(most, *lengths, 1)
@@ -69,10 +62,6 @@ def test_micro_batches_are_no_more_than_packed_rows_and_none_is_too_large(
     assert each_once(lengths, parts)
     assert max(sums(lengths, parts)) <= most
     assert at_least <= len(parts) <= max(at_least, len(packed_rows(lengths, most)))
-
-
-def test_nothing_makes_no_rows() -> None:
-    assert packed_rows([], 10) == micro_batches([], 10) == []
 
 
 @pytest.mark.parametrize(

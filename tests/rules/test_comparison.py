@@ -34,12 +34,6 @@ def by_task(groups: list[One], before: list[One]) -> list[Part]:
 GOOD = some("math", "a", 1, 0.5, 1, 0.5) + some("math", "b", 1, 1, 0.5, 0.5)
 
 
-def test_a_worker_is_compared_with_the_others_of_the_step() -> None:
-    worst, *_ = by_worker(GOOD + some("math", "bad", 0, 0, 0.25, 0))
-    assert (worst.name, worst.groups, worst.stands_out) == ("bad", 4, True)
-    assert (worst.reward, worst.others, worst.below) == pytest.approx((0.0625, 0.75, 0.6875))
-
-
 def test_a_worker_that_makes_a_hard_task_is_compared_with_others_of_that_task() -> None:
     groups = GOOD + some("code", "a", 0, 0.25) + some("code", "c", 0.25, 0, 0.25, 0)
     [of_c] = [part for part in by_worker(groups) if part.name == "c"]
@@ -51,15 +45,6 @@ def test_one_unlucky_group_comes_behind_many_bad_ones() -> None:
     groups = GOOD * 2 + some("math", "unlucky", 0) + some("math", "bad", 0, 0, 0.25, 0.25, 0.25, 0)
     first, second, *_ = by_worker(groups)
     assert (first.name, second.name, second.stands_out) == ("bad", "unlucky", False)
-
-
-def test_a_worker_that_alone_makes_a_task_is_compared_with_nobody() -> None:
-    [part] = by_worker(some("math", "a", 0, 0, 0, 0.25))
-    assert (part.others, part.below, part.stands_out) == (None, None, False)
-
-
-def test_two_groups_are_no_evidence() -> None:
-    assert not any(part.stands_out for part in by_worker(some("math", "a", 0) + some("math", "b", 1)))
 
 
 def test_two_groups_without_spread_say_nothing_about_their_worker() -> None:

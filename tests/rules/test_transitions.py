@@ -204,10 +204,6 @@ def test_a_group_that_was_delivered_too_often_is_set_aside(status: Status) -> No
     assert step.counts[(FAILED, Tally.SIZE)] == 1
 
 
-def test_without_a_limit_no_delivery_is_too_many() -> None:
-    assert given_back(one(deliveries=99, leased=True), Limits(max_deliveries=0), "bad").after == Place(COMPLETED)
-
-
 def test_a_delivery_without_a_reason_does_not_count() -> None:
     """Not even the last one that is allowed; the return does."""
     group = one(times_sampled=1, deliveries=1, leased=True)
@@ -266,11 +262,6 @@ def test_what_was_archived_by_a_draw_would_be_completed_without_it(group: One, s
 )
 def test_what_comes_or_was_drawn_and_stays_races_anew(step: Transition) -> None:
     assert step.enters_races
-
-
-@pytest.mark.parametrize("step", [drawn(one(), Limits()), leased(one()), updated(FAILED, FAILED)])
-def test_what_leaves_or_stays_undrawn_does_not_race_anew(step: Transition) -> None:
-    assert not step.enters_races
 
 
 def test_staleness_is_pinned_where_the_train_step_is_left() -> None:

@@ -1,6 +1,6 @@
 """What ranks do in tests, with the arguments ROLE URL FOLDER MEETING RANK SIZE ...
 
-Ranks of torchrun get `MEETING` "env" and find the rest in their environment. Each writes the numbers of the groups that
+Each writes the numbers of the groups that
 it has acknowledged into a file of its own, a line each.
 """
 
@@ -196,23 +196,6 @@ def dead_source(url: str, folder: Path, source: int) -> None:
     say_why_no_step(url, source, WAIT)
 
 
-def late_source(url: str, folder: Path, source: int) -> None:
-    """The source is stuck for longer than the others wait."""
-    given_up = folder / "given up"
-    if dist.get_rank() == source:
-        deadline = time.monotonic() + WAIT
-        while not given_up.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    else:
-        say_why_no_step(url, source, 1)
-        given_up.touch()
-
-
-def unsendable(url: str, folder: Path, source: int) -> None:
-    """The source's batch can't be pickled."""
-    say_why_no_step(url, source, WAIT, collate=lambda items: lambda: items)
-
-
 def odd_parts(url: str, folder: Path, source: int) -> None:
     """The source's batch has three parts for two ranks."""
     with given(source, loader(url, size=3)) as steps:
@@ -281,8 +264,8 @@ def in_two(items: list[Any]) -> list[list[Any]]:
 ROLES = {
     role.__name__: role
     for role in (
-        *(together, split, hoard, each_alone, same, starved, starved_together, uneven, with_workers, dead_source),
-        *(late_source, unsendable, odd_parts, differently, counted, tensors),
+        *(together, split, hoard, each_alone, same, starved, starved_together, uneven, with_workers),
+        *(dead_source, odd_parts, differently, counted, tensors),
     )
 }
 
@@ -290,12 +273,9 @@ ROLES = {
 def main(arguments: list[str]) -> None:
     role, url, folder, meeting, *rest = arguments
     patience = timedelta(seconds=WAIT)
-    if meeting == "env":
-        dist.init_process_group("gloo", timeout=patience)
-    else:
-        rank, size, *rest = rest
-        where = f"file://{meeting}"
-        dist.init_process_group("gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=patience)
+    rank, size, *rest = rest
+    where = f"file://{meeting}"
+    dist.init_process_group("gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=patience)
     try:
         ROLES[role](url, Path(folder), *map(int, rest))
     finally:

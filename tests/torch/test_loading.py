@@ -212,21 +212,6 @@ def numbers_and_pid(items: list[Any]) -> tuple[list[int], int]:
     return numbers(items), os.getpid()
 
 
-def test_persistent_workers_go_on_with_the_next_pass(config: ReplayBufferConfig) -> None:
-    put(config, 12)
-    dataset = GroupDataset(config, {TASK: 2}, collate=numbers_and_pid, timeout=120)
-    batches = loader(dataset, persistent_workers=True, **FORKED)
-    seen, pids = [], set()
-    for _ in range(3):
-        with leased_steps(batches) as steps:
-            for step in itertools.islice(steps, 2):
-                seen += step.batch[0]
-                pids.add(step.batch[1])
-                step.acknowledge()
-    assert sorted(seen) == list(range(12))
-    assert len(pids) <= 2
-
-
 def test_leases_go_on_while_a_step_lasts(shared_config: ReplayBufferConfig) -> None:
     """Those of the trainer, and those of batches that wait in the DataLoader."""
     put(shared_config, 8)
@@ -275,21 +260,6 @@ def test_a_buffer_of_this_process_is_drawn_from_without_workers() -> None:
         assert step.batch == [0]
         step.acknowledge()
     assert len(buffer) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "what"),
-    [
-        (({},), InputError, "sizes asks for no groups"),
-        (({TASK: 0},), InputError, "sizes asks for no groups"),
-        (({TASK: 1.5},), InputError, "size"),
-    ],
-)
-def test_what_asks_for_nothing_is_refused(
-    config: ReplayBufferConfig, arguments: tuple[Any, ...], error: type[Exception], what: str
-) -> None:
-    with pytest.raises(error, match=what):
-        GroupDataset(config, *arguments)
 
 
 def test_what_cannot_be_asked_for_is_refused_at_once(config: ReplayBufferConfig) -> None:

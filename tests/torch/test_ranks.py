@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +13,7 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.errors import InputError
 from replaybuf.integrations.torch import lockstep
 from replaybuf.rules.transitions import Tally
-from tests.torch.conftest import ROOT, Ranks
+from tests.torch.conftest import Ranks
 from tests.torch.groups import put, settled, totals
 
 
@@ -72,26 +68,6 @@ def test_a_job_with_split_batches_goes_on_after_a_rank_was_killed(
     assert len(acknowledged(tmp_path)) == 4
     for rank in ranks.start("split", 0, -1, 16):
         rank.end()
-    assert each_once(shared_config, tmp_path, 16)
-
-
-def test_a_job_of_torchrun_goes_on_when_it_is_started_again(
-    shared_config: ReplayBufferConfig, shared_url: str, tmp_path: Path
-) -> None:
-    """The launcher ends the other rank when one is killed."""
-    put(shared_config, 16)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    for victim, code in ((1, 1), (-1, 0)):
-        arguments = ["together", shared_url, str(tmp_path), "env", str(victim), "16"]
-        done = subprocess.run(
-            [*launcher, "-m", "tests.torch.roles", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-        assert done.returncode == code, done.stderr
     assert each_once(shared_config, tmp_path, 16)
 
 
@@ -189,19 +165,6 @@ def test_a_dead_source_ends_the_wait_for_it(ranks: Ranks) -> None:
     said = other.end()[0]
     assert said.startswith("ReplayBufError rank 1 of 2 waited ")
     assert "s for the next step of rank 0, the source of its batches" in said
-
-
-def test_a_source_that_is_late_ends_the_wait_for_it(ranks: Ranks) -> None:
-    _, other = ranks.start("late_source", 0)
-    said = other.end()[0]
-    assert re.match(r"ReplayBufError rank 1 of 2 waited \d+\.\d s for the next step of rank 0", said)
-
-
-def test_a_batch_that_cannot_be_sent_is_an_error_on_all_ranks(config: ReplayBufferConfig, ranks: Ranks) -> None:
-    put(config, 2)
-    own, other = (rank.end()[0] for rank in ranks.start("unsendable", 0))
-    assert "pickle" in own
-    assert other.startswith("ReplayBufError rank 0, the source of the batches, has no next step: ")
 
 
 def test_parts_are_as_many_as_ranks(config: ReplayBufferConfig, ranks: Ranks) -> None:

@@ -53,21 +53,6 @@ async def test_objects_come_back_as_new_ones_or_as_values(ray: Any, url: str) ->
     assert np.array_equal(values["value"][1]["a"][0]["inner"], PIXELS)
 
 
-async def test_objects_of_tasks_are_waited_for_while_others_put(ray: Any, url: str) -> None:
-    @ray.remote
-    def generate(seconds: float) -> Any:
-        time.sleep(seconds)
-        return PIXELS
-
-    async with build(url) as buffer:
-        waiting = asyncio.create_task(buffer.put(group([generate.remote(2), generate.remote(0)]), "math"))
-        await asyncio.sleep(0.2)
-        await asyncio.wait_for(buffer.put(group(1), "math"), 1.5)
-        assert not waiting.done()
-        await waiting
-        assert len(buffer) == 2
-
-
 @pytest.mark.parametrize("url", ["memory://"], indirect=True)
 async def test_an_object_that_can_not_be_had_says_why(ray: Any, url: str) -> None:
     @ray.remote

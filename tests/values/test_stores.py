@@ -115,27 +115,6 @@ async def test_a_refresh_keeps_tensors_and_what_a_reader_does_not_know(url: str)
     assert torch.equal(back["response_mask"], torch.tensor([0, 1], dtype=torch.int32))
 
 
-async def test_arrays_instead_of_tensors(url: str) -> None:
-    torch: Any = pytest.importorskip("torch")
-    async with build(url, tensors="numpy") as buffer:
-        await buffer.put(group(torch.ones(2, dtype=torch.bfloat16)), "math")
-        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=8)
-        [back] = values_of(await buffer.get(1, "math"))
-    assert same(back, np.ones(2, "f4"))
-
-
-async def test_a_group_whose_converter_fails_is_set_aside_alone(url: str) -> None:
-    async with build(url, converters=CONVERTERS) as buffer:
-        for text in ("a", "can't come out", "b"):
-            await buffer.put(group(Secret(text)), "math")
-        async with buffer.lease_batch({"math": 3}) as lease:
-            assert [rollouts[0]["value"].text for rollouts in lease.batch["math"]] == ["a", "b"]
-        [failed] = [item async for item in buffer.find({})]
-        assert (failed.status, failed.item) == ("failed", [])
-        assert "the converter 'secret' of tests.values.test_stores.Secret raised KeyError" in str(failed.error)
-        assert await buffer.count("math", "completed") == 0
-
-
 async def test_a_group_whose_converter_is_not_there_is_set_aside_until_it_is(tmp_path: Path, url: str) -> None:
     async with build(url, converters=CONVERTERS) as buffer:
         for value in (1, Secret("a"), 2):
