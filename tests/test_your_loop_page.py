@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections import Counter
@@ -41,8 +42,8 @@ def run(folder: Path, name: str, url: str) -> Program:
     indirect=["shared_url"],
 )
 def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, shared_url: str, tmp_path: Path) -> None:
-    for one in ("loop.py", "loop_async.py"):
-        (tmp_path / one).write_text(program(one), "utf-8")
+    (tmp_path / "loop.py").write_text(program("loop.py"), "utf-8")
+    shutil.copy(DOCS / "examples/loop_async.py", tmp_path)
     seen = 0
     while seen < 30:  # killed once
         with run(tmp_path, name, shared_url) as process:
