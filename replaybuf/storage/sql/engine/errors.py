@@ -259,7 +259,7 @@ _ADVICE = {
     ),
     "28000": (
         "create the role if it isn't there (CREATE ROLE ... LOGIN), and let the server's pg_hba.conf admit it from "
-        "this host, by TLS (sslmode=verify-full), or with a certificate of its name (sslcert, sslkey), if that is wanted"
+        "this host, by TLS (sslmode=verify-full) or with a certificate of its name (sslcert, sslkey) if it wants one"
     ),
     "53300": "raise its max_connections (or the CONNECTION LIMIT of the role or the database)",
     "42501": (
