@@ -34,7 +34,7 @@ from replaybuf.errors import InputError, QueryError
 from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse, span_of
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.groups import archived_at, choose, list_oldest, tasks_of
+from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest, tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup

@@ -44,7 +44,6 @@ MISTAKES = [
     ("sql - ' '", 2, ""),
     ("sql - 'SELECT nope FROM groups'", 1, "nope"),
     *((f"sql - ' delete FROM {table}'", 1, "; `replaybuf rm` deletes groups") for table in ("groups", "rb_group")),
-    ("sql - 'SELECT * FROM group WHERE uid = 1'", 1, "did you mean groups? GROUP is a word of SQL."),
 ]
 
 

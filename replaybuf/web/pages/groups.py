@@ -14,6 +14,7 @@ from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rules.policies import OrderTerm, parse_order
 from replaybuf.rules.query import FIELDS, LogicNode, Node, parse, span_of
 from replaybuf.rules.query.parse import read_value
+from replaybuf.storage.sql.inspection.group_metadata import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import (
     StoredArray,
     arrays_of,
@@ -26,7 +27,6 @@ from replaybuf.storage.sql.inspection.group_queries import (
     Key,
     page_of_groups,
 )
-from replaybuf.storage.sql.inspection.groups import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
