@@ -22,10 +22,8 @@ def violations(calls: Sequence[Call], *, fifo: bool = True) -> list[str]:
     found = [*_from_nowhere(calls), *_not_cuts(calls, restores)]
     for epoch in _epochs(calls, restores):
         found += [*_twice(epoch), *_held_twice(epoch), *_after_acknowledgement(epoch)]
-    if not restores:
-        whole = _Whole.of(calls)
-        found += [*whole.lost(), *whole.too_few(), *(whole.out_of_order() if fifo else ())]
-    return found
+    last = _Whole.of(epoch)
+    return found + [*last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
 
 
 def _of(calls: Sequence[Call], *kinds: str, known: bool = True) -> list[Call]:
@@ -86,11 +84,12 @@ def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
     """Yield groups that are there after the last restore, or aren't, and mustn't or must by its checkpoint."""
     if not restores or not restores[-1].known:
         return
-    last = restores[-1]
+    last, others = restores[-1], restores[:-1]
     made = [call for call in _of(calls, "checkpoint") if call.step == last.step and call.before(last)]
-    if not made or len(restores) > 1:  # of a checkpoint made after another restore nothing simple can be said
-        return
+    if not made or any(not other.before(made[-1]) for other in others):
+        return  # of a checkpoint that was made before another restore nothing simple can be said
     cut = made[-1]
+    calls = [call for call in calls if all(other.before(call) for other in others)]
     got = [(call, number) for call in _of(calls, "take", "lease") for number in call.groups]
     later = {number for call, number in got if last.before(call)}
     beside = {number for call, number in got if not call.before(last)}
@@ -107,7 +106,7 @@ def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Whole:
-    """A history without restores: the calls that put and took each group, and the takes of which nothing is known."""
+    """A history since its last restore: the calls that put and took each group, and those of which nothing is known."""
 
     puts: dict[int, Call]
     takes: dict[int, Call]
