@@ -35,7 +35,7 @@ TOKEN_BYTES = 13
 #: How often a payload is in the WAL: at the put, and once more when its pages are swept after a checkpoint of the
 #: server, with what vacuum writes (measured by the simulation, PostgreSQL 18 with checksums).
 WAL_TIMES = 2.3
-#: Of a group's row, with its indexes (docs/postgresql.md).
+#: Of a group's row, with its indexes (docs/operating.md).
 ROW_BYTES = 1_500
 #: Connections of a process that puts one group at a time, and those that it has at most.
 USUAL_CONNECTIONS, MOST_CONNECTIONS = 4, 16

@@ -185,9 +185,9 @@ def _poolers() -> dict[str, tuple[str, str]]:
 
 @contextmanager
 def _pooler(port: int, database: str, setting: str) -> Iterator[str]:
-    """PgBouncer before a server, with the settings of docs/pgbouncer.md and another; the URL of a database."""
+    """PgBouncer before a server, with the settings of docs/operating.md and another; the URL of a database."""
     own = _free_port()
-    text = (Path(__file__).parents[1] / "docs" / "pgbouncer.md").read_text("utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "operating.md").read_text("utf-8")
     ignored = next(line for line in text.splitlines() if line.startswith("ignore_startup_parameters"))
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
         file.write(

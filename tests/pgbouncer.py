@@ -1,4 +1,4 @@
-"""A PgBouncer for tests, with the settings that docs/pgbouncer.md names."""
+"""A PgBouncer for tests, with the settings that docs/operating.md names."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def free_port() -> int:
 
 def documented_settings() -> str:
     """What the page says that has to be set."""
-    (ignored,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "pgbouncer.md").read_text())
+    (ignored,) = re.findall(r"ignore_startup_parameters = .*", (DOCS / "operating.md").read_text())
     return str(ignored.strip())
 
 

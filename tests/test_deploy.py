@@ -1,7 +1,7 @@
 """docs/examples/deploy: its files fit each other, and what is in them works on a real PostgreSQL, without containers.
 
 `pytest -m tools` checks them against the schemas of compose and Kubernetes, lints the images, and runs the Caddyfile of
-docs/deploying.md.
+docs/operating.md.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_pgbouncer_has_the_setting_of_its_page() -> None:
     """Both name the same parameters, in one line."""
     setting = re.compile(r"(?m)^ignore_startup_parameters = .*$")
     assert setting.findall((DEPLOY / "pgbouncer.ini").read_text()) == setting.findall(
-        (DOCS / "pgbouncer.md").read_text()
+        (DOCS / "operating.md").read_text()
     )
 
 
@@ -175,7 +175,7 @@ def free_port() -> int:
 
 
 def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(roles: Server) -> None:
-    """As docs/postgresql-access.md grants them; who may not make the tables is told who does."""
+    """As docs/operating.md grants them; who may not make the tables is told who does."""
     services = {name: one.get("environment", {}).get("REPLAYBUF_URL", "") for name, one in COMPOSE["services"].items()}
     assert [name for name, url in services.items() if url.startswith("postgresql://owner:")] == ["schema"]
     urls = urls_of(roles)
@@ -286,8 +286,8 @@ def page_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[in
 
 
 def written(beginning: str, port: int) -> str:
-    """The proxy's configuration on docs/deploying.md that begins so, for a page at this port."""
-    [given] = re.findall(rf"(?ms)^({re.escape(beginning)}.*?)^```", (DOCS / "deploying.md").read_text("utf-8"))
+    """The proxy's configuration on docs/operating.md that begins so, for a page at this port."""
+    [given] = re.findall(rf"(?ms)^({re.escape(beginning)}.*?)^```", (DOCS / "operating.md").read_text("utf-8"))
     assert "127.0.0.1:8321" in given
     return str(given).replace("127.0.0.1:8321", f"127.0.0.1:{port}")
 
@@ -314,7 +314,7 @@ def nginx(folder: Path, proxy: int, port: int) -> list[str]:
 @pytest.mark.tools
 @pytest.mark.parametrize("proxy_of", [caddy, nginx])
 def test_the_page_behind_a_proxy(page_of_a_run: tuple[int, str], tmp_path: Path, proxy_of: Any) -> None:
-    """With the configuration on docs/deploying.md."""
+    """With the configuration on docs/operating.md."""
     (port, token), proxy = page_of_a_run, free_port()
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     process = subprocess.Popen(proxy_of(tmp_path, proxy, port), env=environment, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Behind PgBouncer, in transaction mode, with the settings that docs/pgbouncer.md names."""
+"""Behind PgBouncer, in transaction mode, with the settings that docs/operating.md names."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def refused(url: str, message: str) -> None:
     """At once, and with a sentence."""
     error = str(await refused_put(url, StorageError))
     assert message in error
-    assert "docs/pgbouncer.md has the settings" in error
+    assert "docs/operating.md has the settings" in error
 
 
 async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Pooler) -> None:
@@ -146,7 +146,7 @@ async def test_who_a_pooler_refuses_is_told_who_refuses_and_what_to_do(pooler: P
         for url in (pooler.url_with("wrong"), pooler.url, pooler.url_with("right").replace("trainer", "nobody")):
             error = str(await refused_put(url, AccessError))
             assert "authentication failed; give the one that holds now" in error
-            assert "PgBouncer says this, and docs/pgbouncer.md what it means" in error
+            assert "PgBouncer says this, and docs/operating.md what it means" in error
             assert "is the server running" not in error
     with pooler.running(more=known, target=lambda given: re.sub(r" user=\S+", "", given)):
         error = str(await refused_put(pooler.url_with("right"), AccessError))

@@ -1,4 +1,4 @@
-"""Roles with the least rights, as docs/postgresql-access.md grants them: enough for what they are for, and no more."""
+"""Roles with the least rights, as docs/operating.md grants them: enough for what they are for, and no more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.stores import TASK, build, fill, group, numbers_of
 from tests.web.conftest import client_of
 from tests.web.example import fill as fill_example
 
-TEXT = (DOCS / "postgresql-access.md").read_text("utf-8")
+TEXT = (DOCS / "operating.md").read_text("utf-8")
 GRANTS = {
     re.search(r"CREATE ROLE (\w+)", block)[1]: block  # type: ignore[index]
     for block in re.findall(r"(?ms)^```sql\n(.*?)^```", TEXT)
@@ -153,8 +153,7 @@ async def test_a_viewer_changes_nothing(viewer: str) -> None:
 #: A right that is missing, and the sentence of a put, a take or the opening.
 LACKING = {
     "REVOKE INSERT ON rb_payload FROM trainer": (
-        "permission denied for table rb_payload; on rb_payload the role trainer lacks what "
-        "docs/postgresql-access.md grants"
+        "permission denied for table rb_payload; on rb_payload the role trainer lacks what docs/operating.md grants"
     ),
     "REVOKE SELECT ON rb_version FROM trainer": "permission denied for table rb_version; on rb_version the role",
     "REVOKE ALL ON SEQUENCE rb_uid FROM trainer": (

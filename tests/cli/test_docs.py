@@ -1,4 +1,4 @@
-"""docs/cli.md, docs/cli-writing.md and docs/doctor.md are true.
+"""The outputs of commands on docs/cli.md, docs/cli-writing.md and docs/outages.md are true.
 
 `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_docs.py` writes the outputs anew.
 """
@@ -24,7 +24,7 @@ from tests.cli.test_help import COMMANDS, LIVE
 #: Its output is measured: tests/bench/test_page.py.
 MEASURING = [("bench",)]
 
-PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("cli.md", "doctor.md", "cli-writing.md", "bench.md")]
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("cli.md", "outages.md", "cli-writing.md", "bench.md")]
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 
 # What differs from machine to machine, or from day to day.
@@ -94,12 +94,3 @@ def test_outputs_are_those_of_the_commands(folder: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in LIVE + MEASURING])
 def test_every_command_is_shown_with_its_output(path: tuple[str, ...]) -> None:
     assert [output for command, output in blocks() if command.startswith(f"replaybuf {' '.join(path)} ") and output]
-
-
-@pytest.mark.parametrize(("path", "command"), COMMANDS)
-def test_every_option_is_on_the_page(path: tuple[str, ...], command: object) -> None:
-    page = "".join(one.read_text("utf-8") for one in PAGES)
-    for parameter in command.params:  # type: ignore[attr-defined]
-        if parameter.param_type_name == "option":
-            for name in parameter.opts:
-                assert f"`{name}" in page, (path, name)

@@ -130,7 +130,7 @@ def test_a_damaged_page_is_a_problem_that_no_repair_mends(file: Path) -> None:
     data[(root - 1) * size : root * size] = b"\xff" * size
     file.write_bytes(data)
     found = examine(file, code=1)
-    assert any("docs/doctor.md" in row["mend"] and not row["repairable"] for row in found["integrity"])
+    assert any("docs/outages.md" in row["mend"] and not row["repairable"] for row in found["integrity"])
     assert any(row["text"].startswith("can't be checked") for rows in found.values() for row in rows)
     assert examine(file, "--repair", code=1).keys() == found.keys()
 
@@ -154,10 +154,10 @@ def test_a_file_that_never_was_a_database_is_not_to_be_saved(tmp_path: Path) -> 
     notes.write_text("These are notes.\n" * 50)
     said = run("doctor", notes, code=1).stdout
     assert "file is not a database" in said
-    assert "docs/doctor.md" not in said
+    assert "docs/outages.md" not in said
 
 
-PAGE = Path(__file__).parents[2].joinpath("docs/doctor.md").read_text("utf-8").partition("## What is left")[2]
+PAGE = Path(__file__).parents[2].joinpath("docs/outages.md").read_text("utf-8").partition("## What is left")[2]
 SAVING = re.findall(r"sqlite3 run\.db \.[^\n`]* saved\.db", PAGE)
 
 
@@ -166,7 +166,7 @@ SAVING = re.findall(r"sqlite3 run\.db \.[^\n`]* saved\.db", PAGE)
 def test_what_sqlite_saves_of_a_damaged_file_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """By the commands of docs/doctor.md; all that isn't on the damaged page is there, or (.dump) all before it."""
+    """By the commands of docs/outages.md; all that isn't on the damaged page is there, or (.dump) all before it."""
     monkeypatch.chdir(tmp_path)
     if ".recover" in command:
         Path("probe.db").touch()

@@ -28,8 +28,8 @@ class Mutation:
 
 _LIMITS, _LEVEL, _RATE = "rules/limits.py", "rules/limits.py", "rules/limits.py"
 _RACE, _TRANSITIONS = "rules/policies.py", "rules/transitions.py"
-_STALENESS = "rollouts/staleness.py"
-_MARKS, _NORMALISE = "rollouts/marks.py", "rollouts/normalise.py"
+_STALENESS = "values/rollouts/staleness.py"
+_MARKS, _NORMALISE = "values/rollouts/marks.py", "values/rollouts/normalise.py"
 _STATEMENTS, _ENGINE = "storage/sql/statements", "storage/sql/engine"
 
 _RULES = [
@@ -75,8 +75,8 @@ _ROLLOUTS = [
     ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
-    ("newest-token-ignores-mask", "rollouts/group_fields.py", "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
-    ("agentic-tokens-expire", "rollouts/group_fields.py", "repeat(self.agentic), dated)", "repeat(False), dated)", "groups with input_ids have no token staleness"),
+    ("newest-token-ignores-mask", "values/rollouts/group_fields.py", "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
+    ("agentic-tokens-expire", "values/rollouts/group_fields.py", "repeat(self.agentic), dated)", "repeat(False), dated)", "groups with input_ids have no token staleness"),
     ("fill-overwrites-steps", _STALENESS, "return [*(steps or ()), *([model_step] * missing)]", "return [model_step] * missing", "steps that are there stay"),
     ("group-least-stale", _NORMALISE, 'max(refreshed if refreshed is not None', 'min(refreshed if refreshed is not None', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
@@ -85,7 +85,7 @@ _ROLLOUTS = [
     ("marks-keep-oldest", _MARKS, "self.oldest = [None if gone else step", "self.oldest = [step", "an expired rollout has no steps"),
     ("mean-over-all", _MARKS, "return sum(known) / len(known)", "return sum(known) / len(self.reward)", "the mean is over those that have a reward"),
     ("mixed-never", _MARKS, "return None in self.oldest and self.oldest_step is not None", "return False", "a mixed group's staleness is never below 0"),
-    ("infinite-reward", "rollouts/rewards.py", "return value if math.isfinite(value) else None", "return value", "infinite rewards don't count"),
+    ("infinite-reward", "values/rollouts/rewards.py", "return value if math.isfinite(value) else None", "return value", "infinite rewards don't count"),
     ("dropped-not-told", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)", "return Normalised(Status.EXPIRED, staleness, train_step)", "what isn't retryable is dropped"),
     ("expired-follows-step", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, None)", "return Normalised(Status.EXPIRED, staleness, train_step)", "an expired group's staleness is pinned"),
     ("put-keeps-stale-tokens", _NORMALISE, "    mask_stale_tokens(rollouts, through, kind)\n", "", "put masks tokens that are too old"),
@@ -93,39 +93,39 @@ _ROLLOUTS = [
     ("stale-token-late", _STALENESS, "return train_step - 1 - self.token_stale_threshold", "return train_step - 2 - self.token_stale_threshold", "a token as stale as the threshold is masked"),
     ("undated-passes", _NORMALISE, "(index := undated(GroupFields.of(rollouts, kind))) is not None", "(index := None) is not None", "a response without steps has no age"),
     ("expired-before-stays", _NORMALISE, "if (expired or status == Status.EXPIRED) and not rule.retryable:", "if expired and not rule.retryable:", "what expired before is dropped, too"),
-    ("their-status-by-value-only", "rollouts/statuses.py", "candidates += [value.value, value.name]", "candidates += [value.value]", "members are known by their names, too"),
-    ("alias-as-status", "rollouts/statuses.py", "return (exact or fitting)[0]", "return fitting[0]", "what is named so comes before an alias"),
-    ("no-other-word", "rollouts/statuses.py", "for wanted in (status, *_INSTEAD.get(status, ())):", "for wanted in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
-    ("hidden-name", "rollouts/rollout_type.py", "return {**hidden, **{ours", "return {**{ours", "a field that means another isn't the one of its own name"),
-    ("status-precedence", "rollouts/statuses.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
+    ("their-status-by-value-only", "values/rollouts/statuses.py", "candidates += [value.value, value.name]", "candidates += [value.value]", "members are known by their names, too"),
+    ("alias-as-status", "values/rollouts/statuses.py", "return (exact or fitting)[0]", "return fitting[0]", "what is named so comes before an alias"),
+    ("no-other-word", "values/rollouts/statuses.py", "for wanted in (status, *_INSTEAD.get(status, ())):", "for wanted in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
+    ("hidden-name", "values/rollouts/rollout_type.py", "return {**hidden, **{ours", "return {**{ours", "a field that means another isn't the one of its own name"),
+    ("status-precedence", "values/rollouts/statuses.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
 ]  # fmt: skip
 
 _QUERY = [
-    ("sql-between-open-below", "query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
-    ("sql-null-in-set", "query/sql_conditions.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
-    ("sql-null-not-negatable", "query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
-    ("exact-floor-of-halves", "query/sql_conditions.py", "near if near <= value else math.nextafter(near, -math.inf)", "near", "numbers beyond doubles are compared exactly"),
-    ("exact-below-all", "query/sql_conditions.py", "return false() if below else true()", "return true() if below else false()", "what is below all integers is below all"),
-    ("bool-is-a-number", "query/parse.py", 'or (isinstance(value, bool) and field.kind != "tag")', "", "True is no number"),
-    ("nan-in-a-query", "query/parse.py", "if math.isnan(number):", "if False:", "NaN compares with nothing"),
-    ("naive-time-is-local", "query/parse.py", "moment.replace(tzinfo=UTC)", "moment", "a datetime without a zone is UTC"),
+    ("sql-between-open-below", "rules/query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
+    ("sql-null-in-set", "rules/query/sql_conditions.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
+    ("sql-null-not-negatable", "rules/query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
+    ("exact-floor-of-halves", "rules/query/sql_conditions.py", "near if near <= value else math.nextafter(near, -math.inf)", "near", "numbers beyond doubles are compared exactly"),
+    ("exact-below-all", "rules/query/sql_conditions.py", "return false() if below else true()", "return true() if below else false()", "what is below all integers is below all"),
+    ("bool-is-a-number", "rules/query/parse.py", 'or (isinstance(value, bool) and field.kind != "tag")', "", "True is no number"),
+    ("nan-in-a-query", "rules/query/parse.py", "if math.isnan(number):", "if False:", "NaN compares with nothing"),
+    ("naive-time-is-local", "rules/query/parse.py", "moment.replace(tzinfo=UTC)", "moment", "a datetime without a zone is UTC"),
 ]  # fmt: skip
 
 _CODEC = [
-    ("checksum-not-checked", "codec/payload_header.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
-    ("small-arrays-keep-payloads", "codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
-    ("arrays-share-what-others-have", "codec/blocks.py", "if not lends or least < self._kept:", "if least < self._kept:", "a payload that others have isn't written to"),
-    ("newer-format-read", "codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
-    ("lengths-not-checked", "codec/blocks.py", "if min(sizes) < 0 or not fits:", "if False:", "lengths add up"),
-    ("bomb-allowed", "codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
-    ("int-without-sign", "codec/value_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
-    ("fold-lost", "codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
-    ("open-tags", "codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
-    ("twin-classes", "rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
-    ("annotated-text-run", "rollouts/annotations.py", "if origin in _ANNOTATED:", "if origin is Ellipsis:", "what stands beside a type in Annotated is no annotation"),
-    ("enum-as-value", "codec/user_classes.py", "return cls[names[0]] if names else cls(value)", "return value", "enum members come back as members"),
-    ("image-info-lost", "codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
-    ("unknown-converter-read", "codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),
+    ("checksum-not-checked", "values/codec/payload_header.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
+    ("small-arrays-keep-payloads", "values/codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
+    ("arrays-share-what-others-have", "values/codec/blocks.py", "if not lends or least < self._kept:", "if least < self._kept:", "a payload that others have isn't written to"),
+    ("newer-format-read", "values/codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
+    ("lengths-not-checked", "values/codec/blocks.py", "if min(sizes) < 0 or not fits:", "if False:", "lengths add up"),
+    ("bomb-allowed", "values/codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
+    ("int-without-sign", "values/codec/value_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
+    ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
+    ("open-tags", "values/codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
+    ("twin-classes", "values/rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
+    ("annotated-text-run", "values/rollouts/annotations.py", "if origin in _ANNOTATED:", "if origin is Ellipsis:", "what stands beside a type in Annotated is no annotation"),
+    ("enum-as-value", "values/codec/user_classes.py", "return cls[names[0]] if names else cls(value)", "return value", "enum members come back as members"),
+    ("image-info-lost", "values/codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
+    ("unknown-converter-read", "values/codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),
 ]  # fmt: skip
 
 _SQL = [
@@ -238,23 +238,23 @@ _PRODUCE = [
 ]  # fmt: skip
 
 _OBSERVE = [
-    ("observe-bucket", "observe/exposition.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
-    ("observe-escape", "observe/exposition.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
+    ("observe-bucket", "view/metrics/exposition.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
+    ("observe-escape", "view/metrics/exposition.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "WHEN g.leased_until <= :now THEN", "WHEN 1 = 1 THEN", "a lease that goes on isn't overdue"),
-    ("observe-down", "observe/exposition.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),
-    ("observe-seed", "observe/completions.py", 'random.Random(f"{seed} {step}")', "random.Random()", "the same rows for the same seed"),
-    ("observe-markdown", "observe/completions.py", 'for character in "&<[":', 'for character in "&<":', "trackio fetches nothing that a rollout names"),
-    ("observe-replayed", "observe/completions.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
-    ("tracing-quotes", "tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
-    ("tracing-cancelled", "tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
+    ("observe-down", "view/metrics/exposition.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),
+    ("observe-seed", "view/metrics/completions.py", 'random.Random(f"{seed} {step}")', "random.Random()", "the same rows for the same seed"),
+    ("observe-markdown", "view/metrics/completions.py", 'for character in "&<[":', 'for character in "&<":', "trackio fetches nothing that a rollout names"),
+    ("observe-replayed", "view/metrics/completions.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
+    ("tracing-quotes", "buffer/tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
+    ("tracing-cancelled", "buffer/tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
 ]  # fmt: skip
 
 _VIEWS = [
-    ("text-behind-the-last", "codec/texts.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
-    ("text-with-nul", "codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
-    ("places-of-short", "rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
+    ("text-behind-the-last", "values/codec/texts.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
+    ("text-with-nul", "values/codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
+    ("places-of-short", "values/rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
+    ("doctor-loses-places", "cli/doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [
@@ -280,7 +280,7 @@ _WEB = [
     ("web-nulls-last", "storage/sql/inspection/group_queries.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
     ("web-ties", "storage/sql/inspection/group_queries.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
     ("web-cut", "web/pages/groups.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
-    ("web-prompt-values", "tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
+    ("web-prompt-values", "view/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip
 

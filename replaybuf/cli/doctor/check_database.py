@@ -19,7 +19,7 @@ from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, State, state_of
 from replaybuf.storage.sql.schema.views import VIEWS
 
-SAVE_THE_REST = "stop the run, and save what can be read: docs/doctor.md, What is left of a damaged file"
+SAVE_THE_REST = "stop the run, and save what can be read: docs/outages.md, What is left of a damaged file"
 
 #: Free space on the disk below which the next puts may fail.
 LITTLE_SPACE = 64 * 1024 * 1024

@@ -53,7 +53,7 @@ def _find_may_make_tables(tx: Transaction, context: CheckContext) -> Sequence[Fi
         return [problem(f"no schema of the search path of the user {user} is there", mend)]
     if not may:
         mend = (
-            "as the owner: replaybuf doctor URL --upgrade, and the GRANTs of docs/postgresql-access.md; or, "
+            "as the owner: replaybuf doctor URL --upgrade, and the GRANTs of docs/operating.md; or, "
             f"for this user to make them: GRANT CREATE ON SCHEMA {schema} TO {user}"
         )
         return [problem(f"the user {user} may not make the tables: it lacks CREATE on the schema {schema}", mend)]
@@ -154,7 +154,7 @@ def findings(servers: dict[str, _Server | ReplayBufError]) -> Sequence[Finding]:
     newest = max((there[name].position or 0 for name in primaries), default=0)
     found = [_said(name, one, newest) for name, one in servers.items()]
     if len(primaries) > 1:
-        mend = "end the one that was replaced, or make it a standby (pg_rewind): docs/failover.md, Two primaries"
+        mend = "end the one that was replaced, or make it a standby (pg_rewind): docs/outages.md, Two primaries"
         found.append(problem(f"{' and '.join(primaries)} both say that they are the primary", mend))
     elif there and not primaries:
         mend = "promote a standby (pg_ctl promote), start the primary, or name it in the url"

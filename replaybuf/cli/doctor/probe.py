@@ -25,7 +25,7 @@ _TASK = "probe"
 #: Seconds in which each call has to be done.
 CALL_SECONDS = 30.0
 _IN_VAIN_SECONDS = 0.5
-_PAGE = "docs/engines.md says which servers have what the store needs"
+_PAGE = "docs/operating.md says which servers have what the store needs"
 
 #: The calls, in the order of the trial.
 CALLS = (

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The roles of a run, made when the database is, with no more rights than they need (docs/postgresql-access.md): owner
+# The roles of a run, made when the database is, with no more rights than they need (docs/operating.md): owner
 # makes the tables, and brings them up to date; trainer reads and writes them; viewer reads them.
 set -eu
 psql --set ON_ERROR_STOP=1 --set owner="$OWNER_PASSWORD" --set trainer="$TRAINER_PASSWORD" \

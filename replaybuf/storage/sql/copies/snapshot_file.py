@@ -81,7 +81,7 @@ def damaged(path: str, why: object) -> SnapshotError:
     """Return the error for a damaged or partial snapshot."""
     return SnapshotError(
         f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another "
-        "one, or save what can be read of it (docs/doctor.md)"
+        "one, or save what can be read of it (docs/outages.md)"
     )
 
 

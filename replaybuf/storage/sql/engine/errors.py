@@ -251,7 +251,7 @@ def is_refusal(error: BaseException) -> bool:
 
 # Advice about refusals, and about poolers that are not configured for replaybuf, by SQLSTATE
 
-_TABLES = "what docs/postgresql-access.md grants (to write SELECT, INSERT, UPDATE and DELETE; SELECT is enough to look)"
+_TABLES = "what docs/operating.md grants (to write SELECT, INSERT, UPDATE and DELETE; SELECT is enough to look)"
 
 #: Message patterns and advice by SQLSTATE; `{user}` is the role, `{0}` the pattern's first group.
 _ADVICE: dict[str, list[tuple[str, str]]] = {
@@ -288,7 +288,7 @@ _ADVICE: dict[str, list[tuple[str, str]]] = {
     ],
 }
 
-_SETTINGS = "docs/pgbouncer.md has the settings"
+_SETTINGS = "docs/operating.md has the settings"
 #: Message patterns of poolers' errors, and advice.
 _POOLERS = [
     (r"statement pooling mode", f"set pool_mode = transaction ({_SETTINGS})"),
@@ -330,7 +330,7 @@ def advice(code: str, message: str, user: str | None) -> str:
         "",
     )
     of_pooler = code == _VIOLATION and known is not _POOLERS
-    return f"{said}; PgBouncer says this, and docs/pgbouncer.md what it means" if of_pooler else said
+    return f"{said}; PgBouncer says this, and docs/operating.md what it means" if of_pooler else said
 
 
 # TLS

@@ -230,7 +230,7 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
         return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
     if "malformed" in text:
         return StorageError(
-            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, docs/doctor.md how to save the rest",
+            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, docs/outages.md how to save it",
             reason="not a database",
         )
     if "not a database" in text or "encrypted" in text:
