@@ -9,6 +9,7 @@ at least once and exclusive, and of checkpoints that they are cuts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,15 @@ def violations(calls: Sequence[Call], *, fifo: bool = True) -> list[str]:
     for epoch in _epochs(calls, restores):
         found += [*_twice(epoch), *_held_twice(epoch), *_after_acknowledgement(epoch)]
     last = _Whole.of(epoch)
-    return found + [*last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
+    return [*found, *last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
+
+
+def amiss(calls: Sequence[Call], prompts: int, times: int) -> tuple[list[int], list[int]]:
+    """Return the prompts of 0, 1, ... that were trained less often than asked, and those more often."""
+    trained = Counter(number for call in _of(calls, "acknowledge") for number in call.groups)
+    perhaps = Counter(number for call in calls if call.died and call.kind == "acknowledge" for number in call.groups)
+    skipped = [number for number in range(prompts) if trained[number] + perhaps[number] < times]
+    return skipped, [number for number, count in trained.items() if count > times * (number < prompts)]
 
 
 def _of(calls: Sequence[Call], *kinds: str, known: bool = True) -> list[Call]:

@@ -65,7 +65,9 @@ class Life:
             connection = await asyncpg.connect(self._url)
             row["database MB"] = await connection.fetchval(_SIZE) / 1e6
             row["dead rows"] = await connection.fetchval(_DEAD)
-            row["connections"] = await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            row["connections"] = await connection.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            )
             await connection.close()
         for name in ROLES:
             process = self._processes[name]
