@@ -6,10 +6,11 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from replaybuf import FencedError, Lease, LeaseLostError, ReplayBuffer
+from replaybuf import FencedError, Lease, LeaseLostError, ReplayBuffer, RolloutState
 from tests.faults.ledger import Ledger
 from tests.histories.history import Recorder
 from tests.stores import build, group, numbers_of
@@ -37,6 +38,14 @@ class Worker:
         """The last group that it has put, or tried to."""
         return self._number
 
+    def made(self, number: int) -> list[RolloutState]:
+        """Return a group of this number."""
+        return group(number, 2, text="x" * self._chance.choice((10, 1000, 30_000)))
+
+    def numbers(self, groups: Iterable[list[Any]]) -> list[int]:
+        """Return the numbers of groups."""
+        return numbers_of(groups)
+
     async def call(self) -> None:
         """Do any of these."""
         await getattr(self, self._chance.choice(("put", "put", "take", "lease")))()
@@ -45,14 +54,13 @@ class Worker:
         puts = []
         for _ in range(self._chance.randint(1, 6)):
             self._number += 1
-            text = "x" * self._chance.choice((10, 1000, 30_000))
-            put = self._buffer.put(group(self._number, 2, text=text), (TAKEN, LEASED)[self._number % 2])
+            put = self._buffer.put(self.made(self._number), (TAKEN, LEASED)[self._number % 2])
             puts.append(self._recorder.call("put", put, groups=[self._number]))
         await asyncio.gather(*puts)
 
     async def take(self) -> None:
         size = self._chance.randint(1, 6)
-        await self._recorder.call("take", self._buffer.get(size, TAKEN), numbers_of, asked=size)
+        await self._recorder.call("take", self._buffer.get(size, TAKEN), self.numbers, asked=size)
 
     async def take_and_be_cancelled(self) -> None:
         with suppress(TimeoutError):
@@ -61,24 +69,19 @@ class Worker:
 
     async def lease(self) -> None:
         """Lease groups; acknowledge most, give back some, and leave others to the end of the lease."""
-        lease = await lease_of(self._buffer, self._recorder, self._chance.randint(1, 4), self._seconds)
-        fate = self._chance.random()
+        drawn = self._buffer.lease_batch({LEASED: self._chance.randint(1, 4)}, seconds=self._seconds)
+        lease = await self._recorder.call("lease", drawn, self._leased, seconds=self._seconds)
+        groups, fate = self._leased(lease), self._chance.random()
         with suppress(LeaseLostError):  # on a machine that stood still for so long
             if fate < 0.85:
-                await self._recorder.call("acknowledge", lease.acknowledge(), groups=groups_of(lease))
+                await self._recorder.call("acknowledge", lease.acknowledge(), groups=groups)
             elif fate < 0.95:
-                await self._recorder.call("give back", lease.give_back(failed="bad luck"), groups=groups_of(lease))
+                await self._recorder.call("give back", lease.give_back(failed="bad luck"), groups=groups)
             else:
                 lease.stop()
 
-
-async def lease_of(buffer: ReplayBuffer, recorder: Recorder, size: int, seconds: float) -> Lease[Any]:
-    drawn = buffer.lease_batch({LEASED: size}, seconds=seconds)
-    return await recorder.call("lease", drawn, groups_of, seconds=seconds)
-
-
-def groups_of(lease: Lease[Any]) -> list[int]:
-    return numbers_of(lease.batch[LEASED])
+    def _leased(self, lease: Lease[Any]) -> list[int]:
+        return self.numbers(lease.batch[LEASED])
 
 
 async def work(ledger: Ledger, url: str, stop: str, first: int, seed: int, cancelling: float) -> None:
@@ -106,8 +109,7 @@ async def take_all_left(buffer: ReplayBuffer, recorder: Recorder) -> None:
     """Take and acknowledge all that is left, after the leases of the dead have ended."""
     while await left_in(buffer):
         await recorder.call("take", buffer.get(50, TAKEN), numbers_of, asked=50)
-        lease = await lease_of(buffer, recorder, 50, 60)
-        await recorder.call("acknowledge", lease.acknowledge(), groups=groups_of(lease))
+        await recorder.call("acknowledge", buffer.get(50, LEASED), numbers_of)
         await asyncio.sleep(0.05)
 
 
