@@ -54,12 +54,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("bench/test_bench.py::test_a_load_accounts*", _DATABASES),
     ("bench/test_bench.py::test_a_put_counts*", ("postgresql",)),
     ("bench/test_bench.py::*", ("sqlite",)),
-    ("chunks/test_drawing.py::test_fetch__is_uniform*", _STRATEGY),
     ("chunks/test_races.py::*chunk_is_made_once*", ("postgresql",)),
-    ("chunks/test_races.py::*senders*-3*", ("postgresql",)),
-    ("chunks/test_races.py::*", _STRATEGY),
     ("chunks/test_restarts.py::*", ("sqlite",)),
-    ("chunks/*same_start*", _DATABASES),
     ("chunks/*survives_a_restart*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
     ("reverb/*checkpoint*", ("sqlite",)),
@@ -186,7 +182,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("places/test_files.py::test_space_comes_back*", _PLACES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "files", "kills", "lost_places")),
     ("places/test_settings.py::*", ("sqlite",)),
-    *((f"places/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing", "has_moved")),
+    *((f"places/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing",)),
     ("places/test_reading.py::*found_by_sql*", _DATABASES),
     ("places/test_reading.py::*an_export*", _DATABASES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
@@ -211,7 +207,6 @@ _LONG = (
     "bench/test_bench.py::test_a_load_accounts*postgresql*",  # on SQLite; the paced one on PostgreSQL
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
     "bench/test_bench.py::test_a_buffer_of*",
-    "chunks/test_races.py::*several_senders*memory-1*",  # on PostgreSQL
     # What a buffer does above its store: on SQLite
     *(f"contract/test_postgres.py::*::test_{law}*" for law in ("a_heartbeat_keeps", "a_lost_lease_shows")),
     # Compared with the model

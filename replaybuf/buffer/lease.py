@@ -434,6 +434,11 @@ class Cursors:
         """Write a cursor that was read and changed. Return False if another process has moved it since."""
         return await self._putting.storage.move_cursor(cursor)
 
+    async def put(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+        """Move a cursor like `move`, and put groups that `Putting.prepare` has made, in one transaction."""
+        storage = self._putting.storage
+        return await self._putting.fetching(groups, lambda: storage.put_with_cursor(groups, cursor))
+
     async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Lease | None:
         """Move a cursor and store groups already leased to the caller, in one transaction.
 

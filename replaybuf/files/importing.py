@@ -28,6 +28,7 @@ from replaybuf.files.exporting import in_thread
 from replaybuf.files.foreign_rows import is_answered
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.values.codec.payload import Codec
@@ -302,7 +303,7 @@ async def import_groups(
             if not batch:
                 continue
             moved = replace(cursor, position=counts.total(), value=_packed(counts))
-            if not await storage.put_with_cursor(batch, moved):
+            if not await storage.put_with_cursor(batch, moved, EventKind.IMPORTED):
                 raise ConflictError(
                     f"another process imports the same file, or the buffer was restored; {done.groups} groups were put "
                     "here. Run the import again when that is over: it goes on where they are"

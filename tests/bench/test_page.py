@@ -1,4 +1,4 @@
-"""docs/bench.md shows a real page of results, and every number on it is one that a load prints."""
+"""docs/large-runs.md shows a real page of results, and every number on it is one that a load prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import run
 from tests.pages import DOCS
 
-_PAGE = (DOCS / "bench.md").read_text("utf-8")
+_PAGE = (DOCS / "large-runs.md").read_text("utf-8")
 _SHOWN = re.search(r"(?ms)^```\n(\d+ workers .*?)^```$", _PAGE)
 _ROW = re.compile(r"^(?:(\w+) {2,}|([a-z][\w ,.]*?) {2,}(?=\d))")
 

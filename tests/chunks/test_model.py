@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -108,28 +107,13 @@ STEPS = st.lists(st.one_of(PUTS, PUTS, PUTS, PUTS, ADVANCES, OPENS), min_size=20
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@pytest.mark.parametrize("kind", ["memory"], indirect=True)
 @settings(max_examples=12, suppress_health_check=FIXTURES)
 @given(model=MODELS, steps=STEPS)
 def test_model__random_interleavings_agree(kind: str, lend: Callable[[], str], model: Model, steps: list[Any]) -> None:
-    agree_with_model(kind, lend, model, steps)
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
-@settings(max_examples=8, suppress_health_check=FIXTURES)
-@given(model=MODELS, steps=STEPS)
-def test_model__random_interleavings_agree_elsewhere(
-    kind: str, lend: Callable[[], str], model: Model, steps: list[Any]
-) -> None:
-    agree_with_model(kind, lend, model, steps)
-
-
-def agree_with_model(kind: str, lend: Callable[[], str], model: Model, steps: list[Any]) -> None:
-    on_problem = "drop" if model.drop else "error"
     options = {
         "max_chunks": model.max_chunks,
         "max_staleness": model.max_staleness,
-        "on_problem": on_problem,
+        "on_problem": "drop" if model.drop else "error",
         "begin_sessions": "put" if model.put_begins else "advance",
     }
     asyncio.run(agree(Stores(kind, lend), model, options, steps))

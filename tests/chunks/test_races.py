@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf.buffer.lease import Cursors
 from replaybuf.errors import FragmentError
 from replaybuf.integrations.chunks import Chunk, ChunkBuffer
-from replaybuf.integrations.chunks.fragments import Fragment
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 
@@ -25,30 +25,25 @@ def unhurried(seed: int) -> type[ReplayBuffer]:
         for _ in range(chance.choice((0, 0, 1, 2, 3, 10, 30))):
             await asyncio.sleep(0)
 
+    def slowed(name: str, owner: type) -> Any:
+        async def call(self: Any, *args: Any, **options: Any) -> Any:
+            await others()
+            result = await getattr(owner, name)(self, *args, **options)
+            await others()
+            return result
+
+        return call
+
+    class UnhurriedCursors(Cursors):
+        read, move, put = (slowed(name, Cursors) for name in ("read", "move", "put"))
+
     class Unhurried(ReplayBuffer):
-        async def put(self, *args: Any, **options: Any) -> int | None:
-            await others()
-            uid = await super().put(*args, **options)
-            await others()
-            return uid
+        put, delete = slowed("put", ReplayBuffer), slowed("delete", ReplayBuffer)
+        refresh_staleness = slowed("refresh_staleness", ReplayBuffer)
 
-        async def delete(self, *args: Any, **options: Any) -> int:
-            await others()
-            count = await super().delete(*args, **options)
-            await others()
-            return count
-
-        async def count_where(self, *args: Any, **options: Any) -> int:
-            await others()
-            count = await super().count_where(*args, **options)
-            await others()
-            return count
-
-        async def refresh_staleness(self, **options: Any) -> dict[str, int]:
-            await others()
-            counts = await super().refresh_staleness(**options)
-            await others()
-            return counts
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.cursors = UnhurriedCursors(self.putting)
 
         async def find(self, *args: Any, **options: Any) -> AsyncIterator[Any]:  # type: ignore[override]
             await others()
@@ -70,23 +65,6 @@ async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stor
             assert [True] in results
             assert await starts(both[0]) == [0]
             assert [await chunks.expected(W) for chunks in both] == [size, size]
-
-
-async def test_race__a_delayed_first_cursor_and_a_fragment_put_again_make_no_second_chunk(stores: Stores) -> None:
-    chunks = stores.open(1)
-    ledger, fragment = chunks._ledger, Fragment({"n": 0}, W, 0, 1, 0)
-    await ledger.move(1, 0)
-    await ledger.begin(W, 1, 0)
-    await ledger.store(fragment, 1, last=True)
-    progress = await ledger.progress(W, 1)
-    assert progress is not None
-    await ledger._make(W, 1, progress)  # and this process dies before it puts the next cursor
-    await ledger.begin(W, 1, 0)  # the delayed one
-    await ledger.store(fragment, 1, last=True)
-    await ledger.join(W, 1)
-    await ledger.join(W, 1)
-    assert await starts(chunks) == [0]
-    assert await chunks.expected(W) == 1
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -150,30 +128,14 @@ async def test_race__fetches_against_workers_against_the_model(stores: Stores, s
     assert len(chunks) + stale == len(workers) * count // size
 
 
-async def test_race__what_a_delayed_put_leaves_behind_is_passed_over(stores: Stores) -> None:
-    chunks = stores.open()
-    await send(chunks, range(4))
-    tags: dict[str, Any] = {"worker": W, "session": 1}
-    late = {"status": "archived", "index": 2, "version": 0, "data": {"n": 2}}
-    late_tags = tags | {"index": 2, "version": 0, "last": True}
-    await chunks.buffer.put([late], "chunks.fragments", tags=late_tags, key=f"1/2/{W}")
-    await chunks.buffer.put([{"status": "archived"}], "chunks.cursors", tags=tags | {"start": 0, "size": 3})
-    again = stores.open()
-    assert await again.expected(W) == 4
-    await send(again, range(4, 6))
-    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
-    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == 0
-    assert await again.expected(W) == 6
-
-
 async def test_race__a_chunk_of_a_session_that_has_just_ended_is_not_made(stores: Stores) -> None:
     chunks = stores.open(2, max_chunks=1)
     await send(chunks, [0], version=9)
     # Somebody begins a session, and gets no further.
-    await chunks.buffer.put([{"status": "archived"}], "chunks.state", tags={"session": 2, "version": 0})
+    await chunks._ledger.move(2, 0)
     assert (await problem(chunks.put(1, worker=W, index=1, session=1, version=9))).reason == "session"
     assert await stored(chunks) == []
-    assert await chunks.buffer.count_where({"tags.session": 1, "task_name": {"$ne": "chunks.state"}}) == 0
+    assert await chunks.buffer.count_where({"tags.session": 1}) == 0
 
 
 async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
 from replaybuf import Lease, NotReadyError, ReplayBuffer
-from replaybuf.errors import FragmentError
 from tests.chunks.stores import Stores, W, numbers, problem, send, stored
 
 
@@ -44,54 +42,35 @@ class Died(BaseException):
     """The process was killed."""
 
 
-def dying(fatal: int, *, before: bool) -> type[ReplayBuffer]:
-    """Buffers that can do so many writes; the next one is the last thing that their process does, or doesn't."""
-    writes = 0
+class Undeleting(ReplayBuffer):
+    """Buffers whose process dies before it deletes groups by their uids."""
 
-    class Dying(ReplayBuffer):
-        async def put(self, *args: Any, **options: Any) -> int | None:
-            nonlocal writes
-            writes += 1
-            if writes > fatal or (before and writes == fatal):
-                raise Died
-            uid = await super().put(*args, **options)
-            if writes == fatal:
-                raise Died
-            return uid
-
-    return Dying
+    async def delete(self, query: Any) -> int:
+        if "uid" in query:
+            raise Died
+        return await super().delete(query)
 
 
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("size", [1, 2, 3])
-async def test_death__at_any_write_costs_nothing(stores: Stores, size: int, before: bool) -> None:
-    for fatal in range(1, 13, min(3, stores.patience)):
-        stores.renew()
-        mortal = stores.open(size, buffer_type=dying(fatal, before=before))
-        index = 0
-        with suppress(Died):
-            for index in range(7):
-                await send(mortal, [index])
-        again = stores.open(size)
-        with suppress(FragmentError):  # a duplicate: it was stored
-            await send(again, [index])
-        await send(again, range(index + 1, 7))
-        found = [numbers(chunk) for chunk in await stored(again)]
-        assert found == [list(range(n, n + size)) for n in range(0, 7 - size + 1, size)]
-        assert await again.expected(W) == 7
+class Preparing(ReplayBuffer):
+    """Buffers whose process dies after its put, which is that of a selection."""
+
+    async def put(self, *args: Any, **options: Any) -> int | None:
+        await super().put(*args, **options)
+        raise Died
 
 
-@pytest.mark.parametrize("fatal", [1, 2, 3, 4, 5])
-async def test_death__a_complete_chunk_is_made_by_the_next_fetch(stores: Stores, fatal: int) -> None:
-    mortal = stores.open(2, buffer_type=dying(fatal, before=False))
-    with suppress(Died):
-        await send(mortal, range(2))
-    again = stores.open(2)
-    if await again.buffer.count_where({"tags.last": True}) or await stored(again):
-        assert [numbers(chunk) for chunk in await again.fetch(1, timeout=5)] == [[0, 1]]
-        assert await again.expected(W) == 2
-    else:
-        assert fatal < 4
+@pytest.mark.parametrize("problem", ["gap", "stale"])
+async def test_death__before_the_removed_fragments_are_deleted_costs_nothing(stores: Stores, problem: str) -> None:
+    options: dict[str, Any] = {"max_staleness": 1, "on_problem": "drop"}
+    mortal, again = (stores.open(3, buffer_type=kind, **options) for kind in (Undeleting, ReplayBuffer))
+    await send(mortal, [0, 1])
+    await again.advance(2 if problem == "stale" else 0)
+    with pytest.raises(Died):
+        await send(mortal, [4] if problem == "gap" else [2], version=2)
+    await send(again, range(4 if problem == "gap" else 2, 7), version=2)
+    assert [numbers(chunk) for chunk in await stored(again)] == [[4, 5, 6] if problem == "gap" else [2, 3, 4]]
+    assert await again.expected(W) == 7
+    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == (0 if problem == "gap" else 2)
 
 
 async def test_death__between_the_selection_and_its_end_gives_the_chunks_back(
@@ -99,7 +78,7 @@ async def test_death__between_the_selection_and_its_end_gives_the_chunks_back(
 ) -> None:
     again = stores.open(1)
     await send(again, [0])
-    mortal = stores.open(1, buffer_type=dying(1, before=False), lease_seconds=600)
+    mortal = stores.open(1, buffer_type=Preparing, lease_seconds=600)
     with monkeypatch.context() as patch:
         patch.setattr(Lease, "give_back", AsyncMock(side_effect=Died))  # the dead give nothing back
         with pytest.raises(Died):

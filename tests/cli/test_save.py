@@ -156,7 +156,7 @@ def test_no_checkpoints_are_no_error(filled: str) -> None:
     assert run_json("checkpoint", "ls", filled) == []
 
 
-MOVING = Path(__file__).parents[2].joinpath("docs/checkpoints.md").read_text("utf-8").partition("## Move a run")[2]
+MOVING = Path(__file__).parents[2].joinpath("docs/checkpoints.md").read_text("utf-8").partition("### Move a run")[2]
 
 
 def test_a_run_is_moved_as_the_page_says(shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""docs/trace.md is true: `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_trace_page.py` writes the outputs anew."""
+"""The traces on docs/looking.md are true.
+
+`REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_trace_page.py` writes the outputs anew.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.cli.test_docs import BLOCK, output_of, same
 from tests.cli.trained import train
 from tests.pages import DOCS
 
-PAGE = DOCS / "trace.md"
+PAGE = DOCS / "looking.md"
 
 
 def test_outputs_are_those_of_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,11 +25,16 @@ def test_outputs_are_those_of_the_commands(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(train(f"sqlite:///{tmp_path}/run.db"))
     _age(tmp_path / "run.db")
     page = PAGE.read_text("utf-8")
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        PAGE.write_text(BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", page), "utf-8")
-        return
-    for command, output in BLOCK.findall(page):
-        assert same(output) == same(output_of(command)), command
+    shown = [match for match in BLOCK.finditer(page) if match[1].startswith("replaybuf trace ")]
+    assert len(shown) == 3
+    for match in shown:
+        command, output = match.groups()
+        found = output_of(command)
+        if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+            page = page.replace(match[0], f"```console\n$ {command}\n{found}```")
+            PAGE.write_text(page, "utf-8")
+        else:
+            assert same(output) == same(found), command
 
 
 def _age(path: Path) -> None:

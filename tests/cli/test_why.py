@@ -27,7 +27,7 @@ from tests.scripts import Script
 from tests.stores import group
 
 _ROOT = Path(__file__).parents[2]
-PAGE = _ROOT / "docs" / "why.md"
+PAGE = _ROOT / "docs" / "looking.md"
 _BLOCK = re.compile(r"(?ms)^(```console\n\$ replaybuf why run.db --buffer (\w+)\n)(.*?)^```$")
 
 
@@ -134,7 +134,7 @@ async def refusals(url: str, scenes: Mapping[str, Scene]) -> dict[str, str]:
 
 
 def check_page(answers: Mapping[Reason, str]) -> None:
-    """docs/why.md shows these answers. `REPLAYBUF_TEST_UPDATE_DOCS=1` writes them anew."""
+    """docs/looking.md shows these answers. `REPLAYBUF_TEST_UPDATE_DOCS=1` writes them anew."""
     page = PAGE.read_text("utf-8")
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
         page = _BLOCK.sub(lambda match: f"{match[1]}{answers[Reason(match[2])]}```", page)

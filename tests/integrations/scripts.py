@@ -1,4 +1,4 @@
-"""Pages of docs/frameworks: blocks of code that begin with `# name.py` are files, which are run together."""
+"""The scripts of docs/examples for frameworks: those of a folder are run together."""
 
 from __future__ import annotations
 
@@ -13,31 +13,26 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MATH = ROOT / "tests/data/math.verl.jsonl"
 
-_BLOCK = re.compile(r"(?ms)^```python\n(.*?)^```$")
 
-
-def page(name: str) -> str:
-    """Return the text of a page of docs/frameworks."""
-    return (ROOT / "docs/frameworks" / name).read_text("utf-8")
-
-
-def files_of(name: str) -> dict[str, str]:
-    """Return the blocks of code of a page by their names. Every block has one."""
-    blocks = _BLOCK.findall(page(name))
-    named = {re.match(r"# (\w+\.py)\n", block)[1]: block for block in blocks}  # type: ignore[index]
-    assert len(named) == len(blocks)
-    return named
+def files_of(folder: str) -> dict[str, str]:
+    """Return the scripts of a folder of docs/examples by their names."""
+    return {path.name: path.read_text("utf-8") for path in (ROOT / "docs/examples" / folder).glob("*.py")}
 
 
 def lines_of(code: str) -> int:
-    """Return the number of lines of code: neither blank ones, nor the name of the file."""
-    return sum(1 for line in code.splitlines()[1:] if line.strip())
+    """Return the number of lines of code, without the docstring and blank ones."""
+    return sum(1 for line in code.split('"""', 2)[2].splitlines() if line.strip())
 
 
-def write(name: str, folder: Path) -> None:
-    """Write the files of a page to a folder."""
-    for file, code in files_of(name).items():
-        (folder / file).write_text(code, "utf-8")
+def write(folder: str, target: Path) -> None:
+    """Copy the scripts of a folder of docs/examples."""
+    for file, code in files_of(folder).items():
+        (target / file).write_text(code, "utf-8")
+
+
+def output_of(code: str) -> str:
+    """Return what a script says that it prints, in the comment at its end."""
+    return "".join(re.findall(r"(?m)^# (.*\n)", code.partition("\n# Prints:\n")[2]))
 
 
 def start(script: str, folder: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -66,24 +61,16 @@ def until(true: Callable[[], object], what: str, *processes: subprocess.Popen[st
         time.sleep(0.05)
 
 
-def run(name: str, script: str, folder: Path) -> None:
-    """Run a file of a page, and compare what it prints with the block that follows it there."""
-    write(name, folder)
-    match = re.search(rf"(?ms)^```python\n# {script}\n.*?^```\n\n```\n(.*?)^```$", page(name))
-    assert match is not None
+def run(folder: str, script: str, target: Path) -> None:
+    """Run a script of docs/examples, and compare what it prints with the comment at its end."""
+    write(folder, target)
     done = subprocess.run(
         [sys.executable, script],
-        cwd=folder,
+        cwd=target,
         capture_output=True,
         text=True,
         timeout=240,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        text = page(name)
-        (ROOT / "docs/frameworks" / name).write_text(
-            text[: match.start(1)] + done.stdout + text[match.end(1) :], "utf-8"
-        )
-    else:
-        assert done.stdout == match[1], done.stderr
+    assert done.stdout == output_of(files_of(folder)[script]), done.stderr

@@ -1,4 +1,4 @@
-"""docs/frameworks/README.md against the interfaces that these frameworks publish.
+"""The scripts of docs/examples/frameworks against the interfaces that these frameworks publish.
 
 Stand-ins take the place of what can't run here. REPLAYBUF_SLIME, REPLAYBUF_OPENRLHF and REPLAYBUF_NEMO_RL name
 checkouts, with whose interfaces they are compared.
@@ -12,7 +12,6 @@ import inspect
 import io
 import pickle
 import random
-import re
 import statistics
 import threading
 from argparse import Namespace
@@ -30,7 +29,7 @@ from replaybuf.errors import CheckpointError, InputError
 from replaybuf.integrations.nemo_rl import TrajectoryBuffer
 from replaybuf.values.codec.payload import Codec
 from tests.frameworks import Sample
-from tests.integrations.scripts import files_of, lines_of, page
+from tests.integrations.scripts import files_of, lines_of, output_of
 from tests.integrations.stand_ins import BatchedDataDict, Experience, checkout, methods_of, put_in_place
 
 Closed = Callable[[Any], Any]
@@ -54,19 +53,16 @@ def closed() -> Iterator[Closed]:
         yield later
 
 
-def names_in(page_name: str, file: str) -> dict[str, Any]:
-    """Run a file of a page and return its names."""
+def names_in(folder: str, file: str) -> dict[str, Any]:
+    """Run a script of docs/examples and return its names."""
     namespace: dict[str, Any] = {"__name__": file.removesuffix(".py")}
-    exec(compile(files_of(page_name)[file], file, "exec"), namespace)
+    exec(compile(files_of(folder)[file], file, "exec"), namespace)
     return namespace
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [("README.md", "buffered.py"), ("README.md", "rollout_queue.py"), ("README.md", "trajectories.py")],
-)
-def test_the_lines_of_the_user_are_few(name: str, file: str) -> None:
-    assert lines_of(files_of(name)[file]) <= 30
+@pytest.mark.parametrize("file", ["buffered.py", "rollout_queue.py"])
+def test_the_lines_of_the_user_are_few(file: str) -> None:
+    assert lines_of(files_of("frameworks")[file]) <= 30
 
 
 # slime
@@ -76,7 +72,7 @@ def test_the_lines_of_the_user_are_few(name: str, file: str) -> None:
 def slime_source(monkeypatch: pytest.MonkeyPatch, closed: Closed) -> Callable[[str], Any]:
     def source(url: str) -> Any:
         monkeypatch.setenv("REPLAYBUF_URL", url)
-        return closed(names_in("README.md", "buffered.py")["BufferedDataSource"](Namespace(rollout_batch_size=2)))
+        return closed(names_in("frameworks", "buffered.py")["BufferedDataSource"](Namespace(rollout_batch_size=2)))
 
     return source
 
@@ -106,7 +102,7 @@ def test_slime_takes_groups_that_other_processes_have_finished(
     with ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=Sample).build_sync() as generator:
         for group in done:
             generator.put(group, "math")
-    generate = names_in("README.md", "buffered.py")["generate_rollout"]
+    generate = names_in("frameworks", "buffered.py")["generate_rollout"]
     assert generate(source.args, 0, source) == done[:2]
 
 
@@ -130,7 +126,7 @@ def experience(number: int) -> Experience:
 
 
 def test_openrlhf_gets_what_it_has_put(shared_url: str, closed: Closed) -> None:
-    queue_of = names_in("README.md", "rollout_queue.py")["RolloutQueue"]
+    queue_of = names_in("frameworks", "rollout_queue.py")["RolloutQueue"]
     generator, trainer, again = (closed(queue_of(shared_url, 4)) for _ in range(3))
     states = {"episode": 0, "total_consumed_prompts": 8, "data_loader_state_dict": {"place": 2, "seed": None}}
     generator.put(([experience(1), experience(3)], states, 0.75, 1.5), block=True)
@@ -156,7 +152,7 @@ def test_openrlhf_calls_its_queue_like_this() -> None:
         for node in ast.walk(trainer)
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("self.rollout_queue.")
     ]
-    ours = names_in("README.md", "rollout_queue.py")["RolloutQueue"]
+    ours = names_in("frameworks", "rollout_queue.py")["RolloutQueue"]
     assert calls
     for call in calls:
         method = ast.unparse(call.func).rpartition(".")[2]
@@ -179,14 +175,11 @@ def trajectory(number: int) -> dict[str, Any]:
     return {"batch": BatchedDataDict({"ids": np.arange(number)}), "rollout_metrics": {"number": number}}
 
 
-def test_the_trajectories_of_the_page_are_as_it_says() -> None:
-    text = page("README.md")
-    match = re.search(r"(?ms)^```python\n# trajectories.py\n.*?^```\n\n```\n(.*?)^```$", text)
-    assert match is not None
+def test_the_trajectories_of_the_script_are_as_it_says() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        names_in("README.md", "trajectories.py")
-    assert printed.getvalue() == match[1]
+        names_in("frameworks", "trajectories.py")
+    assert printed.getvalue() == output_of(files_of("frameworks")["trajectories.py"])
 
 
 def test_nemo_rl_gets_the_trajectories_of_its_step_and_no_older_ones(shared_url: str, closed: Closed) -> None:

@@ -1,4 +1,4 @@
-"""docs/frameworks/trl.md: TRL's own trainers, with rollouts from a buffer."""
+"""docs/examples/trl: TRL's own trainers, with rollouts from a buffer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.frameworks
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("trl")
-    write("trl.md", tmp_path)
+    write("trl", tmp_path)
     subprocess.run([sys.executable, "tiny_model.py"], cwd=tmp_path, check=True)
     return tmp_path
 
@@ -30,7 +30,7 @@ def trained(log: Path) -> dict[int, list[int]]:
     return {int(step): json.loads(prompts) for step, prompts in lines}
 
 
-#: What of AsyncGRPOTrainer needs CUDA, in torch; then the script of the page.
+#: What of AsyncGRPOTrainer needs CUDA, in torch; then the script of docs/examples.
 ON_A_CPU = """
 import runpy
 from types import SimpleNamespace
@@ -96,4 +96,4 @@ def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
 
 @pytest.mark.parametrize("file", ["rollouts.py", "async_rollouts.py"])
 def test_the_lines_of_the_user_are_few(file: str) -> None:
-    assert lines_of(files_of("trl.md")[file]) <= 30
+    assert lines_of(files_of("trl")[file]) <= 30

@@ -170,7 +170,7 @@ def test_a_run_whose_trainer_is_killed_goes_on_with_its_samples(tmp_path: Path) 
 
 
 def test_the_loop_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
-    run("verl.md", "loop.py", tmp_path)
+    run("verl", "loop.py", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from replaybuf.storage.sql.statements import files as home
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
 from tests.places.arrays import apart, files, payload_rows, put, take_all
-from tests.postgres import execute, new_database
+from tests.postgres import new_database
 from tests.stores import build, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
@@ -105,31 +105,6 @@ def test_a_copy_can_take_a_place_over(copies: tuple[str, str], folder: Path) -> 
     assert ask(emptied(copy, folder)) == sorted([*range(COUNT), *range(COUNT)])
 
 
-def _moved_file(original: str, copy: str) -> None:
-    Path(str(make_url(original).database)).unlink()
-
-
-def _moved_database(original: str, copy: str) -> None:
-    execute(copy, f"DROP DATABASE {make_url(original).database}")
-
-
-def test_a_database_whose_original_is_gone_has_moved(copies: tuple[str, str], folder: Path) -> None:
-    original, copy = copies
-    (_moved_file if copy.startswith("sqlite") else _moved_database)(original, copy)
-    ask(fill(copy, folder))
-    assert ask(emptied(copy, folder)) == sorted([*range(COUNT), *range(COUNT)])
-
-
-def test_a_file_on_another_host_may_be_a_copy(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the original is still there can't be seen from here."""
-    ask(fill(f"sqlite:///{tmp_path}/run.db", folder))
-    shutil.copy(tmp_path / "run.db", tmp_path / "copy.db")
-    (tmp_path / "run.db").unlink()
-    monkeypatch.setattr(home.socket, "gethostname", lambda: "another")
-    with pytest.raises(ConfigError, match="is a copy of that"):
-        ask(fill(f"sqlite:///{tmp_path}/copy.db", folder))
-
-
 @pytest.mark.parametrize("how", ["renamed", "put back", "with a new name of the host"])
 def test_a_file_that_was_moved_is_the_original(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -145,12 +120,3 @@ def test_a_file_that_was_moved_is_the_original(
     else:
         monkeypatch.setattr(home.socket, "gethostname", lambda: "another")
     ask(fill(f"sqlite:///{path}", folder))
-
-
-def test_another_database_at_the_path_of_the_original_is_not_it(tmp_path: Path, folder: Path) -> None:
-    ask(fill(f"sqlite:///{tmp_path}/run.db", folder))
-    (tmp_path / "run.db").rename(tmp_path / "old.db")
-    shutil.copy(tmp_path / "old.db", tmp_path / "copy.db")
-    (tmp_path / "old.db").unlink()
-    ask(emptied(f"sqlite:///{tmp_path}/run.db"))
-    ask(fill(f"sqlite:///{tmp_path}/copy.db", folder))

@@ -8,7 +8,7 @@ import pytest
 
 from replaybuf.errors import ConfigError, PayloadStoreError
 from replaybuf.storage.places.store import MARKER
-from tests.places.arrays import apart, files, listed, put, rename, take_all, until_no_files
+from tests.places.arrays import apart, files, listed, put, take_all, until_no_files
 from tests.stores import build
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
@@ -27,15 +27,6 @@ async def test_a_buffer_changes_over_while_it_is_full(where: tuple[str, str], tm
         await until_no_files(url)
     assert await listed(place) == []
     assert files(other) == {}
-
-
-async def test_a_folder_that_was_moved_is_known_by_its_marker(url: str, folder: Path) -> None:
-    async with apart(url, folder) as buffer:
-        await put(buffer, 1, 2)
-    rename(folder, folder.with_name("larger"))
-    async with apart(url, folder.with_name("larger")) as buffer:
-        await put(buffer, 3)
-        assert sorted(await take_all(buffer)) == [1, 2, 3]
 
 
 # Bad input

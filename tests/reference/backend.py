@@ -101,7 +101,7 @@ class Reference(Putting, Drawing, Matching, Presence):
             self._notify()
             return Leased(token, until, claimed, self._epoch, database=self.identity)
 
-    async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
+    async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor, event: object = None) -> bool:
         encoded = [(group, self._encode(group)) for group in groups]
         with self._lock:
             before, cursors = self._groups.copy(), dict(self._cursors)

@@ -1,4 +1,4 @@
-"""The change that docs/open-instruct.md documents, applied to open-instruct as it is in a checkout.
+"""The change that docs/reverb.md documents, applied to open-instruct as it is in a checkout.
 
 `REPLAYBUF_OPEN_INSTRUCT` names a checkout of https://github.com/allenai/open-instruct at the commit of the page.
 """
@@ -22,7 +22,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def documented_change() -> str:
-    return Page("open-instruct.md").text.split("```diff\n")[1].split("```")[0]
+    return Page("reverb.md").text.split("```diff\n")[2].split("```")[0]
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from replaybuf.errors import LockedError
 from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.upkeep import find_chores
 from replaybuf.storage.sql.tasks import sweeper
@@ -128,3 +130,29 @@ async def test_an_idle_process_looks_when_something_is_due_or_has_changed(
             await seen.wait(5)
             await other.lease_batch({TASK: 1}, seconds=0.3, heartbeat=False)
             assert len((await buffer.take_batch({TASK: 2}, timeout=20))[0][TASK]) == 2
+
+
+async def test_what_failed_is_tried_again_though_nothing_has_changed(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sweeper, "_LONGEST_IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(sweeper, "_pause", lambda connections: 0.01)
+    real, tries = sweeper.prune, list[int]()
+
+    def prune(tx: Transaction, now: float, limit: int) -> int:
+        tries.append(limit)
+        if len(tries) == 1:
+            raise LockedError("a lock was not free")
+        return real(tx, now, limit)
+
+    monkeypatch.setattr(sweeper, "prune", prune)
+    async with build(shared_url, archive=1) as buffer:
+        await fill(buffer, 2)
+        await buffer.get(2, TASK)
+
+        async def is_pruned() -> bool:
+            return await buffer.count(TASK, "archived") == 1
+
+        await until(is_pruned)
+    assert "sweeping failed and will be tried again" in caplog.text

@@ -17,30 +17,34 @@ import pytest
 import torch
 
 from replaybuf.integrations.torch import Pack, Pad
+from tests.integrations.scripts import files_of, output_of
 from tests.pages import DOCS
 from tests.torch.conftest import ROOT
 from tests.torch.test_collate import DTYPES
 
 PAGE = DOCS / "torch.md"
-_SCRIPT = re.compile(r"(?ms)^```python\n(# (torchrun .*? )?(\w+\.py)\n.*?)^```(?:\n\n```\n(.*?)^```$)?")
+_SCRIPT = re.compile(r"(?ms)^```python\n(# (\w+\.py)\n.*?)^```(?:\n\n```\n(.*?)^```$)?")
 
 
 def test_the_scripts_print_what_the_page_says(tmp_path: Path) -> None:
     text = PAGE.read_text("utf-8")
     found = _SCRIPT.findall(text)
-    assert len(found) == text.count("```python") == 4
-    for code, launched, name, said in found:
+    assert len(found) == text.count("```python") == 2
+    for code, name, said in found:
         (tmp_path / name).write_text(code, "utf-8")
-        printed = run(tmp_path, name, launched)
+        printed = run(tmp_path, name)
         if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS") and said:
             text = text.replace(f"{code}```\n\n```\n{said}```", f"{code}```\n\n```\n{printed}```")
             PAGE.write_text(text, "utf-8")
         else:
             assert (name, printed) == (name, said)
+    for name, code in files_of("torch").items():
+        (tmp_path / name).write_text(code, "utf-8")
+        assert run(tmp_path, name, "--nproc-per-node=2") == output_of(code)
 
 
-def run(folder: Path, name: str, launched: str) -> str:
-    launcher = ["-m", "torch.distributed.run", "--standalone", *launched.split()[1:]] if launched else []
+def run(folder: Path, name: str, *launched: str) -> str:
+    launcher = ["-m", "torch.distributed.run", "--standalone", *launched] if launched else []
     with started(folder, *launcher, name) as process:
         printed, problems = process.communicate(timeout=300)
     assert process.returncode == 0, problems
@@ -56,16 +60,16 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_the_loop_goes_on_with_the_same_data_after_every_kill(tmp_path: Path, kills: int) -> None:
     """`kill -9` at any moment of a step: the lines that it prints, and the weights, are those of a run without."""
-    scripts = {name: code for code, _, name, _ in _SCRIPT.findall(PAGE.read_text("utf-8"))}
+    scripts = {name: code for code, name, _ in _SCRIPT.findall(PAGE.read_text("utf-8"))}
     steps = 10 * (kills + 1)
     folders = [tmp_path / "killed", tmp_path / "whole"]
     for folder in folders:
         folder.mkdir()
         (folder / "fill.py").write_text(scripts["fill.py"].replace("range(80)", f"range({4 * steps + 8})"), "utf-8")
         (folder / "train.py").write_text(scripts["train.py"].replace('"weights.pt", 6', f'"weights.pt", {steps}'))
-        run(folder, "fill.py", "")
+        run(folder, "fill.py")
     killed, whole = folders
-    expected = run(whole, "train.py", "").splitlines()
+    expected = run(whole, "train.py").splitlines()
     assert len(expected) == steps
     chance, seen = random.Random(), set[str]()
     for _ in range(kills):
@@ -79,7 +83,7 @@ def test_the_loop_goes_on_with_the_same_data_after_every_kill(tmp_path: Path, ki
             time.sleep(chance.random() * 0.05)
             process.kill()
             seen |= {*process.communicate()[0].splitlines()}
-    rest = run(killed, "train.py", "").splitlines()
+    rest = run(killed, "train.py").splitlines()
     assert re.fullmatch(r"goes on after step \d+", rest[0])
     seen |= {*rest}
     assert {line for line in seen if not line.startswith("goes on")} <= {*expected}

@@ -345,4 +345,5 @@ class SyncCursors:
 
     read = mirrored(Cursors.read, run)
     move = mirrored(Cursors.move, run)
+    put = mirrored(Cursors.put, run)
     claim = mirrored(Cursors.claim, lambda claiming: _leased(run(claiming)), returns="SyncLease | None")

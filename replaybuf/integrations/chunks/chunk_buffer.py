@@ -17,7 +17,7 @@ from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
 from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.config import Password, ReplayBufferConfig
-from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
 from replaybuf.integrations.chunks.fragments import (
     Chunk,
     Fragment,
@@ -28,14 +28,15 @@ from replaybuf.integrations.chunks.fragments import (
     check_number,
     check_session,
 )
-from replaybuf.integrations.chunks.ledger import ATTEMPTS, Ledger, ModelState, WorkerProgress, tag_of
-from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS
+from replaybuf.integrations.chunks.ledger import Ledger, ModelState, WorkerProgress, tag_of
+from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS, Cursor
 from replaybuf.values.rollouts.rollout import Status
 
 OnProblem = Literal["error", "drop"]
 BeginSessions = Literal["advance", "put"]
 
 _LONGEST_SECONDS = 5.0
+_REMEMBERED = 10_000  # the highest number of workers whose cursors are kept in memory
 
 _logger = logging.getLogger("replaybuf.waits")
 
@@ -76,6 +77,7 @@ class ChunkBuffer:
         size = check_number(fragments_per_chunk, "fragments_per_chunk", least=1)
         most = None if max_staleness is None else check_number(max_staleness, "max_staleness")
         self._ledger = Ledger(buffer, name, size, most)
+        self._known: dict[str, Cursor] = {}  # of workers, as this process has written them last
         self._drops, self._begins = on_problem == "drop", begin_sessions == "put"
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
 
@@ -125,14 +127,33 @@ class ChunkBuffer:
         Also raises InputError, RolloutError and StorageError; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
-        progress = await self._find_place(fragment)
-        if progress is None:
-            return False
-        last = fragment.index + 1 == progress.end
-        await self._ledger.store(fragment, progress.session, last=last)
-        if last:
-            await self._ledger.join(worker, progress.session)
-        return True
+        while True:
+            state = await self._state_for(fragment)
+            if fragment.session != state.label:
+                return await self._refuse(fragment, "session", state.label, over=state.is_over(fragment.session))
+            known = self._known.pop(worker, None)  # which saves a read, if no other process has moved it
+            cursor = known or await self._ledger.cursor(worker)
+            progress = WorkerProgress.of(cursor, state.session)
+            if progress is None or progress.next == fragment.index:
+                stored = await self._ledger.store(fragment, state, cursor)
+                if stored is not None:
+                    self._remember(worker, stored)
+                    return True
+            elif known is not None:
+                continue
+            elif fragment.index < progress.next:
+                return await self._refuse(fragment, "duplicate", progress.next)
+            elif not self._drops:
+                raise fragment.error("gap", progress.next)
+            else:
+                begun = WorkerProgress(state.session, fragment.index, self._ledger.size)
+                if await self._ledger.begin(worker, cursor, begun) is not None:
+                    await self._ledger.drop("gap")
+
+    def _remember(self, worker: str, cursor: Cursor) -> None:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[worker] = cursor
 
     async def forget(self, worker: str) -> int:
         """Remove the unfinished fragments of a restarted worker; its next one may have any index.
@@ -140,13 +161,16 @@ class ChunkBuffer:
         Return the number removed.
         """
         check_task_name(worker, "worker")
-        return await self._ledger.forget(worker)
+        while True:
+            count = await self._ledger.begin(worker, await self._ledger.cursor(worker), None)
+            if count is not None:
+                return count
 
     async def expected(self, worker: str) -> int | None:
         """Return the expected index of a worker's next fragment, or None if any is accepted."""
         check_task_name(worker, "worker")
         state = await self._ledger.state()
-        progress = state and await self._ledger.join(worker, state.session)
+        progress = state and WorkerProgress.of(await self._ledger.cursor(worker), state.session)
         return progress.next if progress else None
 
     async def dropped(self) -> dict[str, int]:
@@ -192,8 +216,6 @@ class ChunkBuffer:
         n = check_number(n, "n", least=1)
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
-        for worker, session in await self._ledger.unmade():  # left by processes that died before making the chunk
-            await self._ledger.join(worker, session)
         while True:
             try:
                 if (selection := await self._draw(n, max(0.0, deadline - time.monotonic()))) is not None:
@@ -257,34 +279,14 @@ class ChunkBuffer:
         finally:
             lease.stop()
 
-    # Joining
+    # Checking
 
-    async def _find_place(self, fragment: Fragment) -> WorkerProgress | None:
-        """Return the worker's progress, whose next fragment this is, after finishing pending steps; None if dropped."""
-        worker, index, label = fragment.worker, fragment.index, fragment.session
-        for _ in range(ATTEMPTS):
-            state = await self._state_for(fragment)
-            if label != state.label:
-                await self._refuse(fragment, "session", state.label, over=state.is_over(label))
-                return None
-            progress = await self._ledger.join(worker, state.session)
-            if progress is not None and index == progress.next:
-                return progress
-            if progress is not None and index < progress.next:
-                await self._refuse(fragment, "duplicate", progress.next)
-                return None
-            if progress is not None and not self._drops:
-                raise fragment.error("gap", progress.next)
-            # On a conflict with another process that begins this worker, the next attempt reads its cursor.
-            begun = await self._ledger.begin(worker, state.session, index, progress)
-            if begun and progress is not None:
-                await self._ledger.drop("gap")
-        raise ConflictError(f"the fragments of worker {worker!r} change all the time; nothing was stored")
-
-    async def _refuse(self, fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> None:
+    async def _refuse(self, fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> bool:
+        """Count a fragment that isn't stored, and return False; or raise the error for it."""
         if not self._drops:
             raise fragment.error(kind, expected, over=over)
         await self._ledger.drop(kind)
+        return False
 
     async def _state_for(self, fragment: Fragment) -> ModelState:
         """Return the model's state, which is moved to the fragment's session if the fragment begins that."""

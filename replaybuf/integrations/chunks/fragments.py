@@ -41,6 +41,10 @@ class Fragment:
             object.__setattr__(self, name, check_number(getattr(self, name), name))
         object.__setattr__(self, "session", check_session(self.session))
 
+    def rollout(self) -> dict[str, Any]:
+        """Return the fragment as the rollout of a group that is never drawn."""
+        return {"status": Status.ARCHIVED.value, "index": self.index, "version": self.version, "data": self.data}
+
     def error(self, kind: Problem, expected: Session, *, over: bool = True) -> FragmentError:
         """Return the error for a fragment out of sequence; `over` says whether its session has ended."""
         worker, index, session = self.worker, self.index, self.session

@@ -1,41 +1,25 @@
-"""The groups stored besides chunks, and the operations on them, each of which is one transaction.
+"""The model's state and the progress of workers, as cursors, and the steps that move them.
 
-Every worker has its fragments that are in no chunk yet, and a *cursor*: a tiny group with the start index and the
-number of fragments of its next chunk. Together they give the index that is expected next. A chunk is made in two steps,
-because a put stores one group:
+A step stores a fragment, or the chunk that it completes in place of the other ones, and moves the worker's cursor, in
+one transaction that does nothing if another process has moved the cursor since it was read. So a fragment is stored
+once, a chunk is made once, and a process may die, or a call be cancelled, at any time.
 
-1. Put the chunk, in place of the cursor and of all its fragments except the last.
-2. Put the next cursor, in place of the last fragment.
-
-So a fragment without a cursor is the last one of an existing chunk, and its index gives the next cursor. A process that
-reads all fragments of a chunk together with their cursor makes the chunk. Both steps name the groups that they replace,
-so of several processes that try the same step, one succeeds and the others get a ConflictError. A process may die
-between any two steps: the next process continues from there.
-
-A put that was delayed for long may store groups below the cursor, which are ignored, and removed with the next chunk.
-
-For a *forgotten* (restarted) worker there is a tiny group whose uid is part of the keys of its next chunks, so that a
-chunk with the same start doesn't replace an earlier one.
-
-The model's *state*, its session and version, is the highest of some tiny groups. A higher one replaces those that its
-writer has read, so the state never goes back. Sessions are numbered in the order of their beginnings; a session named
-by a text gets the next number, and the state has its name and the names of ended sessions.
-
-All these groups are ARCHIVED: they are never drawn, and neither `len` nor the capacity counts them.
+Fragments and selections are ARCHIVED groups of tasks of their own: they are never drawn, and neither `len` nor the
+capacity counts them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Self
+
+import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.common.checks import Tags
 from replaybuf.errors import ConflictError
 from replaybuf.integrations.chunks.fragments import DROPPED, Fragment, Session
-from replaybuf.storage.values import StorageItem
+from replaybuf.storage.values import Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
 # The number of ended sessions whose names are kept, so that none of them begins again.
@@ -44,14 +28,14 @@ _ENDED = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The session and version of the model; `uids` are the groups that store them.
+    """The session and version of the model.
 
     `session` is the session's number, `name` its name if it is a text; `ended` are the names of ended sessions.
+    Sessions are numbered in the order of their beginnings; a session named by a text gets the next number.
     """
 
     session: int
     version: int
-    uids: tuple[int, ...] = ()
     name: str | None = None
     ended: tuple[str, ...] = ()
 
@@ -88,33 +72,24 @@ def moved(state: ModelState | None, label: Session | None, version: int) -> Mode
 class WorkerProgress:
     """The progress of a worker in a session: its next chunk, of `size` fragments, starts at `start`.
 
-    The chunk has `fragments` so far, without their data. `cursors` are the uids of its cursors. `made` is the last
-    fragment of a chunk whose next cursor isn't written yet. `obsolete` are groups of a delayed put.
+    `versions` are the model versions of the chunk's fragments so far.
     """
 
     session: int
     start: int
     size: int
-    cursors: tuple[int, ...] = ()
-    fragments: tuple[StorageItem, ...] = ()
-    made: StorageItem | None = None
-    obsolete: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, cursor: Cursor, session: int) -> Self | None:
+        """Return the progress that a cursor says, or None if it says none in this session."""
+        found = cls(*msgpack.unpackb(cursor.value, use_list=False)) if cursor.value else None
+        return found if found is not None and found.session == session else None
 
     @property
     def next(self) -> int:
         """The expected index of the next fragment."""
-        return self.start + len(self.fragments)
-
-    @property
-    def end(self) -> int:
-        """The index after the last fragment of the next chunk."""
-        return self.start + self.size
-
-    @property
-    def uids(self) -> tuple[int, ...]:
-        """The uids of its cursors and fragments."""
-        made = () if self.made is None else (self.made.uid,)
-        return (*self.cursors, *(row.uid for row in self.fragments), *made)
+        return self.start + len(self.versions)
 
 
 def tag_of(row: StorageItem, name: str) -> Any:
@@ -122,14 +97,8 @@ def tag_of(row: StorageItem, name: str) -> Any:
     return (row.tags or {})[name]
 
 
-# Maximum number of retries; every conflict, and every repeated read, means that another process made progress.
-ATTEMPTS = 1000
-
-_ARCHIVED = {"status": Status.ARCHIVED.value}
-
-
 class Ledger:
-    """The groups besides the chunks of the task `name`; `size` fragments make a chunk.
+    """The state of the chunks of the task `name`; `size` fragments make a chunk.
 
     Chunks may be `max_staleness` versions behind the model; None for any number. `cleared` is the last session for
     which this object has removed the groups of older sessions.
@@ -143,9 +112,6 @@ class Ledger:
         self.cleared: int | None = None
         # Tasks.
         self.fragments = f"{name}.fragments"
-        self.cursors = f"{name}.cursors"
-        self.forgotten = f"{name}.forgotten"
-        self.state_task = f"{name}.state"
         self.prepared = f"{name}.prepared"
         buffer.task_names.add(name)
 
@@ -153,36 +119,27 @@ class Ledger:
 
     async def state(self) -> ModelState | None:
         """Return the session and version of the model, or None before the first fragment."""
-        # Some of the groups may have been replaced meanwhile, but the highest only by a higher one.
-        rows = await self._read({"task_name": self.state_task}, still_there=False)
-        if not rows:
-            return None
-        last = max(rows, key=lambda row: (tag_of(row, "session"), tag_of(row, "version")))
-        tags: Any = last.tags
-        ended = tuple(last.item[0].get("ended", ())) if last.item else ()
-        return ModelState(tags["session"], tags["version"], tuple(row.uid for row in rows), tags.get("name"), ended)
+        return _state_in(await self._state_cursor())
 
     async def move(self, label: Session | None, version: int) -> ModelState:
         """Move the model to a session and version, unless it has reached or passed them. Return its state."""
-        for _ in range(ATTEMPTS):
-            state = await self.state()
+        while True:
+            cursor = await self._state_cursor()
+            state = _state_in(cursor)
             new = moved(state, label, version)
             if new is None:
                 assert state is not None
                 return state
-            tags: Tags = {"session": new.session, "version": new.version}
-            if new.name is not None:
-                tags = {**tags, "name": new.name}
-            rollouts = [{**_ARCHIVED, "ended": list(new.ended)}] if new.ended else None
-            await self._try_put(self.state_task, rollouts, tags=tags, replaces=state.uids if state else ())
-        raise ConflictError(f"the state of {self.name} changes all the time; nothing was stored")
+            if await self.buffer.cursors.move(replace(cursor, position=new.version, value=msgpack.packb(astuple(new)))):
+                return new
+
+    async def _state_cursor(self) -> Cursor:
+        return await self.buffer.cursors.read(f"{self.name}.state")
 
     async def clear(self, state: ModelState) -> int:
         """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
         older = {"tags.session": {"$lt": state.session}}
-        # Fragments first, so that no more chunks can be made of them.
-        beside = [self.fragments, self.cursors, self.prepared]
-        await self.buffer.delete({"task_name": {"$in": beside}, **older})
+        await self.buffer.delete({"task_name": {"$in": [self.fragments, self.prepared]}, **older})
         gone = await self.buffer.delete({"task_name": self.name, **older})
         threshold = None if self.max_staleness is None else self.max_staleness + 1
         expired = await self.buffer.refresh_staleness(
@@ -204,144 +161,92 @@ class Ledger:
 
     # Workers
 
-    async def progress(self, worker: str, session: int) -> WorkerProgress | None:
-        """Return the progress of a worker, or None if none is stored."""
-        tasks = {"$in": [self.fragments, self.cursors]}
-        rows = await self._read({"task_name": tasks, "tags.worker": worker, "tags.session": session}, payloads=False)
-        if not rows:
-            return None
-        sizes = {tag_of(row, "start"): tag_of(row, "size") for row in rows if row.task_name == self.cursors}
-        uids = tuple(row.uid for row in rows if row.task_name == self.cursors)
-        fragments = {tag_of(row, "index"): row for row in rows if row.task_name == self.fragments}
-        start = max(sizes, default=None)
-        above = sorted(index for index in fragments if start is None or index >= start)
-        made: StorageItem | None = None
-        following: list[StorageItem] = []
-        if start is None or (above and above[0] != start):
-            made, start, size = fragments.pop(above[-1]), above[-1] + 1, self.size
-        else:
-            size = sizes[start]
-            while (row := fragments.pop(start + len(following), None)) is not None:
-                following.append(row)
-        obsolete = tuple(row.uid for row in fragments.values())
-        return WorkerProgress(session, start, size, uids, tuple(following), made, obsolete)
+    async def cursor(self, worker: str) -> Cursor:
+        """Return the cursor of a worker."""
+        return await self.buffer.cursors.read(f"{self.name}.worker/{worker}")
 
-    async def all_there(self, uids: Sequence[int]) -> bool:
-        """Return whether all these groups exist: then no chunk was made of them, and no new session has begun."""
-        return await self.buffer.count_where({"uid": {"$in": list(uids)}}) == len(uids)
+    async def begin(self, worker: str, cursor: Cursor, progress: WorkerProgress | None) -> int | None:
+        """Move a worker to other progress (None: as if it had put nothing), and remove its unfinished fragments.
 
-    async def begin(
-        self, worker: str, session: int, index: int, instead: WorkerProgress | None = None, kept: int = 0
-    ) -> WorkerProgress | None:
-        """Store a cursor, so that the next chunk of a worker starts at `index`, in place of its progress so far.
-
-        The last `kept` fragments stay: a chunk of the same size begins with them. Return None on a conflict.
+        Return the number of these, or None, and change nothing, if another process has moved the cursor.
         """
-        size = instead.size if instead and kept else self.size
-        tags: Tags = {"worker": worker, "session": session, "start": index, "size": size}
-        fragments = instead.fragments[-kept:] if instead and kept else ()
-        stay = {row.uid for row in fragments}
-        replaces = tuple(uid for uid in (*instead.uids, *instead.obsolete) if uid not in stay) if instead else ()
-        uid = await self._try_put(self.cursors, tags=tags, replaces=replaces)
-        return None if uid is None else WorkerProgress(session, index, size, (uid,), fragments)
-
-    async def store(self, fragment: Fragment, session: int, *, last: bool) -> int:
-        """Store a fragment in the session of this number, and return its uid.
-
-        The `last` one of a chunk is tagged, so that `unmade` finds it if its process dies before making the chunk.
-        """
-        worker, index, version = fragment.worker, fragment.index, fragment.version
-        tags: Tags = {"worker": worker, "session": session, "index": index, "version": version, "last": last}
-        rollout = {**_ARCHIVED, "index": index, "version": version, "data": fragment.data}
-        uid = await self.buffer.put([rollout], self.fragments, tags=tags, key=f"{session}/{index}/{worker}")
-        assert uid is not None  # the group isn't empty, and has no threshold
-        return uid
-
-    async def join(self, worker: str, session: int) -> WorkerProgress | None:
-        """Make the next chunk of a worker if all its fragments are stored. Return the worker's progress."""
-        for _ in range(ATTEMPTS):
-            progress = await self.progress(worker, session)
-            if progress is None:
-                return None
-            if progress.next >= progress.end:
-                progress = await self._make(worker, session, progress)
-            if progress is not None and progress.made is not None:
-                progress = await self.begin(worker, session, progress.start, progress)
-            if progress is not None:
-                return progress
-        raise ConflictError(f"the fragments of worker {worker!r} change all the time")
-
-    async def unmade(self) -> list[tuple[str, int]]:
-        """Return the workers, with their sessions, whose last fragment of a chunk is stored but not in the chunk."""
-        rows = self.buffer.find({"task_name": self.fragments, "tags.last": True}, payloads=False)
-        return sorted({(tag_of(row, "worker"), tag_of(row, "session")) async for row in rows})
-
-    async def _make(self, worker: str, session: int, progress: WorkerProgress) -> WorkerProgress | None:
-        """Put a chunk in place of its cursor and all fragments except the last; a damaged chunk is only removed.
-
-        If its first fragments are too stale, they are removed, and the fresh ones after them begin the next chunk.
-        Return the worker's progress, or None on a conflict, or if the session is over.
-        """
-        versions = [tag_of(row, "version") for row in progress.fragments]
-        version = min(versions)
-        state = await self.state() or ModelState(session, version)
-        if state.session > session:  # a new session has begun, and these fragments aren't removed yet
-            await self.clear(state)
+        query = {"task_name": self.fragments, "tags.worker": worker}
+        uids = [row.uid async for row in self.buffer.find(query, payloads=False)]
+        if await self._move(cursor, progress) is None:
             return None
-        wanted = [row.uid for row in progress.fragments]
-        there = {row.uid: row async for row in self.buffer.find({"uid": {"$in": wanted}})}
-        if len(there) < len(wanted):  # another process has gone on
+        return await self.buffer.delete({"uid": {"$in": uids}}) if uids else 0
+
+    async def store(self, fragment: Fragment, state: ModelState, cursor: Cursor) -> Cursor | None:
+        """Store a worker's next fragment, or the chunk that it completes. Return the worker's cursor after that.
+
+        None, and nothing is changed, if another process has moved the cursor. If the first fragments of a chunk are too
+        stale, they are removed, and the fresh ones after them begin the next chunk; a damaged chunk is only removed.
+        """
+        worker, session, after = fragment.worker, state.session, fragment.index + 1
+        progress = WorkerProgress.of(cursor, session) or WorkerProgress(session, fragment.index, self.size)
+        versions = (*progress.versions, fragment.version)
+        if len(versions) < progress.size:
+            return await self._move(cursor, replace(progress, versions=versions), await self._fragment(fragment, state))
+        query = {"task_name": self.fragments, "tags.worker": worker, "tags.session": session}
+        rows = [row async for row in self.buffer.find(query)] if progress.versions else []
+        items = {tag_of(row, "index"): row.item for row in rows}
+        others = [items.get(index) for index in range(progress.start, fragment.index)]
+        fresh = len(versions) - max(
+            (1 + at for at, one in enumerate(versions) if self._is_stale(one, state)), default=0
+        )
+        if all(others) and fresh == len(versions):
+            rollouts = [*(item[0] for item in others if item), fragment.rollout()]
+            chunk = await self._chunk(rollouts, state, worker, progress.start, [row.uid for row in rows])
+            stored = await self._move(cursor, WorkerProgress(session, after, self.size), chunk)
+            now = await self.state()
+            if now is not None and now.session > session:  # which began too late to remove this chunk
+                await self.clear(now)
+            return stored
+        kept = fresh if all(others) else 0
+        following = WorkerProgress(
+            session, after - kept, progress.size if kept else self.size, versions[len(versions) - kept :]
+        )
+        stored = await self._move(cursor, following, *([await self._fragment(fragment, state)] if kept else []))
+        if stored is not None:
+            left = [row.uid for row in rows if tag_of(row, "index") < following.start]
+            await self.buffer.delete({"uid": {"$in": left}})
+            await self.drop("stale" if all(others) else "damaged")
+        return stored
+
+    async def _move(self, cursor: Cursor, progress: WorkerProgress | None, *groups: NewGroup) -> Cursor | None:
+        """Move a worker's cursor and store groups, in one transaction. Return it, or None if another has moved it."""
+        value = b"" if progress is None else msgpack.packb(astuple(progress))
+        after = replace(cursor, position=0 if progress is None else progress.next, value=value)
+        try:
+            is_moved = await self.buffer.cursors.put(groups, after)
+        except ConflictError:  # somebody has removed the fragments of a chunk
             return None
-        problem, kept = "", 0
-        if not all(row.item for row in there.values()):
-            problem = "damaged"
-        elif self._is_stale(version, state):
-            problem, kept = "stale", [self._is_stale(one, state) for one in reversed(versions)].index(True)
-        if problem:
-            begun = await self.begin(worker, session, progress.next - kept, progress, kept)
-            if begun is not None:
-                await self.drop(problem)
-            return begun
-        *others, last = progress.fragments
-        tags: Tags = {"worker": worker, "session": session, "start": progress.start, "version": version}
+        return replace(after, version=after.version + 1) if is_moved else None
+
+    async def _fragment(self, fragment: Fragment, state: ModelState) -> NewGroup:
+        tags: Tags = {"worker": fragment.worker, "session": state.session, "index": fragment.index}
+        return await self._prepared([fragment.rollout()], self.fragments, tags=tags)
+
+    async def _chunk(
+        self, fragments: list[dict[str, Any]], state: ModelState, worker: str, start: int, replaces: list[int]
+    ) -> NewGroup:
+        version = min(one["version"] for one in fragments)
+        tags: Tags = {"worker": worker, "session": state.session, "start": start, "version": version}
         # The store computes the staleness of the chunk from the model steps.
-        rollouts = [
-            there[uid].item[0] | {"status": Status.COMPLETED.value, "response_model_steps": [step], "seq_staleness": 0}
-            for uid, step in zip(wanted, versions, strict=True)
-        ]
-        uid = await self._try_put(
+        completed = {"status": Status.COMPLETED.value, "seq_staleness": 0}
+        return await self._prepared(
+            [{**one, **completed, "response_model_steps": [one["version"]]} for one in fragments],
             self.name,
-            rollouts,
             tags=tags if state.name is None else {**tags, "session_name": state.name},
-            replaces=(*progress.cursors, *(row.uid for row in others)),
-            # The key makes the put idempotent: a cursor delayed for the life of a chunk could make the chunk again.
-            # A forgotten worker may complete another chunk with the same start.
-            key=f"{session}/{progress.start}/{await self._last_forgotten(worker)}/{worker}",
+            replaces=replaces,
             priority=float(version),
             current_train_step=state.version + 1,
         )
-        return (
-            None
-            if uid is None
-            else WorkerProgress(session, progress.next, self.size, made=last, obsolete=progress.obsolete)
-        )
 
-    async def forget(self, worker: str) -> int:
-        """Remove the cursor and fragments of a worker; return the number of fragments.
-
-        Its later chunks have other keys. The group for these keys is put before the removal, for a chunk of the first
-        fragments after it, and again afterwards, since a process may have made a chunk of the last ones meanwhile.
-        """
-        await self._try_put(self.forgotten, tags={"worker": worker}, key=worker, replaces=())
-        await self.buffer.delete({"task_name": self.cursors, "tags.worker": worker})
-        count = await self.buffer.delete({"task_name": self.fragments, "tags.worker": worker})
-        await self._try_put(self.forgotten, tags={"worker": worker}, key=worker, replaces=())
-        return count
-
-    async def _last_forgotten(self, worker: str) -> int:
-        """Return a number that changes whenever a worker is forgotten: the uid of its group for that, or 0."""
-        found = self.buffer.find({"task_name": self.forgotten, "tags.worker": worker}, payloads=False)
-        return max([row.uid async for row in found], default=0)
+    async def _prepared(self, rollouts: list[dict[str, Any]], task_name: str, **options: Any) -> NewGroup:
+        group, _ = await self.buffer.putting.prepare(rollouts, task_name, **options)
+        assert group is not None
+        return group
 
     # Counting
 
@@ -357,37 +262,6 @@ class Ledger:
         counts["stale"] += await self.buffer.dropped(self.name)
         return counts
 
-    # The store
 
-    async def _try_put(
-        self,
-        task_name: str,
-        rollouts: list[dict[str, Any]] | None = None,
-        *,
-        replaces: tuple[int, ...],
-        **options: Any,
-    ) -> int | None:
-        """Put a group in place of others. Return its uid, or None on a conflict (one of the others is gone)."""
-        group = [dict(_ARCHIVED)] if rollouts is None else rollouts
-        try:
-            return await self.buffer.put(group, task_name, replaces=replaces, **options)
-        except ConflictError:
-            return None
-
-    async def _read(
-        self, query: Mapping[str, Any], *, still_there: bool = True, payloads: bool = True
-    ) -> list[StorageItem]:
-        """Return all matching groups, in a consistent snapshot.
-
-        `find` reads one group after the other. If afterwards no other group matches, and then all groups read still
-        exist, they are exactly the groups at the time in between, because such groups never change. Without
-        `still_there`, some of them may have been removed.
-        """
-        began = time.monotonic()
-        for _ in range(ATTEMPTS):
-            rows = [row async for row in self.buffer.find(query, payloads=payloads)]
-            uids = [row.uid for row in rows]
-            others = {"$and": [query, {"uid": {"$not_in": uids}}]}
-            if await self.buffer.count_where(others) == 0 and (not still_there or await self.all_there(uids)):
-                return rows
-        raise ConflictError(f"{query} changed all the time for {time.monotonic() - began:.1f} s")
+def _state_in(cursor: Cursor) -> ModelState | None:
+    return ModelState(*msgpack.unpackb(cursor.value, use_list=False)) if cursor.value else None

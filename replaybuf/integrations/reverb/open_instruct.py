@@ -13,7 +13,7 @@
         rollout_type=replay_buffer_lib.ProcessedResult,
     )
 
-The names are those of its module `replay_buffer` (pull request 1583, commit 354e747). `docs/open-instruct.md` says what
+The names are those of its module `replay_buffer` (pull request 1583, commit 354e747). `docs/reverb.md` says what
 differs.
 """
 

@@ -26,14 +26,6 @@ Home = Mapping[str, str]
 _FORMAT = 1
 
 
-class CopyError(Exception):
-    """The place belongs to a database with this identity that is, or was, somewhere else: at `home`."""
-
-    def __init__(self, home: Home) -> None:
-        super().__init__(home)
-        self.home = home
-
-
 class Marker(NamedTuple):
     """The content of a marker: the identity of the database, the number of the place in it, and the database's home."""
 
@@ -58,7 +50,7 @@ def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> in
     """Return the number of the place in the database; None if it has none yet and `place` is None.
 
     An unclaimed place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
-    to another database, CopyError when it belongs to another copy of this one.
+    to another database, or to another copy of this one.
     """
     found = store.read_marker()
     if found is None:
@@ -73,7 +65,12 @@ def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> in
     if owner.database != database:
         raise _of_another(store, owner)
     if not owner.belongs_to(home):
-        raise CopyError(owner.home)
+        raise ConfigError(
+            f"{store.url} has the payloads of {described(owner.home)}, and this database is a copy of that: both would "
+            "delete what the other needs. Name another place for new ones (payloads=), those that are here can still "
+            "be read; or, once nobody uses the other any more, make the place this one's: replaybuf doctor URL "
+            "--take-over"
+        )
     store.marker = found
     return owner.place
 

@@ -16,7 +16,7 @@ from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.reports import Waiting, WorkerEvent
+from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.circumstances import circumstances_of
@@ -352,8 +352,8 @@ class SQLStorage(Store):
         taken = await self.thread.run(claiming.run, undo=claiming.undo)
         return None if taken is None else taken.lease()
 
-    async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
-        """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction. For imports.
+    async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor, event: EventKind | None = None) -> bool:
+        """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction, with an event.
 
         Returns False, and changes nothing, when the cursor can't be moved. Raises the `put` error of the first group
         that can't be stored; then nothing is stored or moved.
@@ -362,7 +362,7 @@ class SQLStorage(Store):
         presence = self.presence
 
         def put_with_cursor(tx: Transaction, encoded: list[EncodedGroup]) -> list[EncodedGroup] | None:
-            return encoded if cursors.put_with_cursor(tx, encoded, cursor) else None
+            return encoded if cursors.put_with_cursor(tx, encoded, cursor, event) else None
 
         async def work() -> bool:
             stored = await self.encoding.write(groups, put_with_cursor)

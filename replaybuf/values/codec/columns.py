@@ -46,14 +46,20 @@ class ColumnWriter:
 
     def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
         """Return the columns of rollouts, without fields `omitted` that are None in all of them."""
+        columns: list[Any] = []
+        self.values += len(rows)
+        if len(rows) == 1:
+            for name, value in rows[0].items():
+                if value is not None or name not in omitted:
+                    columns += (name, SHARED, value)
+            self.values += len(columns) // 3
+            return columns
         names, keys = tuple(rows[0]), [*map(tuple, rows)]
         if keys.count(names) == len(rows):
             transposed: Any = zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)
         else:
             union = dict.fromkeys(chain.from_iterable(keys))
             transposed = [(name, [row.get(name, MISSING) for row in rows]) for name in union]
-        self.values += len(rows)
-        columns: list[Any] = []
         for name, values in transposed:
             if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
                 columns += (name, *self._column(values, 0))
@@ -64,8 +70,6 @@ class ColumnWriter:
         first, rows = values[0], len(values)
         kind = type(first)
         self.values += rows
-        if rows == 1:
-            return SHARED, first
         if kind is np.ndarray and (entry := self._blocks.column(values)) is not None:
             return ARRAYS, entry
         kinds = {*map(type, values)}

@@ -138,15 +138,17 @@ _NOTHING = frozenset({type(None)})
 def _check_tokens(group: GroupFields) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length. Raises RolloutError for None among the values."""
     columns = group.response_ids, group.logprobs, group.response_mask, group.response_model_steps
-    lengths = []
-    for name, values in zip(_BY_TOKEN, columns, strict=True):
+    nothing = [0] * len(group.status)
+    lengths = [nothing] * len(columns)
+    for place, (name, values) in enumerate(zip(_BY_TOKEN, columns, strict=True)):
         kinds = {*map(type, values)}
+        if kinds == _NOTHING:
+            continue
         fresh = name == "response_model_steps" and all(group.dated or (False,))
-        if not fresh and kinds != _NOTHING and (not _LISTS.isdisjoint(kinds) or any(map(_of_objects, values))):
+        if not fresh and (not _LISTS.isdisjoint(kinds) or any(map(_of_objects, values))):
             _refuse_none(name, values)
-        lengths.append([*map(len if kinds <= _LISTS else _length, values)])
-    given = [one for one in lengths[1:] if any(one)]
-    if given.count(lengths[0]) == len(given):
+        lengths[place] = [*map(len if kinds <= _LISTS else _length, values)]
+    if all(found in (nothing, lengths[0]) for found in lengths[1:]):
         return {}
     doubts: dict[str, str] = {}
     for index, found in enumerate(zip(*lengths, strict=True)):

@@ -91,7 +91,7 @@ class RolloutState(BaseModel):
     position_ids: Any = None
     """What the trainer packs: positions."""
     extra_fields: dict[str, Any] = Field(default_factory=dict)
-    """Fields of your own, by name; any values that can be stored (`docs/values.md`)."""
+    """Fields of your own, by name; any values that can be stored (`docs/rollouts.md`)."""
 
     @model_validator(mode="before")
     @classmethod

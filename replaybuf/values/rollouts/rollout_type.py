@@ -325,10 +325,10 @@ class RolloutType:
         """Build rollouts from the values of each field, as `from_fields` does from those of one rollout."""
         if not columns:
             return [self.from_fields({}) for _ in range(rows)]
-        self._check_stored(dict.fromkeys(columns))
-        return self._shape.build_all(columns, rows)
+        self._check_stored(columns)
+        return self._shape.build_all(columns)
 
-    def _check_stored(self, fields: Fields) -> None:
+    def _check_stored(self, fields: Mapping[str, Any]) -> None:
         if problem := self._shape.problem(fields):
             raise DecodeError(
                 f"the payload was written for another rollout type than {self.cls.__qualname__}: {problem}"

@@ -10,11 +10,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cached_property, partial
-from itertools import repeat
 from typing import Any
 
 import typing_extensions
@@ -125,7 +124,6 @@ def _with_default(
 
 #: The attribute of a model's `__setattr__` with the fields for which it does more than pydantic's.
 SETS_MORE = "__sets_more__"
-_PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 
 _ONLY_STR = frozenset({str})
 # Subclasses of these have content besides their fields.
@@ -165,7 +163,7 @@ class Shape(ABC):
     def build(self, fields: Fields) -> Any:
         """Build an instance from fields without a `problem`, with defaults filled in; `fields` is consumed."""
 
-    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+    def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         """Build instances from the values of each field, which are without a `problem`."""
         return [self.build(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
@@ -185,7 +183,7 @@ class Shape(ABC):
         """Set a field of instances and return True, if that runs no code of their class."""
         return False
 
-    def problem(self, fields: Fields) -> str:
+    def problem(self, fields: Mapping[str, Any]) -> str:
         """Describe unknown and missing fields; "" if there are none."""
         if self.required <= fields.keys() <= self.names:
             return ""
@@ -210,7 +208,7 @@ class _DictShape(Shape):
     def set(self, instance: Any, name: str, value: Any) -> None:
         instance[name] = value
 
-    def problem(self, fields: Fields) -> str:
+    def problem(self, fields: Mapping[str, Any]) -> str:
         if self.cls is not dict:
             return super().problem(fields)
         return "" if _ONLY_STR.issuperset(map(type, fields)) else "the names of its fields must be texts"
@@ -270,31 +268,29 @@ class _ModelShape(Shape):
             return [*map(self.read, instances)]
         return [instance.__dict__ for instance in instances]
 
-    def build_all(self, columns: Mapping[str, Sequence[Any]], rows: int) -> list[Any]:
+    def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         if self.extra or self.cls.__private_attributes__ or not columns.keys() >= self._defaults.made:
-            return super().build_all(columns, rows)
+            return super().build_all(columns)
         template, given = self._defaults.template, {*columns}
-        whole = [columns[name] if name in given else [value] * rows for name, value in template.items()]
-        values = [dict(zip(template, row, strict=True)) for row in zip(*whole, strict=True)]
-        found = [*map(self.cls.__new__, repeat(self.cls, rows))]
-        parts: tuple[Iterable[Any], ...] = (values, [given.copy() for _ in values], repeat(None), repeat(None))
-        for name, part in zip(_PARTS, parts, strict=True):  # in C: a call a rollout takes a third of a take
-            deque(map(object.__setattr__, found, repeat(name), part), 0)
-        return found
+        rows = zip(*columns.values(), strict=True)
+        return [self._new({**template, **dict(zip(columns, row, strict=True))}, given.copy()) for row in rows]
 
     def build(self, fields: Fields) -> Any:
         extra: Fields | None = None
         names = set(fields)
         if self.extra:
             extra = {name: fields.pop(name) for name in names - self.names}
-        instance = self.cls.__new__(self.cls)
-        put = object.__setattr__
-        values = self._defaults.fill(fields)
+        private = {name: make() for name, make in self._private} if self.cls.__private_attributes__ else None
+        return self._new(self._defaults.fill(fields), names, extra, private)
+
+    def _new(
+        self, values: Fields, given: AbstractSet[str], extra: Fields | None = None, private: Fields | None = None
+    ) -> Any:
+        instance, put = self.cls.__new__(self.cls), object.__setattr__
         put(instance, "__dict__", values)
-        put(instance, "__pydantic_fields_set__", names)
+        put(instance, "__pydantic_fields_set__", given)
         put(instance, "__pydantic_extra__", extra)
-        private = {name: make() for name, make in self._private}
-        put(instance, "__pydantic_private__", private if self.cls.__private_attributes__ else None)
+        put(instance, "__pydantic_private__", private)
         return instance
 
 

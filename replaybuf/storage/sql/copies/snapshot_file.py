@@ -1,7 +1,7 @@
 """Facts of a snapshot file about its content, by which a damaged or partial file is detected.
 
-They are in `rb_info`. The last one is a digest of all rows: a sum of row checksums, independent of the order and the
-batches of reading. An upgrade of the schema leaves an empty one.
+They are in `rb_info`. The last one is a digest of all rows, a sum of their checksums, which is compared before anything
+is loaded. An upgrade of the schema leaves an empty one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +18,57 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, tally
+from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, payload, tally
 from replaybuf.storage.values import LOCK_SECONDS
 
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
 
-# A snapshot has no checkpoints and no past.
-_TABLES = (lane, group, tally, counter, buffer, cursor, info)
-_BATCH = 5000
+# A snapshot has no checkpoints and no past. Rows of payloads may be large: few are read at a time.
+_TABLES = {table.name: 5000 for table in (lane, group, tally, counter, buffer, cursor, info)} | {payload.name: 50}
 _BITS = (1 << 64) - 1
 
-
-def payloads_digest(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Return the digest of rows of `rb_payload`."""
-    total = 0
-    for row in rows:
-        head = _encoded((row["uid"], row["outline"], row["prompt"]))
-        data = row["data"] if isinstance(row["data"], bytes) else _encoded((row["data"],))
-        total += zlib.crc32(data, zlib.crc32(head))
-    return total
+#: Runs a function of a transaction.
+Run = Callable[..., Awaitable[Any]]
 
 
-def _metadata_digest(tx: Transaction) -> int:
-    """Return the digest of all other rows of a snapshot file (SQLite)."""
-    total = 0
+async def _digest(run: Run) -> tuple[str, int]:
+    """Return the digest of all rows of a snapshot file but its own, and the number of payloads."""
+    total, rows = 0, 0
     for table in _TABLES:
-        after = -1
-        while rows := tx.run(
-            f"SELECT rowid, * FROM {table.name} WHERE rowid > ? ORDER BY rowid LIMIT ?",  # noqa: S608
-            after,
-            _BATCH,
-        ):
-            after = rows[-1][0]
-            kept = (row for row in rows if table is not info or row[1] != DIGEST)
-            total += sum(zlib.crc32(_encoded((table.name, *row[1:]))) for row in kept)
+        after, rows = -1, 0
+        while part := await run(_digest_part, table, after):
+            after, total, rows = part[0], total + part[1], rows + part[2]
+    return f"{total & _BITS:016x}", rows
+
+
+def _digest_part(tx: Transaction, table: str, after: int) -> tuple[int, int, int] | None:
+    """Return the last rowid, the digest, and the number of the next rows of a table; None at its end."""
+    rows = tx.run(f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?", after, _TABLES[table])  # noqa: S608
+    kept = (row[1:] for row in rows if table != info.name or row[1] != DIGEST)
+    return (rows[-1][0], sum(_checksum(table, row) for row in kept), len(rows)) if rows else None
+
+
+def _checksum(table: str, row: Sequence[Any]) -> int:
+    others = (table, *(None if isinstance(value, bytes) else value for value in row))
+    total = zlib.crc32(repr(others).encode("utf-8", "surrogatepass"))
+    for value in row:
+        total = zlib.crc32(value, total) if isinstance(value, bytes) else total
     return total
 
 
-def _encoded(values: tuple[Any, ...]) -> bytes:
-    return repr(values).encode("utf-8", "surrogatepass")
+async def write_facts(run: Run, about: Mapping[str, str]) -> None:
+    """Write facts about the file, and at last the digest of its content."""
+    await run(_add_facts, about)
+    await run(_add_facts, {DIGEST: (await _digest(run))[0]})
 
 
-def write_facts(tx: Transaction, about: Mapping[str, str], payloads: int) -> None:
-    """Write the facts about the file's content; `payloads` is the digest of the payloads."""
-    _add_facts(tx, about)
-    _add_facts(tx, {DIGEST: _text(_metadata_digest(tx) + payloads)})
-
-
-def check_facts(tx: Transaction, path: str, payloads: int) -> None:
-    """Raise SnapshotError when the file's content differs from its digest."""
-    if read_facts(tx)[DIGEST] not in ("", _text(_metadata_digest(tx) + payloads)):
+async def check_facts(run: Run, path: str) -> int:
+    """Return the number of payloads. Raises SnapshotError when the file's content differs from its digest."""
+    digest, payloads = await _digest(run)
+    if (await run(read_facts))[DIGEST] not in ("", digest):
         raise damaged(path, "its rows are not those that were saved")
+    return payloads
 
 
 def read_facts(tx: Transaction) -> dict[str, str]:
@@ -93,10 +92,6 @@ def is_damage(error: Exception) -> bool:
     if type(error) is StorageError:
         return error.reason in ("", "not a database")
     return isinstance(error, (ValueError, TypeError, LookupError))
-
-
-def _text(digest: int) -> str:
-    return f"{digest & _BITS:016x}"
 
 
 def _add_facts(tx: Transaction, facts: Mapping[str, str]) -> None:

@@ -99,7 +99,7 @@ batches: a row for each draw: who took how many groups, for which train step
 id | integer | later draws have higher ones
 buffer | text
 taken_at | time | when it was drawn
-step | integer | train step that it was drawn for ([what is recorded](trace.md#what-is-recorded)); NULL for groups
+step | integer | train step that it was drawn for ([what is recorded](looking.md#trace-a-step)); NULL for groups
     drawn to be generated again
 status | text | status of the groups that were drawn
 worker | text | that drew

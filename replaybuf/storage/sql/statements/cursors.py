@@ -58,13 +58,15 @@ def claim(
     return rows, token, until
 
 
-def put_with_cursor(tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor) -> bool:
+def put_with_cursor(
+    tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor, event: EventKind | None = None
+) -> bool:
     """Move a cursor and put groups; return False, and do nothing, if another process has moved it."""
     if not move_cursor(tx, moved):
         return False
     put_all(tx, groups)
-    if groups:
-        note_more(tx, EventKind.IMPORTED, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
+    if groups and event is not None:
+        note_more(tx, event, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
     return True
 
 

@@ -15,17 +15,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from urllib.parse import quote
 
 from replaybuf.storage.places.owners import Home
 from replaybuf.storage.places.store import Extent, FileLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import IDENTITY
 
 #: Seconds after which a process that wasn't heard of, or no longer keeps files, counts as dead.
 SILENT_SECONDS = 60.0
@@ -63,16 +59,8 @@ _ADD_PLACE = "INSERT INTO rb_place (id, url) VALUES (:id, :url)"
 
 
 def note_url(tx: Transaction, number: int, url: str) -> None:
-    """Record a place's new URL, unless other processes are alive, which may use the old one."""
-    if not tx.tuples("SELECT 1 FROM rb_place WHERE id = :id", id=number):
-        tx.change(_ADD_PLACE, id=number, url=url)  # the database was restored to a time before the place
-        return
-    alive = (
-        "SELECT 1 FROM rb_worker WHERE ended_at IS NULL AND seen_at > :since AND (pid <> :pid OR host <> :host) LIMIT 1"
-    )
-    since = tx.dialect.clock(tx) - SILENT_SECONDS
-    if not tx.tuples(alive, since=since, pid=os.getpid(), host=socket.gethostname()):
-        tx.change("UPDATE rb_place SET url = :url WHERE id = :id", url=url, id=number)
+    """Record the URL of a place; a database that was restored to a time before the place has it again."""
+    tx.change(f"{_ADD_PLACE} ON CONFLICT (id) DO UPDATE SET url = excluded.url", id=number, url=url)
 
 
 def keep_files(tx: Transaction) -> bool:
@@ -187,7 +175,6 @@ WHERE f.groups <> coalesce(c.there, 0) AND (f.groups <> :nobodys OR coalesce(c.t
 # The location of this database
 
 
-_IDENTITY = f"SELECT value FROM rb_info WHERE name = '{IDENTITY}'"  # noqa: S608
 _FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 # A cluster keeps its system identifier through failover and physical backups. Reading it needs a privilege.
 _MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
@@ -195,11 +182,6 @@ _CLUSTER = "SELECT system_identifier::text FROM pg_control_system()"
 _DATABASE = """
 SELECT current_database()::text, relnamespace::regnamespace::text, d.oid || '.' || relnamespace
 FROM pg_class, pg_database d WHERE pg_class.oid = 'rb_info'::regclass AND d.datname = current_database()"""
-# A schema of another database can't be seen from here: the existence of that database is enough.
-_THERE = """
-SELECT count(*) FROM pg_database d WHERE d.oid::text = split_part($1, '.', 1)
-AND (d.datname <> current_database() OR EXISTS (
-    SELECT FROM pg_class WHERE relname = 'rb_info' AND relnamespace::text = split_part($1, '.', 2)))"""
 
 
 def home_of(tx: Transaction) -> Home:
@@ -215,26 +197,3 @@ def home_of(tx: Transaction) -> Home:
         return {}
     host, path = socket.gethostname(), os.path.realpath(path)
     return {"host": host, "path": path, "inode": str(os.stat(path).st_ino), "name": f"{path} on {host}"}
-
-
-def has_left(tx: Transaction, home: Home) -> bool:
-    """Return whether no database like this one is at a former location, as far as it is visible from here."""
-    ours = home_of(tx)
-    if tx.dialect.name == "postgresql":
-        [(there,)] = tx.run(_THERE, home.get("numbers", ""))
-        return ours["cluster"] == home.get("cluster") and not int(there)
-    if not ours or ours["host"] != home.get("host"):
-        return False
-    path = home.get("path", "")
-    if not os.path.exists(path) or os.path.samefile(path, ours["path"]):
-        return True
-    try:
-        return bool(_identity(path) != tx.run(_IDENTITY)[0][0])
-    except (sqlite3.Error, OSError):
-        return False
-
-
-def _identity(path: str) -> str | None:
-    with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)) as connection:
-        found = connection.execute(_IDENTITY).fetchone()
-        return None if found is None else str(found[0])

@@ -227,7 +227,7 @@ class Drawing:
 
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
-        began, deferral = time.perf_counter(), self._files.reader.deferral(self._draw.deferred)
+        began, deferral = time.thread_time(), self._files.reader.deferral(self._draw.deferred)
         items: list[StorageItem] = []
         failed: dict[int, str] = {}
         for row in rows:
@@ -243,7 +243,7 @@ class Drawing:
             items.append(item)
         if items:
             self._draws.group_bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
-            self._draws.group_seconds = (time.perf_counter() - began) / len(rows)
+            self._draws.group_seconds = (time.thread_time() - began) / len(rows)
         return items, failed
 
 

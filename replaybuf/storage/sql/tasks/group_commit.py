@@ -232,7 +232,7 @@ class GroupCommit:
 
     def _encode_all(self, apart: FileBatch | None, batch: list[_Pending]) -> list[tuple[_Pending, Outcome]]:
         failed: list[tuple[_Pending, Outcome]] = []
-        size, count, began = 0, 0, time.perf_counter()
+        size, count, began = 0, 0, time.thread_time()
         for place, pending in enumerate(batch):
             if size > (MAX_BYTES if self._writers == 1 else SHARE_BYTES):
                 # The rest goes back to the head of the queue, for the next transaction.
@@ -252,7 +252,7 @@ class GroupCommit:
                 apart.flush()
             except Exception as error:
                 failed += _unwritten(batch[:count], error)
-        self._seconds, self._bytes = (time.perf_counter() - began) / count, size / count
+        self._seconds, self._bytes = (time.thread_time() - began) / count, size / count
         return failed
 
     async def _commit_batch(self, batch: list[_Pending], passed: Passed = lambda: None) -> None:

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.errors import ConfigError, PayloadStoreError, ReplayBufError
+from replaybuf.storage.places.owners import unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
-from replaybuf.storage.sql.tasks.place_reader import OwnPlace, PlaceReader, claimed, in_thread
+from replaybuf.storage.sql.tasks.place_reader import PlaceReader, check_new_place, claimed, in_thread, open_own_place
 from replaybuf.storage.sql.tasks.transactions import Transactions
 
 #: Files that are deleted at once.
@@ -49,14 +50,13 @@ class PayloadFiles:
         self, transactions: Transactions, place: str | None, threshold: int, *, sync: bool, patience: float
     ) -> None:
         self._transactions = transactions
-        self._engine = engine = transactions.engine
+        self._engine = transactions.engine
         self._scope = Scope()
         self._place = place
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
         self.reader = PlaceReader(transactions, self._patience)
-        self._own = None if place is None else OwnPlace(engine, place, self._patience)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
         self._not_ours: set[int] = set()  # places for which this was logged
@@ -76,16 +76,15 @@ class PayloadFiles:
 
     async def check_new(self) -> None:
         """Check that a new database may use the place. Raises PayloadStoreError, ConfigError."""
-        if self._own is not None:
-            await self._own.check_new()
+        if self._place is not None:
+            await check_new_place(self._place, self._patience)
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if any is to be written; a new place is claimed for this database."""
         self._scope = self.reader.scope = scope
-        if self._own is None or self._here is not None or not writes:
-            return
-        self._here = await self._own.open(scope)
-        self.reader.stores[self._here[0]] = self._here[1]
+        if self._place is not None and self._here is None and writes:
+            number, store = self._here = await open_own_place(self._engine, scope, self._place, self._patience)
+            self.reader.stores[number] = store
 
     async def close(self) -> None:
         """Release everything; other processes delete what is left to be deleted."""
@@ -99,8 +98,8 @@ class PayloadFiles:
                     pass
         except (ReplayBufError, TimeoutError) as error:
             _logger.debug("files were left: %s", error)
-        if self._own is not None:
-            self._own.close()
+        if self._here is not None:
+            unregister_url(self._scope.database or "", self._here[0], self._here[1].url)
         stores = [*self.reader.stores.values()]
         if stores:  # at the end of the interpreter no thread can be started
             with contextlib.suppress(TimeoutError, RuntimeError):

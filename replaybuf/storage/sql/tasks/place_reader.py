@@ -10,26 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replaybuf.common.atomic_file import sync_folder
-from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
+from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.storage.decoding import Deferral
-from replaybuf.storage.places.owners import (
-    CopyError,
-    check_unclaimed,
-    claim,
-    described,
-    local_url,
-    open_place,
-    recognise,
-    register_url,
-    take_over,
-    unregister_url,
-)
+from replaybuf.storage.places.owners import check_unclaimed, claim, local_url, open_place, recognise, register_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite_log import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
-from replaybuf.storage.sql.statements.files import has_left, home_of
+from replaybuf.storage.sql.statements.files import home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.storage.sql.tasks.transactions import Transactions
@@ -37,7 +26,6 @@ from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_header import is_apart
 
 T = TypeVar("T")
-#: Runs a function of a value in another thread.
 
 
 async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
@@ -163,85 +151,37 @@ def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[st
 
 # The place of this process
 
-#: How long to look for a place at another process's URL, in seconds.
-_LOOKING_SECONDS = 5.0
+
+async def check_new_place(url: str, patience: float) -> None:
+    """Check that a new database may use a place. Raises PayloadStoreError and ConfigError."""
+    with contextlib.closing(open_place(url, patience)) as store:
+        await in_thread(partial(check_unclaimed, store), patience, url)
+        await in_thread(store.check_writable, patience, url)
 
 
-class OwnPlace:
-    """The place named in the config.
+async def open_own_place(engine: Database, scope: Scope, url: str, patience: float) -> tuple[int, PlaceStore]:
+    """Return the id of the place at a configured URL, and the place, claimed for this database if it is new.
 
-    The configured URL is this process's. Other processes use the URL recorded in the database. Calls time out after
-    `patience` seconds.
+    The URL is this process's own, and is recorded for processes without one, which use the last one recorded.
     """
-
-    def __init__(self, engine: Database, url: str, patience: float) -> None:
-        self._engine = engine
-        self._url = url
-        self._patience = patience
-        self._scope = Scope()
-        self._number: int | None = None
-
-    async def check_new(self) -> None:
-        """Check that a new database may use the place. Raises PayloadStoreError and ConfigError."""
-        store = open_place(self._url, self._patience)
-        try:
-            await in_thread(partial(check_unclaimed, store), self._patience, self._url)
-            await in_thread(store.check_writable, self._patience, self._url)
-        finally:
-            store.close()
-
-    async def open(self, scope: Scope) -> tuple[int, PlaceStore]:
-        """Return the place's id and the place, claimed for this database if it is new."""
-        self._scope = scope
-        store = open_place(self._url, self._patience)
-        await in_thread(store.check_writable, self._patience, self._url)
-        number = await claimed(self._engine, scope, store, None, self._patience)
+    store = open_place(url, patience)
+    await in_thread(store.check_writable, patience, url)
+    number = await claimed(engine, scope, store, None, patience)
+    if number is None:
+        new = await engine.write(partial(statements.add_place, url=store.url), scope)
+        if engine.path is not None:
+            await asyncio.to_thread(_make_durable, engine.path)
+        number = await claimed(engine, scope, store, new, patience)  # or that of a faster process
         if number is None:
-            adding = partial(statements.add_place, url=store.url)
-            new = await self._engine.write(adding, scope)
-            if self._engine.path is not None:
-                await asyncio.to_thread(_make_durable, self._engine.path)
-            number = await claimed(self._engine, scope, store, new, self._patience)  # or that of a faster process
-            if number is None:
-                raise PayloadStoreError(
-                    f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
-                    "wrote to or, if this is it, write the marker anew (replaybuf doctor URL --repair); to keep new "
-                    "ones elsewhere, name another place (payloads=)"
-                )
-        self._url, self._number = store.url, number
-        register_url(scope.database or "", number, store.url)
-        await self._note_url(number)
-        return number, store
-
-    def close(self) -> None:
-        """Forget this process's URL of the place."""
-        if self._number is not None:
-            unregister_url(self._scope.database or "", self._number, self._url)
-
-    async def _note_url(self, number: int) -> None:
-        """Record the place's URL in the database, unless the place is also found at the one that is noted.
-
-        Hosts may have the place under different URLs: the first one stays as long as the place is there from here, or
-        others are alive. Otherwise the place was moved.
-        """
-        noted = (await self._engine.read(Transaction.places, self._scope))[0].get(number)
-        if noted != self._url and (noted is None or not await self._is_seen(number, noted)):
-            noting = partial(statements.note_url, number=number, url=self._url)
-            await self._engine.write(noting, self._scope)
-
-    async def _is_seen(self, number: int, url: str) -> bool:
-        """Return whether the place is also at this URL."""
-        patience = min(self._patience, _LOOKING_SECONDS)
-
-        def look() -> None:
-            with contextlib.closing(open_place(url, patience)) as store:
-                recognise(store, self._scope.database or "", number)
-
-        try:
-            await in_thread(look, patience, url)
-        except (PayloadStoreError, ConfigError):
-            return False
-        return True
+            raise PayloadStoreError(
+                f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
+                "wrote to or, if this is it, write the marker anew (replaybuf doctor URL --repair); to keep new "
+                "ones elsewhere, name another place (payloads=)"
+            )
+    if (await engine.read(Transaction.places, scope))[0].get(number) != store.url:
+        await engine.write(partial(statements.note_url, number=number, url=store.url), scope)
+    register_url(scope.database or "", number, store.url)
+    return number, store
 
 
 def _make_durable(path: str) -> None:
@@ -252,21 +192,9 @@ def _make_durable(path: str) -> None:
 
 
 async def claimed(engine: Database, scope: Scope, store: PlaceStore, number: int | None, patience: float) -> int | None:
-    """Return the id of a place, which is claimed for this database unless another database has it.
+    """Return the id of a place, which is claimed for this database unless another one, or a copy of this one, has it.
 
-    None if it has none yet and `number` is None. Raises ConfigError if a copy of this database has it.
+    None if it has none yet and `number` is None. Raises ConfigError.
     """
     home = await engine.read(home_of, scope)
-    claiming = partial(claim, store, scope.database or "", number, home)
-    try:
-        return await in_thread(claiming, patience, store.url)
-    except CopyError as error:
-        if not await engine.read(partial(has_left, home=error.home), scope):
-            raise ConfigError(
-                f"{store.url} has the payloads of {described(error.home)}, and {engine.where} is a copy of that: both "
-                "would delete what the other needs. Name another place for new ones (payloads=), those that are here "
-                "can still be read; or, once nobody uses the other any more, make the place this one's: replaybuf "
-                "doctor URL --take-over"
-            ) from error
-        await in_thread(partial(take_over, store, home), patience, store.url)
-        return await in_thread(claiming, patience, store.url)
+    return await in_thread(partial(claim, store, scope.database or "", number, home), patience, store.url)

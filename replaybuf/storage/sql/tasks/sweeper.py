@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from replaybuf.errors import FencedError, ReplayBufError
+from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import last_beyond, newest_batch, prune_batches
 from replaybuf.storage.sql.statements.counts import merge_shards
@@ -43,6 +43,7 @@ _IDLE_SECONDS = 0.5
 _LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
 _TIDY_SECONDS = 30.0
 _BATCHES = 20  # pruned in one transaction
+_PATIENCE = 1.0  # lock timeout of tidying
 
 _logger = logging.getLogger("replaybuf.sweep")
 
@@ -99,7 +100,7 @@ class Sweeper:
             except Exception as error:  # the next sweep may succeed
                 level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
-                full, failing = False, True
+                full, failing, self._seen = False, True, -1
             await self._presence.beat()
             # Writers get at least as much of the write lock's time as the sweep.
             with contextlib.suppress(TimeoutError):
@@ -132,8 +133,9 @@ class Sweeper:
 
     async def _tidy(self) -> None:
         if self._engine.dialect.locks_rows:
-            await self._engine.write(merge_shards)
-            await self._engine.write(forget_old)
+            with contextlib.suppress(LockedError):  # leases that end don't wait for the locks of others
+                await self._engine.write(merge_shards, patience=_PATIENCE)
+                await self._engine.write(forget_old, patience=_PATIENCE)
         await self.prune_history()
 
     async def prune_history(self) -> None:
