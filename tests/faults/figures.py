@@ -45,7 +45,7 @@ class Figures:
         missing = len(put - got) * any(call.died for call in calls)
         self.add(faults=faults, groups=len(put), doubled=sum("twice" in one for one in found))
         self.add(lost=len(put - got) if lost else 0, with_the_dead=0 if lost else missing)
-        assert found == []
+        assert not found, "\n".join(found[:20])
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())

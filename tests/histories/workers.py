@@ -94,10 +94,12 @@ async def work(ledger: Ledger, url: str, stop: str, first: int, seed: int, cance
         with suppress(FencedError):
             async with opened(url) as buffer:
                 worker = Worker(buffer, recorder, first, seed)
-                while not os.path.exists(stop):  # noqa: ASYNC240
+                try:
+                    while not os.path.exists(stop):  # noqa: ASYNC240
+                        cancelled = time.monotonic() < quiet and chance.random() < 0.2
+                        await (worker.take_and_be_cancelled if cancelled else worker.call)()
+                finally:
                     first = worker.number
-                    cancelled = time.monotonic() < quiet and chance.random() < 0.2
-                    await (worker.take_and_be_cancelled if cancelled else worker.call)()
 
 
 async def drain(ledger: Ledger, url: str) -> None:
