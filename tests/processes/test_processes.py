@@ -116,14 +116,3 @@ def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
         with pytest.raises(sqlite3.OperationalError):
             _patiently(ask, 0.02)
         assert answers
-
-
-def test_a_database_of_a_dead_process_can_be_used_at_once(crew: Crew, shared_url: str) -> None:
-    process, log = crew.start(worker.open_and_stay)
-    wait_for_lines(log, 1)
-    kill(process)
-    with opened(shared_url, lock_timeout=1.0) as buffer:
-        started = time.monotonic()
-        asyncio.run(fill(buffer, 1, 3))
-        assert sorted(asyncio.run(take_all(buffer))) == [0, 1, 2, 3]
-        assert time.monotonic() - started < 20

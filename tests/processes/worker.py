@@ -12,7 +12,7 @@ from pathlib import Path
 
 from replaybuf import NotReadyError
 from tests.faults.ledger import Ledger
-from tests.stores import TASK, build, fill, group, numbers_of
+from tests.stores import TASK, build, group, numbers_of
 
 BOUNDED = {"capacity": 40, "max_deliveries": 0}
 
@@ -78,10 +78,3 @@ async def create_many(log: Ledger, url: str, start: float, count: int) -> None:
         async with build(f"{url}.{number}") as buffer:
             await buffer.put(group(number), TASK)
         log.write("did", number)
-
-
-async def open_and_stay(log: Ledger, url: str) -> None:
-    async with build(url) as buffer:
-        await fill(buffer, 3)
-        log.write("open")
-        await asyncio.sleep(60)
