@@ -17,7 +17,7 @@ from replaybuf.storage.places.owners import local_url, open_place, recognise
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent, Range
 from replaybuf.values.codec.blocks import Instead
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_header import is_apart
+from replaybuf.values.codec.payload_format import is_apart
 from replaybuf.values.rollouts.marks import Marks
 
 #: Exceptions for damaged metadata of a group.

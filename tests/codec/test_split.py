@@ -13,7 +13,7 @@ import pytest
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError
 from replaybuf.values.codec.blocks import GROUPED, DeferredArray, checked_array
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_header import Head
+from replaybuf.values.codec.payload_format import Head
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, PAYLOAD, ZSTD, same, with_checksum
 

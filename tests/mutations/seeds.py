@@ -112,10 +112,10 @@ _QUERY = [
 ]  # fmt: skip
 
 _CODEC = [
-    ("checksum-not-checked", "values/codec/payload_header.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
+    ("checksum-not-checked", "values/codec/payload_format.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
     ("small-arrays-keep-payloads", "values/codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
     ("arrays-share-what-others-have", "values/codec/blocks.py", "if not lends or least < self._kept:", "if least < self._kept:", "a payload that others have isn't written to"),
-    ("newer-format-read", "values/codec/payload_header.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
+    ("newer-format-read", "values/codec/payload_format.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "values/codec/blocks.py", "if min(sizes) < 0 or not fits:", "if False:", "lengths add up"),
     ("bomb-allowed", "values/codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
     ("int-without-sign", "values/codec/value_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
@@ -251,8 +251,8 @@ _OBSERVE = [
 ]  # fmt: skip
 
 _VIEWS = [
-    ("text-behind-the-last", "values/codec/texts.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
-    ("text-with-nul", "values/codec/texts.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
+    ("text-behind-the-last", "values/codec/payload_format.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
+    ("text-with-nul", "values/codec/payload_format.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "values/rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
     ("doctor-loses-places", "cli/doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.doctor import CheckContext
 from replaybuf.cli.doctor.check_payloads import PAYLOADS
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.texts import Texts
+from replaybuf.values.codec.payload_format import Texts
 from replaybuf.values.rollouts.outline import preview, reward_parts
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.stores import TASK, build

@@ -24,8 +24,7 @@ from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.new_rows import dump_json
-from replaybuf.values.codec.payload_header import is_apart, verify
-from replaybuf.values.codec.texts import Texts
+from replaybuf.values.codec.payload_format import Texts, is_apart, verify
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline, prompt_preview
 from replaybuf.values.rollouts.statuses import Status

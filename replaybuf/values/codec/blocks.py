@@ -25,7 +25,7 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from replaybuf.errors import DecodeError
-from replaybuf.values.codec.payload_header import Head, digest
+from replaybuf.values.codec.payload_format import Head, digest
 from replaybuf.values.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
 
 #: Smaller arrays, together with the others of their column, are in the table.
@@ -378,22 +378,3 @@ def _size(shape: Any) -> int:
     if type(shape) is not list or not _ONLY_INT.issuperset(map(type, shape)) or min(shape, default=0) < 0:
         raise ValueError(f"no shape: {shape!r:.80}")
     return math.prod(shape)
-
-
-class _Memory:
-    """Exports the memory of bytes to numpy as writable."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
-        self.__array_interface__ = {"shape": (len(raw),), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def as_writable(raw: bytes) -> AnyArray:
-    """Return a writable array that shares the memory of otherwise unreferenced bytes, which saves a copy.
-
-    Bytes of length 0 and 1 are copied, because Python shares them in the whole process.
-    """
-    if len(raw) < 2:
-        return np.frombuffer(bytearray(raw), np.uint8)
-    return np.asarray(_Memory(raw))

@@ -1,4 +1,4 @@
-"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_header`, `codec.columns`).
+"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_format`, `codec.columns`).
 
 Types that msgpack doesn't know are described in `codec.value_types`, `codec.msgpack_values` and the type
 handlers. Nothing is pickled, and nothing that a payload names is imported or called.
@@ -12,14 +12,12 @@ from typing import Any
 
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.values.codec import payload_format as form
-from replaybuf.values.codec import payload_header as header
 from replaybuf.values.codec.blocks import (
     ArrayFacts,
     BlockReader,
     DeferredArray,
     Instead,
     PartReader,
-    as_writable,
     from_pieces,
 )
 from replaybuf.values.codec.images import Images
@@ -33,8 +31,7 @@ from replaybuf.values.codec.msgpack_values import (
     type_tags,
 )
 from replaybuf.values.codec.object_refs import Fetched, ObjectRefs, RefValues, RestoreRefs, UnfetchedError, is_ref
-from replaybuf.values.codec.payload_format import Compression, SplitPayload
-from replaybuf.values.codec.payload_header import Buffer, Head
+from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
 from replaybuf.values.codec.replacing import Replacing
 from replaybuf.values.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
@@ -147,14 +144,14 @@ class Codec:
         Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
         zstd is needed and not installed. Memory use is proportional to the payload.
         """
-        with header.AS_DAMAGE:
+        with form.AS_DAMAGE:
             head, plain = self._opened(payload, verified)
             lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
             if tail is not None:
                 blocks = memoryview(tail)
                 lends = lends and not blocks.readonly and type(tail) is not memoryview
             elif lends and plain is payload and type(payload) is bytes:
-                blocks = as_writable(payload).data[head.head :]
+                blocks = form.as_writable(payload)[head.head :]
             elif head.blocks or not verified:
                 blocks, lends = memoryview(plain)[head.head :], False
             else:
@@ -170,7 +167,7 @@ class Codec:
         For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
         otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
-        with header.AS_DAMAGE:
+        with form.AS_DAMAGE:
             found, plain = self._opened(head)
             blocks = memoryview(plain)[found.head :] if plain is not head or not found.blocks else None
             reader = PartReader(found, blocks, from_pieces(pieces), handles)
@@ -185,16 +182,16 @@ class Codec:
         return self._without_blocks(payload, ArrayFacts.of)
 
     def _without_blocks(self, payload: Buffer, instead: Instead) -> list[Any]:
-        with header.AS_DAMAGE:
+        with form.AS_DAMAGE:
             found, plain = self._opened(payload)
             reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
             return self._unpack(found, plain, reader, tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
-        if not header.has_blocks(payload):
+        if not form.has_blocks(payload):
             return SplitPayload(payload)
-        end = header.head_size(payload)
+        end = form.head_size(payload)
         tail = memoryview(payload)[end:]
         return SplitPayload(payload[:end], (tail,), len(tail))
 
@@ -203,12 +200,12 @@ class Codec:
 
         Raises DecodeError when the head is damaged.
         """
-        with header.AS_DAMAGE:
+        with form.AS_DAMAGE:
             return needed_blocks(self._tags, *self._opened(head), deferred)
 
     def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, Buffer]:
         """Return the head of a payload, verified unless it was before, and the payload, decompressed if necessary."""
-        found = Head.opened(header.as_buffer(payload), verified=verified)
+        found = Head.opened(form.as_buffer(payload), verified=verified)
         if not found.flags:
             return found, payload
         plain = form.decompressed(payload)
@@ -229,7 +226,7 @@ class Codec:
 
         A separate tail is verified only if given; `decode` verifies it as well.
         """
-        header.verify(payload, tail)
+        form.verify(payload, tail)
 
     def _pack(self, fields: Sequence[dict[str, Any]], refs: RefValues) -> Packed:
         try:

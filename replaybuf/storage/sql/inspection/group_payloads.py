@@ -18,7 +18,7 @@ from replaybuf.storage.places.store import FILES, Extent
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.codec.blocks import ArrayFacts
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_header import is_apart
+from replaybuf.values.codec.payload_format import is_apart
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: Decodes rollouts, and objects in their fields, as dicts whatever their class, without torch or Ray.

@@ -30,8 +30,7 @@ from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import SplitPayload
-from replaybuf.values.codec.texts import Texts
+from replaybuf.values.codec.payload_format import SplitPayload, Texts
 from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import add_unreadable, outline, prompt_preview

@@ -22,7 +22,7 @@ from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_header import has_blocks, head_size, is_apart
+from replaybuf.values.codec.payload_format import has_blocks, head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
 
 #: Queried fields; they need `group` joined to `lane`.

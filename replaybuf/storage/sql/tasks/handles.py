@@ -23,7 +23,7 @@ from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
-from replaybuf.values.codec.payload_header import has_blocks, head_size
+from replaybuf.values.codec.payload_format import has_blocks, head_size
 from replaybuf.values.codec.replacing import Replacing
 
 #: Default timeout for reads from a place, in seconds.

@@ -23,7 +23,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_header import is_apart
+from replaybuf.values.codec.payload_format import is_apart
 
 T = TypeVar("T")
 
