@@ -21,7 +21,7 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
-from replaybuf.storage.sql.tasks.place_reader import PlaceReader, check_new_place, claimed, in_thread, open_own_place
+from replaybuf.storage.sql.tasks.place_reader import PlaceReader, claimed, in_thread, open_own_place
 from replaybuf.storage.sql.tasks.transactions import Transactions
 
 #: Files that are deleted at once.
@@ -73,11 +73,6 @@ class PayloadFiles:
         return self._here is not None
 
     # Beginning and end (database's thread)
-
-    async def check_new(self) -> None:
-        """Check that a new database may use the place. Raises PayloadStoreError, ConfigError."""
-        if self._place is not None:
-            await check_new_place(self._place, self._patience)
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if any is to be written; a new place is claimed for this database."""

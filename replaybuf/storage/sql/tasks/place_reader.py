@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.storage.decoding import Deferral
-from replaybuf.storage.places.owners import check_unclaimed, claim, local_url, open_place, recognise, register_url
+from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite_log import sync_wal
@@ -150,13 +150,6 @@ def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[st
 
 
 # The place of this process
-
-
-async def check_new_place(url: str, patience: float) -> None:
-    """Check that a new database may use a place. Raises PayloadStoreError and ConfigError."""
-    with contextlib.closing(open_place(url, patience)) as store:
-        await in_thread(partial(check_unclaimed, store), patience, url)
-        await in_thread(store.check_writable, patience, url)
 
 
 async def open_own_place(engine: Database, scope: Scope, url: str, patience: float) -> tuple[int, PlaceStore]:
