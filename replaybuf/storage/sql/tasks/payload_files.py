@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.errors import ConfigError, PayloadStoreError, ReplayBufError
+from replaybuf.errors import PayloadStoreError, ReplayBufError
 from replaybuf.storage.places.owners import unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -59,7 +59,6 @@ class PayloadFiles:
         self.reader = PlaceReader(transactions, self._patience)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
-        self._not_ours: set[int] = set()  # places for which this was logged
         self._changed = False  # files may be empty since the last maintenance
         self._tidying: asyncio.Task[bool] | None = None
         self._read: list[int] = []  # removed groups, whose payloads were read
@@ -171,7 +170,7 @@ class PayloadFiles:
         return error is None and tidied.result()
 
     async def _tidy(self) -> bool:
-        """Delete what can be deleted, beside the sweeps, which don't wait for a place that doesn't answer."""
+        """Delete what can be deleted; sweeps go on meanwhile, though a place doesn't answer."""
         if self.writes and time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + LISTING_SECONDS
             await self._delete_nobodys()
@@ -199,9 +198,7 @@ class PayloadFiles:
             try:
                 await self._delete_from(number, files)
             except (ReplayBufError, KeyError) as error:  # other places come first, and this one again later
-                copied = isinstance(error, ConfigError) and number not in self._not_ours
-                _logger.log(logging.WARNING if copied else logging.DEBUG, "files were not deleted: %s", error)
-                self._not_ours |= {number} if copied else set()
+                _logger.debug("files were not deleted: %s", error)
                 self._unreachable.add(number)
             else:
                 await self._write(partial(statements.forget, numbers=files))
