@@ -163,7 +163,12 @@ class Store:
         self.presence = Presence(self.transactions)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
-            self.transactions, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
+            self.transactions,
+            self.codec,
+            self._place,
+            self._payload_threshold,
+            sync=synced,
+            patience=self._reconnect_timeout,
         )
         self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files)
         self.encoding = Encoding(self.codec, self.transactions, self.files)

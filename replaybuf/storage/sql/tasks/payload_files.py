@@ -23,6 +23,7 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
 from replaybuf.storage.sql.tasks.place_reader import PlaceReader, claimed, in_thread, open_own_place
 from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.values.codec.payload import Codec
 
 #: Files that are deleted at once.
 _DELETED = 256
@@ -47,7 +48,14 @@ class PayloadFiles:
     """
 
     def __init__(
-        self, transactions: Transactions, place: str | None, threshold: int, *, sync: bool, patience: float
+        self,
+        transactions: Transactions,
+        codec: Codec,
+        place: str | None,
+        threshold: int,
+        *,
+        sync: bool,
+        patience: float,
     ) -> None:
         self._transactions = transactions
         self._engine = transactions.engine
@@ -56,7 +64,7 @@ class PayloadFiles:
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
-        self.reader = PlaceReader(transactions, self._patience)
+        self.reader = PlaceReader(transactions, codec, self._patience)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
         self._changed = False  # files may be empty since the last maintenance

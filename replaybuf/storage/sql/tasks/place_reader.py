@@ -45,8 +45,9 @@ class PlaceReader:
     Reads time out after `patience` seconds.
     """
 
-    def __init__(self, transactions: Transactions, patience: float) -> None:
+    def __init__(self, transactions: Transactions, codec: Codec, patience: float) -> None:
         self._transactions = transactions
+        self._codec = codec
         self._engine = engine = transactions.engine
         self.scope = Scope()
         self.patience = patience
@@ -54,12 +55,7 @@ class PlaceReader:
         #: The database's URL in handles; a database in memory has none that other processes could use.
         self.url = database_url(engine)
 
-    async def fetch(
-        self,
-        rows: Iterable[GroupRow],
-        codec: Codec,
-        deferred: Collection[str] = (),
-    ) -> None:
+    async def fetch(self, rows: Iterable[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
         """Read the tails of groups whose payloads are kept apart, in another thread.
 
         Arrays in the fields `deferred` are left out. A damaged tail becomes an error when it is decoded. Raises
@@ -70,7 +66,7 @@ class PlaceReader:
             return
         await self.open(_places(apart))
         try:
-            read = partial(self._fetch, codec, frozenset(deferred))
+            read = partial(self._fetch, deferred)
             await asyncio.wait_for(self._transactions.compute(read, apart), self.patience)
         except TimeoutError as error:
             self._transactions.replace_threads()  # those that hang
@@ -103,7 +99,7 @@ class PlaceReader:
     def _names(self, rows: Iterable[GroupRow]) -> str:
         return ", ".join(sorted(self.stores[one].url for one in _places(rows) if one in self.stores))
 
-    def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
+    def _fetch(self, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
         by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
         for row in rows:
             assert row.payload is not None
@@ -111,7 +107,7 @@ class PlaceReader:
                 extent = Extent.at_end_of(row.payload)
                 if extent.place not in self.stores:
                     raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
-                for key, one in _ranges(codec, row.payload, extent, deferred):
+                for key, one in _ranges(self._codec, row.payload, extent, deferred):
                     by_place.setdefault(extent.place, []).append((row, key, one))
             except DecodeError as error:
                 row.tail = error
