@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.errors import PayloadStoreError, ReplayBufError
+from replaybuf.storage.decoding import in_thread
 from replaybuf.storage.places.owners import unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -21,7 +22,7 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
-from replaybuf.storage.sql.tasks.place_reader import PlaceReader, claimed, in_thread, open_own_place
+from replaybuf.storage.sql.tasks.place_reader import PlaceReader, claimed, open_own_place
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
 

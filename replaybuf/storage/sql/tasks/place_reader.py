@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError
-from replaybuf.storage.decoding import Deferral
+from replaybuf.storage.decoding import Deferral, in_thread
 from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
@@ -24,19 +24,6 @@ from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_header import is_apart
-
-T = TypeVar("T")
-
-
-async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
-    """Return `function()`, run in its own thread, which may hang as long as a mount does.
-
-    Raises PayloadStoreError after `patience` seconds.
-    """
-    try:
-        return await asyncio.wait_for(asyncio.to_thread(function), patience)
-    except TimeoutError as error:
-        raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
 
 
 class PlaceReader:
