@@ -225,14 +225,6 @@ def test_tables_that_are_not_there_are_refused() -> None:
             client.insert(1, {})
 
 
-def test_what_reverb_has_besides_is_refused_with_advice() -> None:
-    with pytest.raises(AttributeError, match="has no Server: the database is the server; give its url"):
-        reverb.Server  # noqa: B018
-    with pytest.raises(ImportError, match="has no Server: the database is the server; give its url"):
-        from replaybuf.integrations.reverb import Server  # type: ignore[attr-defined]  # noqa: F401
-    assert not hasattr(reverb, "TrajectoryWriter")
-
-
 def test_a_client_shows_no_password() -> None:
     client = reverb.Client("postgresql://me:secret@host/db", tables=[table()])
     assert "secret" not in repr(client) + repr(client.table("replay"))
