@@ -77,24 +77,6 @@ def test_it_trains_on_the_prompts_of_a_file(training: Training, endpoint: Endpoi
     assert len(set(fresh)) >= 3 * BATCH * K  # each rollout has a seed of its own
 
 
-def interrupted_late(body: Body, attempt: int) -> Script:
-    """Some groups stop in the middle of their first answer, for longer than the others take."""
-    if body["seed"] // K % 3 or attempt > 1:
-        return Script(seconds=0.05)
-    return Script(seconds=0.2)
-
-
-@pytest.mark.parametrize("more", [(), ("--begin-anew",)])
-def test_slow_answers_are_interrupted_and_continued(training: Training, endpoint: Endpoint, more: tuple[str]) -> None:
-    """Or begun anew, where the server can't continue them."""
-    endpoint.script = interrupted_late
-    code, printed = training.run(endpoint.url, "--steps", "4", "--over-sample", "1", *more)
-    assert (code, steps_of(printed)) == (0, [1, 2, 3, 4])
-    assert "interrupted" in printed
-    assert bool(endpoint.continued()) == (not more)
-    assert all(body["messages"][-1]["content"] for body in endpoint.continued())
-
-
 async def test_a_server_that_is_away_costs_no_prompt(training: Training, endpoint: Endpoint) -> None:
     def dies(body: Body, attempt: int) -> Script:
         return Script() if len(endpoint.requests) < 2 * BATCH * K else Script(503, "is being started")
@@ -130,13 +112,6 @@ def test_a_run_that_is_killed_goes_on_from_its_last_step(training: Training, end
     assert "goes on from step" in last
     assert steps_of(printed + last) == sorted(steps_of(printed + last))
     assert steps_of(last)[-1] == 8
-
-
-def test_a_finished_run_has_nothing_to_do(training: Training, endpoint: Endpoint) -> None:
-    training.run(endpoint.url, "--steps", "2")
-    asked = len(endpoint.requests)
-    assert training.run(endpoint.url, "--steps", "2") == (0, "goes on from step 2\n2 of 2 steps are done\n")
-    assert len(endpoint.requests) == asked
 
 
 @pytest.mark.parametrize(

@@ -98,15 +98,6 @@ async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(url: str, cal
         assert steps == [[3, 3, 9], [9, 9, 9]]
 
 
-async def test_prompts_of_dead_workers_come_back_whatever_else_does(url: str) -> None:
-    """`again` says which others are prompts again."""
-    async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(1), TASK, again=["expired"])
-        [one] = await ledger.draw()
-        await one.give_back()
-        assert numbers(await ledger.draw()) == [0]
-
-
 async def test_a_prompt_that_fails_too_often_is_set_aside(url: str) -> None:
     async with build(url, max_deliveries=2) as buffer:
         ledger = PromptLedger(buffer, indexed(1), TASK)

@@ -91,8 +91,3 @@ async def test_two_runs_are_the_same(new_url: Callable[[], str], monkeypatch: py
 async def test_runs_of_other_scripts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     options = STRATEGIES["partial"]
     assert await run("memory://", monkeypatch, options, 1) != await run("memory://", monkeypatch, options, 2)
-
-
-async def test_a_run_is_the_same_on_every_store(new_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    options = STRATEGIES["tail batches"]
-    assert await run(new_url(), monkeypatch, options, 1) == await run("memory://", monkeypatch, options, 1)

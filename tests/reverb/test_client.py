@@ -170,17 +170,6 @@ def test_samples_are_independent() -> None:
             next(iter(client.sample("replay", timeout=0)))
 
 
-def test_a_sample_waits_for_an_insert_of_another_thread(url: str) -> None:
-    with reverb.Client(url, tables=[reverb.Table.queue("queue", 1)]) as client:
-        inserting = threading.Thread(target=lambda: [client.insert(number, {"queue": 1.0}) for number in range(5)])
-        inserting.start()
-        assert [sample.data for [sample] in client.sample("queue", 5, timeout=20)] == list(range(5))
-        inserting.join()
-        client.insert(5, {"queue": 1.0})
-        with pytest.raises(FullError):
-            client.insert(6, {"queue": 1.0}, timeout=0.01)
-
-
 def insert_some(client: reverb.Client, count: int) -> None:
     """A worker's program."""
     with client:
