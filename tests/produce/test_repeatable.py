@@ -70,7 +70,8 @@ STRATEGIES = {
 
 #: On PostgreSQL one of them in the quick form.
 CASES = [
-    *(("memory", name) for name in STRATEGIES),
+    ("memory", "partial"),
+    *(pytest.param("memory", name, marks=pytest.mark.long) for name in ("anew", "tail batches", "few at a time")),
     ("postgresql", "tail batches"),
     *(pytest.param("sqlite", name, marks=pytest.mark.long) for name in STRATEGIES),
     *(pytest.param("postgresql", name, marks=pytest.mark.long) for name in ("anew", "partial", "few at a time")),
