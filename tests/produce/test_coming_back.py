@@ -157,7 +157,7 @@ async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(url: str) -> 
 async def test_a_cancelled_draw_skips_nothing(url: str) -> None:
     """At whatever moment: every prompt is still handed out."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, Shuffled(10), TASK, seconds=0.3)
+        ledger = PromptLedger(buffer, Shuffled(10), TASK, seconds=2)
         for pause in range(12):
             task = asyncio.create_task(ledger.draw())
             await asyncio.sleep(pause * 0.0015)

@@ -95,7 +95,7 @@ async def test_nothing_is_read_before_it_is_drawn(buffer: ReplayBuffer) -> None:
     ],
 )
 async def test_bad_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=next(iter(options)).removeprefix("again")):
+    with pytest.raises(InputError, match="status" if "again" in options else next(iter(options))):
         Sampler(build("memory://"), prompts(2), TASK, **options)
 
 
