@@ -176,6 +176,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     *((f"places/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "files.py::test_a_writer_that")),
+    ("places/test_buffers.py::test_bytes_are_on_the_disk*", _DATABASES),
     *((f"places/test_kills.py::test_{law}*", _PLACES) for law in ("a_process_that_is_killed_at", "processes_that")),
     ("places/test_files.py::test_space_comes_back*", _PLACES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "files", "kills", "lost_places")),
@@ -232,13 +233,10 @@ _LONG = (
     "query/test_sql.py::test_the_largest_queries_run*lists of tags*",  # lists
     "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
     "places/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
-    "places/test_buffers.py::test_cancelled_puts_and_takes*-0.01?",
     "places/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
     "places/test_kills.py::test_processes_that_are_killed*sqlite*",
     "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
     "places/test_lost_places.py::test_damaged_groups_are_set_aside*empty*",  # cut short
-    "places/test_objects.py::test_a_store_that_is_down*503*",  # away
-    "places/test_objects.py::test_an_answer_that_it_cannot*500*",
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     "web/test_sql.py::test_too_many_rows*postgres*",  # on SQLite

@@ -41,13 +41,6 @@ SELECT task_name, status, count(*) AS groups, avg(staleness) AS staleness, avg(r
 Why does the trainer wait? (`replaybuf why` says more.)
 SELECT worker, wants, reason FROM waiters ORDER BY since
 
-Who has gone silent, for how many minutes?
-SELECT worker, host, pid, CAST((julianday('now') - julianday(last_seen)) * 1440 AS INTEGER) AS minutes
-  FROM workers WHERE ended_at IS NULL AND last_seen < datetime('now', '-2 minutes')
--- on PostgreSQL
-SELECT worker, host, pid, CAST(floor(extract(epoch FROM now() - last_seen) / 60) AS int) AS minutes
-  FROM workers WHERE ended_at IS NULL AND last_seen < now() - interval '2 minutes'
-
 What failed, and why?
 SELECT uid, worker, error FROM groups WHERE status = 'failed'
 
@@ -96,11 +89,4 @@ SELECT task_name, count(*) AS groups, sum(CASE WHEN lowest = highest THEN 1 ELSE
 How long are responses, and how many were cut off?
 SELECT finish_reason, count(*) AS rollouts, avg(response_tokens) AS tokens, avg(reward) AS reward
   FROM rollouts GROUP BY finish_reason ORDER BY finish_reason
-
-What was the conversation before it?
-SELECT m.value ->> '$.role' AS role, length(m.value ->> '$.content') AS characters
-  FROM groups g, json_each(g.messages) m WHERE g.uid = 2 ORDER BY m.key
--- on PostgreSQL
-SELECT m.value ->> 'role' AS role, length(m.value ->> 'content') AS characters
-  FROM groups g, jsonb_array_elements(g.messages) WITH ORDINALITY m(value, key) WHERE g.uid = 2 ORDER BY m.key
 """)

@@ -33,7 +33,7 @@ from replaybuf.common import units
 from replaybuf.common.checks import check_step
 from replaybuf.common.units import iso, time_of
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.inspection.groups import choose
+from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, find_stored, read_checkpoints, since
 from replaybuf.view.columns import CHECKPOINTS, Column, columns

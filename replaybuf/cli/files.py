@@ -41,7 +41,7 @@ from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile, is_sqlite
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.groups import DEFAULT, choose, tasks_of
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns

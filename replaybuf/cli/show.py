@@ -14,7 +14,7 @@ from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, prin
 from replaybuf.common import units
 from replaybuf.common.redact import escape, escape_line
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.groups import Described, describe_group, extreme_rollouts, facts_of
+from replaybuf.storage.sql.inspection.group_metadata import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.view.columns import ARRAYS, ROLLOUTS

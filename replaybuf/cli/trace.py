@@ -26,7 +26,7 @@ from replaybuf.common import units
 from replaybuf.common.redact import escape, redact
 from replaybuf.common.worker_name import check_worker
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.groups import choose
+from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded

@@ -1,6 +1,6 @@
 """The circumstances of waits in a buffer: tallies, leases, live workers, and other waits.
 
-All are plain values, read by a store (`storage.sql.inspection.circumstances`) or known to a process itself: all but the
+All are plain values, read by a store (`storage.sql.inspection.wait_facts`) or known to a process itself: all but the
 time and the tallies may be missing. Times are in seconds since the epoch, by the store's clock.
 """
 

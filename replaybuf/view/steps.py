@@ -12,7 +12,7 @@ from replaybuf.rules.comparison import (
     all_along,
     without,
 )
-from replaybuf.storage.sql.inspection.groups import choose, extreme_rollouts, rows_of
+from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
     GONE,

@@ -16,7 +16,9 @@ from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
 from replaybuf.rules.diagnosis import Fact, diagnose
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
-from replaybuf.storage.sql.inspection.circumstances import (
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.wait_facts import (
     Waiter,
     did_since,
     matching,
@@ -25,8 +27,6 @@ from replaybuf.storage.sql.inspection.circumstances import (
     read_signs,
     read_waiters,
 )
-from replaybuf.storage.sql.inspection.groups import DEFAULT, check_buffer, opened_buffers
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import Column, columns
 

@@ -1,9 +1,8 @@
-"""Draws that end early: either the caller has the groups or the store has."""
+"""Draws that end early: the caller has the groups, or the store has. At each await: `faults/test_cancelled.py`."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from functools import partial
 
@@ -11,30 +10,10 @@ import asyncpg
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer
-from tests.cancellation.ways import ENDINGS, Ending, by_cancel, end_background_work, take
+from tests.cancellation.ways import by_cancel, end_background_work, take
 from tests.faults.test_postgres_restarts import is_waiting
 from tests.postgres import new_database
-from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
-
-ROUNDS = 20
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-async def test_a_cancelled_take_batch_loses_nothing(buffer: ReplayBuffer, ending: Ending) -> None:
-    chance = random.Random(2)
-    await fill(buffer, ROUNDS)
-    taken: list[int] = []
-    for first in range(ROUNDS, 2 * ROUNDS):
-        batch, _, _ = await asyncio.gather(
-            ending(buffer.take_batch({TASK: 2}, timeout=5), chance.random() * 0.006),
-            asyncio.sleep(chance.random() * 0.003),
-            buffer.put(group(first), TASK),
-        )
-        if batch is not None:
-            assert len(batch[0][TASK]) == 2
-            taken += numbers_of(batch[0][TASK])
-    taken += await take_all(buffer)
-    assert sorted(taken) == list(range(2 * ROUNDS))
+from tests.stores import TASK, build, fill, take_all, until
 
 
 async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:
@@ -68,17 +47,6 @@ async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(postgres_url: str) 
             assert await other.fetchval("SELECT count(*) FROM rb_past") == 0
             await other.close()
             assert await take_all(buffer) == [0, 1]
-
-
-async def test_a_take_that_was_cancelled_is_settled_before_the_next_call(buffer: ReplayBuffer) -> None:
-    chance = random.Random(6)
-    await fill(buffer, 5)
-    for _ in range(ROUNDS):
-        groups = await by_cancel(buffer.get(5, TASK), chance.random() * 0.004)
-        assert await buffer.count_where({}) == (0 if groups else 5)
-        assert len(buffer) == (0 if groups else 5)
-        for rollouts in groups or []:
-            await buffer.put(rollouts, TASK)
 
 
 async def test_a_take_that_is_cancelled_before_it_began_blocks_no_later_call(buffer: ReplayBuffer) -> None:

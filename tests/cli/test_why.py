@@ -18,8 +18,8 @@ from replaybuf.buffer import wait_reports
 from replaybuf.buffer.sync import run as sync_run
 from replaybuf.rules.needs import Reason
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.circumstances import read_circumstances, read_waiters
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.wait_facts import read_circumstances, read_waiters
 from tests.cli.conftest import BACKENDS, run, run_json, start
 from tests.cli.waiting import Scene, shuffled
 from tests.postgres import execute, new_database

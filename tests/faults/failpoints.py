@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from replaybuf.storage.sql.engine.hooks import HOOKS, Hook
+from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
-from replaybuf.storage.sql.tasks.watch import Watch
 from tests.faults.ledger import Ledger
 
 

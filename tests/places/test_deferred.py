@@ -74,9 +74,9 @@ async def test_arrays_of_other_fields_are_read_at_once(kept: Kept) -> None:
             assert same(second.extra_fields["pixels"].load(), experts(8))
 
 
-async def test_compressed_payloads(kept: Kept) -> None:
+async def test_compressed_payloads(in_folder: Kept) -> None:
     """They can't be read in part, so their handles have the bytes with them."""
-    async with kept.opened(compression="zstd") as buffer:
+    async with in_folder.opened(compression="zstd") as buffer:
         await buffer.put([rollout(pixels=np.zeros(90_000))], TASK)
         _, [found] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
         assert same(found.routed_experts.load(), experts())
@@ -94,9 +94,9 @@ class Image:
 CONVERTED: dict[Any, Any] = {Image: ("image", lambda image: {"p": image.pixels}, lambda stored: Image(stored["p"]))}
 
 
-async def test_converters_get_arrays(kept: Kept) -> None:
+async def test_converters_get_arrays(in_folder: Kept) -> None:
     """They are users' functions, which know no handles: their values are read at once."""
-    async with kept.opened(converters=CONVERTED) as buffer:
+    async with in_folder.opened(converters=CONVERTED) as buffer:
         await buffer.put([rollout(images=[Image(experts(2)), Image(experts(3))], after=experts(4))], TASK)
         async with buffer.lease_batch({TASK: 1}, deferred=["extra_fields"], timeout=0) as lease:
             extra = lease.items[TASK][0].item[0].extra_fields
@@ -105,7 +105,7 @@ async def test_converters_get_arrays(kept: Kept) -> None:
 
 
 @pytest.mark.torch
-async def test_tensors(kept: Kept) -> None:
+async def test_tensors(in_folder: Kept) -> None:
     torch = pytest.importorskip("torch")
     tensors = {
         "bfloat16": torch.arange(30_000).to(torch.bfloat16).reshape(3, -1),
@@ -113,7 +113,7 @@ async def test_tensors(kept: Kept) -> None:
         "small": torch.ones(2, 2),
         "conj": torch.arange(9_000).to(torch.complex64).conj(),
     }
-    async with kept.opened() as buffer:
+    async with in_folder.opened() as buffer:
         await buffer.put([rollout(**tensors)], TASK)
         _, [found] = await lent(buffer, deferred=["extra_fields"])
         for name, expected in tensors.items():
@@ -150,9 +150,9 @@ async def test_names_that_are_no_fields(in_file: Kept) -> None:
                 buffer.lease_batch({TASK: 1}, deferred=[name])
 
 
-async def test_fields_of_dicts(kept: Kept) -> None:
+async def test_fields_of_dicts(in_folder: Kept) -> None:
     """Any name will do: a rollout that lacks the field has nothing to be deferred."""
-    async with kept.opened(rollout_type=dict) as buffer:
+    async with in_folder.opened(rollout_type=dict) as buffer:
         await buffer.put([{"status": Status.COMPLETED, "pixels": experts()}, {"status": Status.COMPLETED}], TASK)
         async with buffer.lease_batch({TASK: 1}, deferred=["pixels", "other"], timeout=0) as lease:
             first, second = lease.items[TASK][0].item
@@ -160,9 +160,9 @@ async def test_fields_of_dicts(kept: Kept) -> None:
             assert "pixels" not in second
 
 
-async def test_expired_and_masked_groups(kept: Kept) -> None:
+async def test_expired_and_masked_groups(in_folder: Kept) -> None:
     """A refresh masks tokens and expires groups as if nothing were deferred."""
-    async with kept.opened() as buffer:
+    async with in_folder.opened() as buffer:
         for task in (TASK, "other"):
             await buffer.put([rollout(), rollout(1)], task)
         await buffer.refresh_staleness(
@@ -177,8 +177,8 @@ async def test_expired_and_masked_groups(kept: Kept) -> None:
         assert [(one.status, one.routed_experts) for one in item.item] == [(Status.EXPIRED, None)] * 2
 
 
-async def test_rollouts_with_handles_are_refused_by_a_put(kept: Kept) -> None:
-    async with kept.opened() as buffer:
+async def test_rollouts_with_handles_are_refused_by_a_put(in_folder: Kept) -> None:
+    async with in_folder.opened() as buffer:
         await buffer.put([rollout()], TASK)
         _, [found] = await lent(buffer)
         with pytest.raises(RolloutError, match=r"rollouts\[0\]\.routed_experts.*handle.*load_into"):
@@ -231,8 +231,8 @@ async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, m
 # The synchronous face, and cancellation
 
 
-def test_the_synchronous_face(kept: Kept) -> None:
-    with kept.config().build_sync() as buffer:
+def test_the_synchronous_face(in_folder: Kept) -> None:
+    with in_folder.config().build_sync() as buffer:
         buffer.put([rollout(2)], TASK)
         with buffer.lease_batch({TASK: 1}, deferred=["routed_experts"], timeout=0) as lease:
             [item] = load_into(lease.items[TASK])

@@ -71,14 +71,6 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-async def test_payloads_come_back_through_a_file_system_in_user_space(mount: Mount, tmp_path: Path, kind: str) -> None:
-    url = f"sqlite:///{tmp_path}/b.db"
-    async with apart(url, mount.place) as buffer, apart(url, mount.place) as other:
-        for first in range(0, 40, 10):
-            await put(buffer, *range(first, first + 10))
-            assert sorted(await take_all(other)) == list(range(first, first + 10))
-
-
 async def test_a_server_that_ends_loses_nothing(mount: Mount, tmp_path: Path, kind: str) -> None:
     """Calls fail with the reason, all groups are given back, and with the mount all goes on."""
     async with apart(f"sqlite:///{tmp_path}/b.db", mount.place) as buffer:

@@ -13,7 +13,7 @@ from replaybuf.common.worker_name import working_as
 from replaybuf.produce import wait_published
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.needs import Reason
-from replaybuf.storage.sql.inspection.circumstances import read_limits
+from replaybuf.storage.sql.inspection.wait_facts import read_limits
 from replaybuf.view import waits as inspection
 from replaybuf.view.waits import DrawQuestion, last_given_up, read_waits
 from tests.presence.views import list_events, seen, waits_of

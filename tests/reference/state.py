@@ -9,7 +9,7 @@ from dataclasses import replace
 from replaybuf.errors import DecodeError
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.reports import Waiting
-from replaybuf.storage.sql.tasks.watch import Wakes
+from replaybuf.storage.sql.tasks.commit_watch import Wakes
 from replaybuf.storage.values import Cursor, NewGroup, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.marks import Marks

@@ -18,9 +18,9 @@ from replaybuf.produce import TrainState, publish
 from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.needs import Reason
 from replaybuf.storage.reports import ACTIVITIES
-from replaybuf.storage.sql.inspection import circumstances
-from replaybuf.storage.sql.inspection.circumstances import read_circumstances
+from replaybuf.storage.sql.inspection import wait_facts
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.wait_facts import read_circumstances
 from replaybuf.storage.sql.statements.presence import note_minute
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, until
@@ -243,7 +243,7 @@ async def test_no_statement_looks_at_all_groups(statement: str, tmp_path: object
     async with build(url):
         pass
     plan = open_reader(url).read(
-        lambda tx: tx.rows(f"EXPLAIN QUERY PLAN {getattr(circumstances, statement)}", buffer="default")
+        lambda tx: tx.rows(f"EXPLAIN QUERY PLAN {getattr(wait_facts, statement)}", buffer="default")
     )
     steps = [row["detail"] for row in plan if " g " in f"{row['detail']} "]
     assert steps

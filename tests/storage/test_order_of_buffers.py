@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf.storage.sql.inspection.groups import in_order
+from replaybuf.storage.sql.inspection.group_metadata import in_order
 
 
 def test_numbers_in_names_of_buffers_are_numbers() -> None:

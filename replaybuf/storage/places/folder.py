@@ -16,7 +16,7 @@ import numpy as np
 from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.places.filesystems import filesystem_type, is_network
-from replaybuf.storage.places.store import FILES, MARKER, FileLostError, GoneError, PlaceStore, Range, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, GoneError, PlaceStore, Range, StoredFile
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -111,13 +111,15 @@ class FolderStore(PlaceStore):
             raise self.error(error, "written to") from error
 
     def _check_in_place(self, names: Iterable[str]) -> None:
-        """Raise FileLostError when files were written to a folder that was moved or unmounted since."""
+        """Raise PayloadStoreError when files were written to a folder that was moved or unmounted since."""
         found = os.stat(self.path / FILES)
         folder = found.st_dev, found.st_ino
         if folder != self._folder:  # the first write, or another mount
             self.check_there()
             if not all(self._file(name).exists() for name in names):
-                raise FileLostError
+                raise PayloadStoreError(
+                    f"{self.url} was moved during a write; nothing of the put was stored: put again"
+                )
             self._folder = folder
 
     def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:

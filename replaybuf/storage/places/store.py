@@ -96,7 +96,7 @@ class GoneError(DecodeError):
 
 
 class FileLostError(Exception):
-    """Files that were written for a transaction are gone, or counted as such: their payloads must be written again."""
+    """Files that were written for a transaction count as nobody's by now: their payloads must be written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class PlaceStore(ABC):
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         """Write new files, given by name and consecutive buffers; with `sync` they are durable when this returns.
 
-        Raises PayloadStoreError and StorageError when not all are written, and FileLostError when they would be lost.
+        Raises PayloadStoreError and StorageError when not all are written, or would be lost.
         """
 
     @abstractmethod

@@ -19,7 +19,8 @@ from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.circumstances import circumstances_of
+from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
+from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.statements import cursors, leases, matching, put
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
@@ -29,9 +30,8 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.store import Store
 from replaybuf.storage.sql.tasks import encoding
-from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing
+from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing, Taken
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 from replaybuf.values.rollouts.rollout import Status
@@ -149,9 +149,7 @@ class SQLStorage(Store):
         in `error`) and the next one is drawn in its place. When the call is cancelled, the store is as if nothing had
         been drawn.
         """
-        await self.open()
-        drawing = Drawing(self.draws, draw)
-        taken = await self.thread.run(drawing.run, undo=drawing.undo)
+        taken = await self._draw(draw)
         return None if taken is None else taken.items
 
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
@@ -160,10 +158,13 @@ class SQLStorage(Store):
         The lease records the train step of the draw. When it expires, its groups can be drawn again, and the delivery
         counts. A group that was delivered `max_deliveries` times is set aside as FAILED instead.
         """
+        taken = await self._draw(draw, seconds)
+        return None if taken is None else taken.lease()
+
+    async def _draw(self, draw: Draw, seconds: float | None = None) -> Taken | None:
         await self.open()
         drawing = Drawing(self.draws, draw, seconds)
-        taken = await self.thread.run(drawing.run, undo=drawing.undo)
-        return None if taken is None else taken.lease()
+        return await self.thread.run(drawing.run, undo=drawing.undo)
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         """Consume groups of a lease: by the rules they are removed, kept, or archived; `trained_step` is the lease's.
@@ -358,18 +359,16 @@ class SQLStorage(Store):
         Returns False, and changes nothing, when the cursor can't be moved. Raises the `put` error of the first group
         that can't be stored; then nothing is stored or moved.
         """
-        await self.open()
-        presence = self.presence
 
         def put_with_cursor(tx: Transaction, encoded: list[EncodedGroup]) -> list[EncodedGroup] | None:
             return encoded if cursors.put_with_cursor(tx, encoded, cursor, event) else None
 
         async def work() -> bool:
             stored = await self.encoding.write(groups, put_with_cursor)
-            presence.count_puts(stored or ())
+            self.presence.count_puts(stored or ())
             return stored is not None
 
-        return await self.thread.run(work)
+        return await self._run(work)
 
     # Waiting
 

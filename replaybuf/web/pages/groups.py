@@ -12,8 +12,9 @@ from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.rules.query import FIELDS, LogicNode, Node, parse, span_of
+from replaybuf.rules.query import FIELDS, LogicNode, Node, parse
 from replaybuf.rules.query.parse import read_value
+from replaybuf.storage.sql.inspection.group_metadata import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import (
     StoredArray,
     arrays_of,
@@ -26,7 +27,6 @@ from replaybuf.storage.sql.inspection.group_queries import (
     Key,
     page_of_groups,
 )
-from replaybuf.storage.sql.inspection.groups import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
@@ -113,7 +113,7 @@ def _query(where: str) -> Node | Marked:
     try:
         return parse(query)
     except QueryError as error:
-        return Marked.at(where, span_of(where, error.place) or (0, len(where)), str(error))
+        return Marked.at(where, (0, len(where)), str(error))
 
 
 def _order(ask: Ask) -> OrderTerm:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from replaybuf.common.units import time_of
-from replaybuf.storage.sql.inspection.groups import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status

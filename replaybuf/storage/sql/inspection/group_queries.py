@@ -17,7 +17,7 @@ from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.groups import (
+from replaybuf.storage.sql.inspection.group_metadata import (
     Listing,
     buffers_of,
     check_buffer,

@@ -10,7 +10,7 @@ from typing import Any
 
 from replaybuf.common import units
 from replaybuf.common.units import time_of
-from replaybuf.storage.sql.inspection.groups import buffers_of, read_metadata
+from replaybuf.storage.sql.inspection.group_metadata import buffers_of, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import Batch, batch_of_lease, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
-from replaybuf.storage.sql.inspection.circumstances import read_waiters
-from replaybuf.storage.sql.inspection.groups import chosen_buffers, in_order
+from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
+from replaybuf.storage.sql.inspection.wait_facts import read_waiters
 from replaybuf.storage.sql.statements.buffer_facts import (
     STALENESS,
     Contents,

@@ -15,7 +15,7 @@ from typing import Any
 
 from replaybuf.common.units import time_of
 from replaybuf.rules.circumstances import SILENT_SECONDS
-from replaybuf.storage.sql.inspection.groups import check_buffer, in_order, rows_of
+from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints

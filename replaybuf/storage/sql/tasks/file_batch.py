@@ -41,7 +41,7 @@ class FileBatch:
         return extent
 
     def flush(self) -> None:
-        """Write the added tails. Raises PayloadStoreError, StorageError or FileLostError."""
+        """Write the added tails. Raises PayloadStoreError or StorageError."""
         files, self._files = self._files, []
         if not files:
             return

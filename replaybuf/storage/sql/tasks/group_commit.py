@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from replaybuf.errors import ClosedError, PayloadStoreError
+from replaybuf.errors import ClosedError
 from replaybuf.storage.places.store import FileLostError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.lanes import KnownLanes
@@ -36,8 +36,6 @@ MAX_BYTES = 16 * 1024 * 1024
 ENOUGH_BYTES, SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
 #: Up to this size, a batch is written in milliseconds.
 BRIEF_BYTES = 4 * 1024 * 1024
-#: Attempts to write the arrays of a group when the file is lost each time.
-ATTEMPTS = 5
 #: Encoding up to this long costs less than a thread switch and back.
 LIGHT_SECONDS = 0.0005
 
@@ -202,7 +200,7 @@ class GroupCommit:
                 _finish(pending)
         return [pending for pending in batch if not (pending.cancelled or pending.finished)]
 
-    async def _encode_batch(self, batch: list[_Pending], *, here: bool, attempts: int = ATTEMPTS) -> list[_Pending]:
+    async def _encode_batch(self, batch: list[_Pending], *, here: bool) -> list[_Pending]:
         try:
             apart = self._files.batch()
             encode = partial(self._encode_all, apart)
@@ -210,13 +208,7 @@ class GroupCommit:
                 failed = encode(batch)
             else:
                 failed = await self._files.written(apart, self._transactions.compute(encode, batch))
-            lost = [pending for pending, error in failed if isinstance(error, FileLostError)]
-            self._answer([one for one in failed if one[0] not in lost])
-            if lost and attempts == 1:
-                problem = PayloadStoreError("the files of payloads were gone each time that they had been written")
-                self._answer([(pending, problem) for pending in lost])
-            elif lost:
-                await self._encode_batch(lost, here=False, attempts=attempts - 1)
+            self._answer(failed)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, Exception):

@@ -7,11 +7,11 @@ import contextlib
 import os
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeVar, cast
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from replaybuf.storage.places.store import Extent, GoneError, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
-from replaybuf.values.codec.blocks import DeferredArray, StandIn, checked_array
+from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
 from replaybuf.values.codec.payload_header import has_blocks, head_size
 from replaybuf.values.codec.replacing import Replacing
 
@@ -44,7 +44,7 @@ class ArrayHandle(StandIn):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    source: ByteSource = field(repr=False)
+    source: ByteSource | bytes = field(repr=False)
     array: DeferredArray = field(repr=False)
     _tensor: tuple[str, tuple[int, ...], Callable[[Any], Any]] | None = field(default=None, repr=False)
 
@@ -65,11 +65,6 @@ class ArrayHandle(StandIn):
         """Return the handle of a tensor built from these bytes."""
         return replace(self, dtype=name, shape=tuple(shape), _tensor=(name, tuple(shape), build))
 
-    @property
-    def block(self) -> Any:
-        """A key of the bytes that are read for it, those of other small arrays included."""
-        return self.source.place, self.source, self.array.block_at
-
     def made(self, raw: Any, *, shared: bool = False) -> Any:
         """Return the array or tensor built from a block that was read, its own or `shared`. Raises DecodeError."""
         array = checked_array(self.array, raw)
@@ -89,14 +84,17 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
     for one in wanted:
         if not isinstance(one, ArrayHandle):
             raise InputError(f"handles must be ArrayHandles, got {type(one).__name__}")
-    by_place: dict[Any, dict[Any, list[int]]] = {}
-    for index, one in enumerate(wanted):
-        blocks = by_place.setdefault((type(one.source), one.source.place), {})
-        blocks.setdefault(one.block, []).append(index)
+    by_place: dict[Any, dict[tuple[ByteSource, int], list[int]]] = {}
     found: list[Any] = [None] * len(wanted)
+    for index, one in enumerate(wanted):
+        if isinstance(one.source, bytes):
+            found[index] = one.made(bytearray(one.source))
+        else:
+            blocks = by_place.setdefault(one.source.place, {})
+            blocks.setdefault((one.source, one.array.block_at), []).append(index)
     for blocks in by_place.values():
-        chosen = [(wanted[first].source, wanted[first].array) for first, *_ in blocks.values()]
-        for members, raw in zip(blocks.values(), chosen[0][0].read(chosen, seconds), strict=True):
+        chosen = [(source, wanted[first].array) for (source, _), (first, *_) in blocks.items()]
+        for members, raw in zip(blocks.values(), _read(chosen, seconds), strict=True):
             for index in members:
                 found[index] = _made(wanted[index], raw, shared=len(members) > 1)
     return found
@@ -140,70 +138,38 @@ def _is_handle(value: Any) -> bool:
     return isinstance(value, ArrayHandle)
 
 
-class ByteSource(ABC):
-    """The location of an array's bytes. Sources of the same `place` are read together."""
-
-    @property
-    @abstractmethod
-    def place(self) -> Any:
-        """A key of the place."""
-
-    @abstractmethod
-    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
-        """Return the bytes of these arrays, whose sources are in this place, or an error for each unreadable one."""
-
-
 @dataclass(frozen=True, slots=True)
-class HeldSource(ByteSource):
-    """Bytes in memory, of payloads that can't be read in part."""
+class ByteSource:
+    """The location of arrays' bytes: in the file of an `extent`, or in the payload of the group `uid` from `start` on.
 
-    raw: bytes
-
-    @property
-    def place(self) -> None:
-        return None
-
-    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
-        return [bytearray(source.raw) for source, _ in wanted]
-
-
-@dataclass(frozen=True, slots=True)
-class FileSource(ByteSource):
-    """Bytes in a file of a `database`, with the URL of the place in the process that made the handle."""
+    `url` is that of the place, in the process that made the handle, or that of the database, without its password.
+    `database` is the id of the database that has the place.
+    """
 
     url: str
-    extent: Extent
-    database: str
+    extent: Extent | None = None
+    database: str = ""
+    uid: int = 0
+    start: int = 0
 
     @property
     def place(self) -> Any:
-        return self.url, self.extent.place, self.database
-
-    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
-        ranges = [Range(source.extent, array.block_at, array.block_size) for source, array in wanted]
-        store = _store(local_url(self.database, self.extent.place, self.url), self.database, timeout)
-        return store.read(ranges, timeout)
+        """A key of the place or database, whose arrays are read together."""
+        return self.url, self.database, None if self.extent is None else self.extent.place
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseSource(ByteSource):
-    """Bytes in the payload of a group, from `start` on, in the database at this URL, which has no password."""
-
-    url: str
-    uid: int
-    start: int
-
-    @property
-    def place(self) -> Any:
-        return self.url
-
-    def read(self, wanted: Sequence[tuple[Self, DeferredArray]], timeout: float) -> list[Any]:
-        places = [(source.uid, source.start + array.block_at, array.block_size) for source, array in wanted]
-        parts = _read_parts(self.url, places, timeout)
-        return [
-            GoneError(f"group {uid} is gone") if part is None else bytearray(part)
-            for (uid, _, _), part in zip(places, parts, strict=True)
-        ]
+def _read(wanted: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) -> list[Any]:
+    """Return the bytes of arrays in one place or database, or an error for each that can't be read."""
+    first = wanted[0][0]
+    if first.extent is not None:
+        url = local_url(first.database, first.extent.place, first.url)
+        ranges = [Range(one.extent, at.block_at, at.block_size) for one, at in wanted if one.extent is not None]
+        return _store(url, first.database, timeout).read(ranges, timeout)
+    parts = [(one.uid, one.start + at.block_at, at.block_size) for one, at in wanted]
+    return [
+        GoneError(f"group {uid} is gone") if part is None else bytearray(part)
+        for (uid, _, _), part in zip(parts, _read_parts(first.url, parts, timeout), strict=True)
+    ]
 
 
 #: Parts of payloads: uid, first byte and number of bytes of each.
@@ -286,32 +252,26 @@ def _store(url: str, database: str, timeout: float) -> PlaceStore:
         return _stores[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Handles:
-    """Makes the handles of one payload: its arrays are at a place, or in the database."""
-
-    source: ByteSource | None
-
-    def __call__(self, array: DeferredArray | np.ndarray[Any, Any]) -> ArrayHandle:
-        """Return the handle of an array, which was read or not."""
-        if isinstance(array, DeferredArray):
-            assert self.source is not None
-            return ArrayHandle(str(array.dtype), array.shape, array.nbytes, self.source, array)
-        known, raw = DeferredArray.of(array)
-        return ArrayHandle(str(array.dtype), array.shape, array.nbytes, HeldSource(raw), known)
-
-
-def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Handles:
+def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Instead:
     """Return the maker of handles of a payload: its head alone, a head with an extent, or a whole small payload.
 
     `url` and `database` are the URL and the id of the database, `places` has the URLs of the places where payloads are
     kept apart.
     """
     if not has_blocks(payload):
-        return Handles(None)
+        return partial(_handle, None)
     if len(payload) == head_size(payload):
-        return Handles(DatabaseSource(url, uid, len(payload)))
+        return partial(_handle, ByteSource(url, uid=uid, start=len(payload)))
     extent = Extent.at_end_of(payload)
     if extent.place not in places:
         raise DecodeError(f"group {uid}: the database doesn't know the place {extent.place} of its arrays")
-    return Handles(FileSource(places[extent.place], extent, database))
+    return partial(_handle, ByteSource(places[extent.place], extent, database))
+
+
+def _handle(source: ByteSource | None, array: DeferredArray | np.ndarray[Any, Any]) -> ArrayHandle:
+    """Return the handle of an array, with its bytes if it was read: a compressed payload can't be read in part."""
+    if isinstance(array, DeferredArray):
+        assert source is not None
+        return ArrayHandle(str(array.dtype), array.shape, array.nbytes, source, array)
+    known, raw = DeferredArray.of(array)
+    return ArrayHandle(str(array.dtype), array.shape, array.nbytes, raw, known)

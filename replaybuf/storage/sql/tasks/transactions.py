@@ -15,7 +15,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, restore
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
-from replaybuf.storage.sql.tasks.watch import Watch
+from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.values import Checkpoint
 
 S = TypeVar("S")

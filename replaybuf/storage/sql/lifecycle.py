@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import joined
+from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -36,7 +37,6 @@ from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
-from replaybuf.storage.sql.tasks.watch import Watch
 from replaybuf.storage.values import HISTORY, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.values.codec.payload import Codec
 
@@ -172,20 +172,12 @@ class Store:
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
         know_database(self.files.reader.url, self)
-        presence = None if self._read_only else self.presence
         # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
-        end = _End(
-            self.thread,
-            self.engine,
-            self.transactions,
-            self.commits,
-            self.sweeper,
-            self.watch,
-            presence,
-            self.files,
-        )
-        self._end = end
+        steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
+        if self._read_only:
+            steps.remove(self.presence.end)
+        self._end = end = _End(self.thread, self.engine, self.transactions, [*steps, self.engine.dispose])
         weakref.finalize(self, end.abandon).atexit = False
 
     @property
@@ -300,16 +292,12 @@ class Store:
 
 @dataclass(slots=True)
 class _End:
-    """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected."""
+    """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected, in these steps."""
 
     _thread: DatabaseThread
     _engine: Database
     _transactions: Transactions
-    _commits: GroupCommit
-    _sweeper: Sweeper
-    _watch: Watch
-    _presence: Presence | None
-    _files: PayloadFiles
+    _steps: Sequence[Callable[[], Awaitable[object]]]
     _closing: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
@@ -335,10 +323,5 @@ class _End:
             self._thread.abandon(self._shut_down, timeout=_CLOSE_SECONDS)
 
     async def _shut_down(self) -> None:
-        await self._commits.close()
-        await self._sweeper.stop()
-        if self._presence is not None:
-            await self._presence.end()
-        await self._watch.stop()
-        await self._files.close()
-        await self._engine.dispose()
+        for step in self._steps:
+            await step()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.common.worker_name import is_gone
-from replaybuf.errors import InputError, QueryError
+from replaybuf.errors import InputError
 from replaybuf.rules.circumstances import (
     LIVE_SECONDS,
     RATE_SECONDS,
@@ -102,7 +102,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) 
     """Return the circumstances of a buffer with these waits in it; limits and matches aren't set yet."""
     now, tallies = tx.seconds(), read_tallies(tx, buffer)
     errors, failed_by = _read_failures(tx, buffer)
-    minutes, drawn = _read_minutes(tx, buffer, now), _read_last_batch(tx, buffer)
+    minutes, drawn = _read_minutes(tx, buffer, now), next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
     recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
     workers = [
         Worker(
@@ -149,11 +149,7 @@ def matching(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances)
     from replaybuf.storage.sql.engine.transaction import Scope
     from replaybuf.storage.sql.statements.matching import count_groups
 
-    try:
-        node = parse(json.loads(wait.query))
-    except (ValueError, QueryError):  # written by another version
-        return replace(about, matches=None)
-    matches = {}
+    node, matches = parse(json.loads(wait.query)), {}
     for task, least in wait.wants.items():
         lane = ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", wait.status.value)
         matches[task] = count_groups(tx.of(Scope(buffer)), LogicNode("$and", (*lane, node)), least)
@@ -212,11 +208,9 @@ def _an_hour_ago(minutes: Sequence[tuple[float, _Figures]], workers: Sequence[Wo
     return _before(max(noted_at, hour_ago), tasks)
 
 
-def _before(time: float, tasks: _Figures) -> Before | None:
-    if any("put_of" not in figures for figures in tasks.values()):
-        return None  # written by another version
+def _before(time: float, tasks: _Figures) -> Before:
     put = {(task, Status(status)): n for task, figures in tasks.items() for status, n in figures["put_of"].items()}
-    expired = {task: figures.get("expired_ever", figures.get("expired", 0)) for task, figures in tasks.items()}
+    expired = {task: figures.get("expired_ever", 0) for task, figures in tasks.items()}
     return Before(time, put, expired, {task: figures.get("set_aside", 0) for task, figures in tasks.items()})
 
 
@@ -241,11 +235,6 @@ def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] |
     return last
 
 
-def _read_last_batch(tx: ReadTransaction, buffer: str) -> dict[str, Any] | None:
-    """Return the last draw."""
-    return next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
-
-
 def _read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:
     cursors = "SELECT value FROM rb_cursor WHERE buffer = :buffer AND name = :name AND checkpoint = 0"
     value = tx.value(cursors, buffer=buffer, name="replaybuf:trainer")
@@ -253,7 +242,7 @@ def _read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:
         return None
     from replaybuf.rules.train_state import TrainState
 
-    with suppress(InputError):  # withdrawn, or written by another version
+    with suppress(InputError):  # withdrawn
         return TrainState.decode(bytes(value))
     return None
 
