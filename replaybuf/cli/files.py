@@ -52,8 +52,8 @@ _UNREADABLE_SHOWN = 5
 
 def export(
     url: Url,
+    file: _ToFile,
     output: Out = TEXT,
-    file: _ToFile = "",
     where: Where = None,
     buffer: OneBuffer = None,
     task: OfTask = None,
@@ -119,8 +119,8 @@ _Imported = Annotated[
 
 def import_(
     url: Url,
+    file: _FromFile,
     output: Out = TEXT,
-    file: _FromFile = "",
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,
     task: OfTask = None,
