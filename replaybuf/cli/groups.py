@@ -30,9 +30,9 @@ from replaybuf.cli.app import (
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
 from replaybuf.common.redact import escape, may_hold_password, redact
-from replaybuf.errors import InputError, QueryError
+from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse, span_of
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest, tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
@@ -103,14 +103,9 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
 
 
 def _parse(where: str, given_as: str) -> Node:
-    """Parse a query. Raises QueryError with a note that points at the mistake (`pointed_at`)."""
+    """Parse a query. Raises QueryError, and a usage error that points at the mistake in text that is no JSON."""
     query = _read_json(where, given_as)
-    try:
-        return parse(query)
-    except QueryError as error:
-        if error.place and (span := span_of(where, error.place)) is not None:
-            error.add_note(pointed_at(where, *span))
-        raise
+    return parse(query)
 
 
 def pointed_at(text: str, start: int, end: int) -> str:

@@ -202,11 +202,9 @@ def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
 @pytest.mark.parametrize(
     ("where", "wrong"),
     [
-        ('{"reward": {"$gte": 0.9}, "stalenes": 3}', '"stalenes": 3'),
-        ('{"$and": [{"uid": 1}, {"reward": {"$gt": "a"}}]}', '"$gt": "a"'),
+        ('{"stalenes": 3}', '{"stalenes": 3}'),
         ('{"reward": }', "}"),
         ("[1]", "[1]"),
-        ('{"tags.a.b": {"$in": [1, {}]}}', "{}"),
         ("[" * 5000, None),
     ],
 )

@@ -12,7 +12,7 @@ from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.rules.query import FIELDS, LogicNode, Node, parse, span_of
+from replaybuf.rules.query import FIELDS, LogicNode, Node, parse
 from replaybuf.rules.query.parse import read_value
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import (
@@ -113,7 +113,7 @@ def _query(where: str) -> Node | Marked:
     try:
         return parse(query)
     except QueryError as error:
-        return Marked.at(where, span_of(where, error.place) or (0, len(where)), str(error))
+        return Marked.at(where, (0, len(where)), str(error))
 
 
 def _order(ask: Ask) -> OrderTerm:
