@@ -12,7 +12,7 @@ from replaybuf.common.units import some
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.standbys import ASK as ASK_STANDBYS
-from replaybuf.storage.sql.engine.standbys import Synchronous
+from replaybuf.storage.sql.engine.standbys import WHAT_TO_DO, Synchronous
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
@@ -74,17 +74,14 @@ def _find_replication(tx: Transaction, context: CheckContext) -> Sequence[Findin
         if not says_unknown(error):
             raise
         return [fine("the server doesn't say whether commits wait for standbys")]
-    waiting = f"; {units.number_of(found.waiting, 'commit')} of this user's wait at the moment" if found.waiting else ""
     if not found.wanted:
         return [fine("commits wait for no standby (synchronous_standby_names is empty)")]
-    if found.is_short or (found.waiting and found.there is None):
-        return [problem(f"commits wait for a synchronous standby: {found}{waiting}", found.what_to_do)]
+    said = f"commits wait for a synchronous standby: {found}"
     if found.waiting:
-        return [warning(f"commits wait for longer than {WAITING_SECONDS:g} s: {found}{waiting}", found.what_to_do)]
-    if found.there is None:
-        mend = f"GRANT pg_monitor TO {tx.value('SELECT current_user')}, or ask as a superuser"
-        return [warning(f"this user may not see whether they are synchronous: {found}", mend)]
-    return [fine(f"commits wait for a synchronous standby: {found}")]
+        said += f"; {units.number_of(found.waiting, 'commit')} of this user's wait at the moment"
+    if found.standbys < found.wanted:
+        return [problem(said, WHAT_TO_DO)]
+    return [warning(said, WHAT_TO_DO) if found.waiting else fine(said)]
 
 
 _PAGES = """
@@ -110,20 +107,14 @@ CHECKS = (Check("access", _find_access), _REPLICATION, Check("integrity", _find_
 
 # Each server of a URL
 
-_ASK = """
-SELECT current_setting('server_version'), pg_is_in_recovery(),
-    CAST(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END - '0/0' AS bigint),
-    (SELECT count(*) FROM pg_stat_wal_receiver)
-"""
+_ASK = "SELECT current_setting('server_version'), pg_is_in_recovery()"
 
 
 class _Server(NamedTuple):
-    """A server's version and role, its position in the WAL in bytes, and the number of servers it receives WAL from."""
+    """The version and the role of a server."""
 
     version: str
     is_standby: bool
-    position: int | None
-    receives: int
 
 
 def _check_hosts(reader: Reader, context: CheckContext) -> Sequence[Finding]:
@@ -148,11 +139,16 @@ def _ask(reader: Reader, host: Host) -> _Server | ReplayBufError:
 
 
 def findings(servers: dict[str, _Server | ReplayBufError]) -> Sequence[Finding]:
-    """Return the findings about the servers of a cluster, given by address: their roles, lag, and any split brain."""
+    """Return the findings about the servers of a cluster, given by address: their roles, and any split brain."""
     there = {name: one for name, one in servers.items() if isinstance(one, _Server)}
     primaries = [name for name, one in there.items() if not one.is_standby]
-    newest = max((there[name].position or 0 for name in primaries), default=0)
-    found = [_said(name, one, newest) for name, one in servers.items()]
+    found = []
+    for name, one in servers.items():
+        if isinstance(one, _Server):
+            found.append(fine(f"{name} is a {'standby' if one.is_standby else 'primary'}, PostgreSQL {one.version}"))
+        else:
+            mend = "start it, or correct its host and port in the url: no failover goes there as it is"
+            found.append(warning(f"{name} can't be used: {one}", mend))
     if len(primaries) > 1:
         mend = "end the one that was replaced, or make it a standby (pg_rewind): docs/outages.md, Two primaries"
         found.append(problem(f"{' and '.join(primaries)} both say that they are the primary", mend))
@@ -160,20 +156,3 @@ def findings(servers: dict[str, _Server | ReplayBufError]) -> Sequence[Finding]:
         mend = "promote a standby (pg_ctl promote), start the primary, or name it in the url"
         found.append(problem("none of the servers is a primary: no run can write", mend))
     return found
-
-
-def _said(name: str, one: _Server | ReplayBufError, newest: int) -> Finding:
-    if isinstance(one, ReplayBufError):
-        if one.__cause__ is not None and says_unknown(one.__cause__):
-            return fine(f"{name} answers, and doesn't say whether it is a standby")
-        mend = "start it, or correct its host and port in the url: no failover goes there as it is"
-        return warning(f"{name} can't be used: {one}", mend)
-    if not one.is_standby:
-        return fine(f"{name} is a primary, PostgreSQL {one.version}")
-    what = f"{name} is a standby, PostgreSQL {one.version}"
-    if newest:
-        what += f", {units.size(max(0, newest - (one.position or 0)))} of WAL behind"
-    if not one.receives:
-        mend = "see primary_conninfo and the log of the standby: is its primary the one that others write to?"
-        return warning(f"{what}, which follows no server at the moment", mend)
-    return fine(what)
