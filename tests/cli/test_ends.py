@@ -58,13 +58,6 @@ def test_a_closed_pipe_ends_quietly(file: Path, format: str) -> None:
     assert end_of(process) == (141, "")
 
 
-def test_a_pipe_that_was_never_read_ends_quietly(file: Path) -> None:
-    process = start("ls", file)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert end_of(process) == (141, "")
-
-
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
 def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend: str) -> None:
     url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")

@@ -40,12 +40,6 @@ def test_a_dry_run_says_what_would_be_imported_and_makes_nothing(filled: str, tm
     assert not (tmp_path / "new.db").exists()
 
 
-def test_a_dry_run_makes_no_tables(filled: str, empty: str, tmp_path: Path) -> None:
-    run("export", filled, tmp_path / "a.jsonl")
-    assert sum(row["new"] for row in run_json("import", empty, tmp_path / "a.jsonl", "--dry-run")) == 13
-    assert "has no replaybuf tables" in run("ls", empty, code=1).stderr
-
-
 def test_rows_go_through_pipes(file: Path, tmp_path: Path) -> None:
     """stdout holds rows alone, and stdin is read like a file."""
     program = [sys.executable, "-m", "replaybuf"]
@@ -90,12 +84,6 @@ def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_p
     said = run("export", filled, out, "--task", "mth", code=1)
     assert "nothing was exported: no such groups; there are the tasks code, math\n" in said.stderr
     assert (said.stdout, (tmp_path / name).exists()) == ("", False)
-
-
-def test_an_import_is_no_dataset_of_prompts(file: Path, tmp_path: Path) -> None:
-    run("export", file, tmp_path / "a.jsonl")
-    run("import", tmp_path / "new.db", tmp_path / "a.jsonl")
-    assert run_json("stats", tmp_path / "new.db")["buffers"]["default"]["prompts"] == {}
 
 
 @pytest.mark.fast

@@ -80,13 +80,6 @@ def test_nothing_that_matches_is_told(url: str) -> None:
     assert run_json("rm", url, "--task", "nope")[0]["deleted"] == 0
 
 
-def test_what_is_deleted_is_counted_and_recorded(url: str) -> None:
-    run("rm", url, "--task", "code", "--yes")
-    assert run_json("stats", url)["buffers"]["default"]["tasks"]["code"]["deleted"] == 4
-    [event] = [row for row in run_json("sql", url, "SELECT kind, groups FROM events") if row["kind"] == "deleted"]
-    assert event["groups"] == 4
-
-
 def test_leased_groups_stay(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     asyncio.run(fill_busy(url))

@@ -112,13 +112,6 @@ def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
     assert all(button.search(read(client_of(url), path)) for path in ("/", "/steps", "/workers", "/events"))
 
 
-def test_a_run_that_is_over_has_no_rates(url: str) -> None:
-    """Also where what was put last was put after the last minute that was noted."""
-    asyncio.run(run_of(url, 3, 90))
-    move_back(url, 2)
-    assert rate(client_of(url)) == 0
-
-
 def test_after_the_end_of_a_run_its_rates_have_no_slope(url: str) -> None:
     """They are those of its last minute until it ended, and 0 ever since."""
     asyncio.run(run_of(url, 3, 90))
@@ -306,12 +299,12 @@ def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         rollout = {"message": [], "response": "ab" * 500, "response_ids": [1, 2] * 500, "status": Status.COMPLETED}
-        buffer.put([RolloutState(**rollout, reward=float(place)) for place in range(200)], "math")
+        buffer.put([RolloutState(**rollout, reward=float(place)) for place in range(70)], "math")
     text = client_of(url).get("/groups/1?sort=best").text
     assert text.count("<article") == 64
     assert text.count('class="token') < 25_000
-    assert 'title="reward">199.000<' in text
-    assert client_of(url).get("/groups/1?all=1").text.count("<article") == 200
+    assert 'title="reward">69.000<' in text
+    assert client_of(url).get("/groups/1?all=1").text.count("<article") == 70
 
 
 def test_links_repeat_only_what_pages_know(page: Client) -> None:
