@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -30,9 +29,9 @@ from replaybuf.cli.app import (
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
 from replaybuf.common.redact import escape, may_hold_password, redact
-from replaybuf.errors import InputError, QueryError
+from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse, span_of
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest, tasks_of
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
@@ -40,6 +39,7 @@ from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
+from replaybuf.view.queries import TypedQueryError, read_query
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
@@ -76,9 +76,13 @@ _TASKS_NAMED = 10
 _CONTEXT = 100
 
 
-def query_of(where: str | None, task: str | None, status: str | None, *, given_as: str = "--where") -> Node:
-    """Return the query of the options. Raises QueryError and usage errors."""
-    nodes = [_parse(where, given_as)] if where else []
+def query_of(where: str | None, task: str | None, status: str | None) -> Node:
+    """Return the query of the options. Raises QueryError, with a note that points at the mistake."""
+    try:
+        nodes = [read_query(where)] if where else []
+    except TypedQueryError as error:
+        error.add_note(pointed_at(where or "", error.start, error.end))
+        raise
     if task is not None:
         nodes.append(parse({"task_name": task}))
     if status is not None:
@@ -102,17 +106,6 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
     return f"no such groups; {there_are} {units.some(tasks, _TASKS_NAMED)}"
 
 
-def _parse(where: str, given_as: str) -> Node:
-    """Parse a query. Raises QueryError with a note that points at the mistake (`pointed_at`)."""
-    query = _read_json(where, given_as)
-    try:
-        return parse(query)
-    except QueryError as error:
-        if error.place and (span := span_of(where, error.place)) is not None:
-            error.add_note(pointed_at(where, *span))
-        raise
-
-
 def pointed_at(text: str, start: int, end: int) -> str:
     """Return the line of a text that has the span, and a line below that underlines the span.
 
@@ -130,22 +123,6 @@ def pointed_at(text: str, start: int, end: int) -> str:
     )
     head, marked, tail = head[-_CONTEXT:], marked[:_CONTEXT], tail[:_CONTEXT]
     return f"  {head}{marked}{tail}\n  {' ' * cell_len(head)}{'^' * max(1, cell_len(marked))}"
-
-
-def _read_json(where: str, given_as: str) -> dict[str, Any]:
-    try:
-        query = json.loads(where)
-    except ValueError as error:
-        where_it_is = pointed_at(where, error.pos, error.pos + 1) if isinstance(error, json.JSONDecodeError) else ""
-        raise typer.BadParameter(
-            f'{error}; a query is JSON in single quotes, such as \'{{"task_name": "math"}}\'\n{where_it_is}'.rstrip(),
-            param_hint=given_as,
-        ) from None
-    except RecursionError:
-        raise typer.BadParameter("it nests too deep", param_hint=given_as) from None
-    if not isinstance(query, dict):
-        raise typer.BadParameter("a query is a JSON object, such as {}", param_hint=given_as)
-    return query
 
 
 # Groups, listed

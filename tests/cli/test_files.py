@@ -110,7 +110,7 @@ def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path
         (("export", "{file}", "{folder}/a.csv"), 1, "doesn't say its format"),
         (("export", "{folder}/none.db", "{folder}/a.jsonl"), 1, "there is no database"),
         (("export", "{file}", "{file}"), 1, "doesn't say its format"),
-        (("export", "{file}", "{folder}/a.jsonl", "--where", "{{"), 2, "a query is JSON"),
+        (("export", "{file}", "{folder}/a.jsonl", "--where", "{{"), 1, "a query is JSON"),
         (("export", "{file}", "{folder}/none/a.jsonl"), 1, "can't be written"),
         (("export", "{file}"), 2, "FILE"),
         (("export", "{file}", "{there}"), 1, "or replace it (--force; force=True in Python)"),

@@ -20,7 +20,7 @@ MISTAKES = [
     ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
     *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
     ("ls - --format=nl", 2, "none of text, json, csv"),
-    *((f"ls - --where '{where}'", 2, "--where") for where in ("{", "[]", "3", "uid = 3")),
+    *((f"ls - --where '{where}'", 1, "Error: a query is") for where in ("{", "[]", "3", "uid = 3")),
     ("""ls - --where '{"nope": 1}'""", 1, "Error: nope"),
     ("""ls - --where '{"staleness": {"$foo": 1}}'""", 1, "$foo"),
     ("ls - --order-by nope", 1, "order_by"),
@@ -35,7 +35,7 @@ MISTAKES = [
     ("show - 1 --where '{}'", 2, "--where"),
     ("why - --status done", 1, "unknown status 'done'"),
     ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
-    ("why - --where 'reward > 1'", 2, "a query is JSON"),
+    ("why - --where 'reward > 1'", 1, "a query is JSON"),
     *(
         (f"trace - {of}", 2, "Invalid value for")
         for of in ("step", "step many", "uid", "worker", "steps 413", "nothing")
@@ -57,7 +57,6 @@ def test_a_mistake_is_shown_where_it_is(filled: str) -> None:
     said = run("ls", filled, "--where", '{"$and": [{"staleness": {"$gt": 1, "$lt": "x"}}]}', code=1).stderr.splitlines()
     assert said[0].startswith("Error: $and[0].staleness.$lt: ")
     assert said[1][said[2].index("^") : said[2].rindex("^") + 1] == '"$lt": "x"'
-    said = run("ls", filled, "--where", '{"staleness": {"$gt": 1]', code=2).stderr.splitlines()
-    assert "--where" in said[-3]
+    said = run("ls", filled, "--where", '{"staleness": {"$gt": 1]', code=1).stderr.splitlines()
     assert said[-2][said[-1].index("^")] == "]"
-    assert "secret" not in run("ls", filled, "--where", "postgresql://me:secret@host/db", code=2).stderr
+    assert "secret" not in run("ls", filled, "--where", "postgresql://me:secret@host/db", code=1).stderr

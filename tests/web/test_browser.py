@@ -29,7 +29,6 @@ PATHS = (
         "/steps",
         "/steps/413",
         "/worker?worker=node1:811",
-        "/batches/1",
     ),
     *("/checkpoints", "/workers", "/events", "/nix"),
 )

@@ -256,7 +256,6 @@ def test_hostile_texts_are_shown_and_are_never_markup(page: Client) -> None:
     for path in (
         *PATHS,
         f"/groups/{HOSTILE_UID}",
-        "/batches/1",
         "/groups?" + urlencode({"where": SCRIPT, "task": SCRIPT}),
     ):
         answer = page.get(path)
@@ -468,7 +467,7 @@ def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dip
 
 
 def test_what_isnt_there_is_said(page: Client) -> None:
-    for path in ("/nix", "/groups/999999", "/batches/999999", "/steps/5", "/static/../app.py", "/groups/abc"):
+    for path in ("/nix", "/groups/999999", "/steps/5", "/static/../app.py", "/groups/abc"):
         answer = page.get(path)
         assert answer.status_code in (400, 404)
         assert 'role="alert"' in answer.text
