@@ -10,8 +10,8 @@ import pytest
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import next_stamp
-from replaybuf.storage.sql.engine.postgres_servers import Seen
-from replaybuf.storage.sql.engine.servers import AskedServer, Standing, choose
+from replaybuf.storage.sql.engine.postgres_connect import Standing
+from replaybuf.storage.sql.engine.postgres_servers import Seen, choose
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url, url_at
 
 pytestmark = pytest.mark.fast
@@ -78,45 +78,58 @@ def test_a_url_of_one_of_several_hosts_is_one_that_the_driver_reads() -> None:
     assert redact("postgresql://u:p@a:5432,b:5433/rl") == "postgresql://u:***@a:5432,b:5433/rl"
 
 
-def server(host: Host, timeline: int | None, *, system: str = "7", started: int = 1) -> AskedServer:
-    return AskedServer(host, Standing(system, timeline, timeline is None, datetime(2026, 1, started), 1))
+def server(timeline: int | None, *, system: str = "7", started: int = 1) -> Standing:
+    return Standing(system, timeline, timeline is None, datetime(2026, 1, started), 1)
 
 
-def test_of_two_primaries_the_one_with_the_higher_timeline_is_followed() -> None:
-    for found in ([server(A, 1), server(B, 2)], [server(B, 2), server(A, 1)]):
-        assert choose(found, None, "url", writes=True).host == B
+FOLLOWED, AWAY = server(2, started=2), "does not answer"
 
 
-def test_an_old_primary_is_no_choice_for_who_follows_another() -> None:
-    followed = Standing("7", 2, started=datetime(2026, 1, 1))
-    with pytest.raises(
-        UnreachableError, match=r"a:5432 is an old primary \(timeline 1; this process follows timeline 2"
-    ):
-        choose([server(A, 1), AskedServer(B, problem="does not answer")], followed, "url", writes=True)
-    with pytest.raises(UnreachableError, match="belongs to another cluster"):
-        choose([server(A, 3, system="8")], followed, "url", writes=True)
+@pytest.mark.parametrize(
+    ("found", "followed", "chosen"),
+    [
+        ({A: server(1), B: server(2)}, None, B),
+        ({B: server(2), A: server(1)}, None, B),
+        ({A: server(2), B: server(2)}, None, A),  # two addresses of one server
+        ({A: server(2), B: server(2, started=2)}, FOLLOWED, B),
+        ({A: server(9, system="8"), B: server(2, started=2)}, FOLLOWED, B),
+        ({A: AWAY, B: server(3)}, FOLLOWED, B),
+    ],
+)
+def test_the_primary_with_the_highest_timeline_is_followed(
+    found: dict[Host | None, Standing | str], followed: Standing | None, chosen: Host
+) -> None:
+    assert choose(found, followed, writes=True) == chosen
 
 
-def test_two_primaries_on_one_timeline_are_refused_unless_they_are_one_server() -> None:
-    with pytest.raises(UnreachableError, match="a:5432 and b:5433 both say that they are the primary, on timeline 2"):
-        choose([server(A, 2), server(B, 2, started=2)], None, "url", writes=True)
-    assert choose([server(A, 2), server(B, 2)], None, "url", writes=True).host == A
-    followed = Standing("7", 2, started=datetime(2026, 1, 2))
-    assert choose([server(A, 2), server(B, 2, started=2)], followed, "url", writes=True).host == B
-    with pytest.raises(UnreachableError, match="different clusters"):
-        choose([server(A, 1), server(B, 5, system="8", started=2)], None, "url", writes=True)
-
-
-def test_a_standby_takes_no_writes() -> None:
-    with pytest.raises(AccessError, match="a:5432 is a standby, which takes no writes; name the primary"):
-        choose([server(A, None)], None, "url", writes=True)
+@pytest.mark.parametrize(
+    ("found", "followed", "error", "text"),
+    [
+        (
+            {A: server(1), B: AWAY},
+            FOLLOWED,
+            UnreachableError,
+            r"a:5432 is an old primary \(timeline 1; this process follows timeline 2",
+        ),
+        ({A: server(3, system="8")}, FOLLOWED, UnreachableError, "belongs to another cluster"),
+        ({A: server(2), B: server(2, started=2)}, None, UnreachableError, "a:5432 and b:5433 both say that they are"),
+        ({A: server(1), B: server(5, system="8", started=2)}, None, UnreachableError, "the servers of one cluster"),
+        ({A: server(None)}, None, AccessError, "a:5432 is a standby, which takes no writes; name the primary"),
+        ({A: server(None), B: AWAY}, None, UnreachableError, "no primary can be reached: a:5432 is a standby"),
+    ],
+)
+def test_who_writes_is_refused_where_there_is_not_one_primary(
+    found: dict[Host | None, Standing | str], followed: Standing | None, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        choose(found, followed, writes=True)
 
 
 def test_readers_take_the_newest_primary_wherever_it_is_in_the_url() -> None:
-    old, standby, new = server(A, 1), server(B, None), server(Host("c", 5434), 2)
+    old, standby, new = (A, server(1)), (B, server(None)), (Host("c", 5434), server(2))
     for found in ([old, standby, new], [standby, new, old], [new, old, standby]):
-        assert choose(found, None, "url", writes=False) is new
-    assert choose([AskedServer(A, problem="does not answer"), standby], None, "url", writes=False) is standby
+        assert choose(dict(found), None, writes=False) is new[0]
+    assert choose({A: AWAY, B: server(None)}, None, writes=False) is B
 
 
 def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:

@@ -120,17 +120,15 @@ async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Poo
         await fill(owner, 3)
     with pooler.running("statement"):
         await refused(
-            pooler.url, "transaction blocks not allowed in statement pooling mode; set pool_mode = transaction"
+            pooler.url, "transaction blocks not allowed in statement pooling mode; it needs pool_mode = transaction"
         )
     with pooler.running(settings=""):
-        await refused(pooler.url, "let PgBouncer ignore it, by ignore_startup_parameters")
+        await refused(pooler.url, "unsupported startup parameter")
     with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
         # Of two buffers that share few connections, one meets the other's statements.
         async with build(pooler.url.partition("?")[0]) as left, build(pooler.url.partition("?")[0]) as right:
             # (without what asyncpg advises instead)
-            with pytest.raises(
-                StorageError, match=r'"__asyncpg_\w+" [a-z ]+; behind a pooler add statement_cache_size=0 to'
-            ):
+            with pytest.raises(StorageError, match=r'"__asyncpg_\w+" [a-z ]+; it needs .*statement_cache_size=0'):
                 await asyncio.gather(use(left), use(right), use(left), use(right))
         async with build(pooler.url) as buffer:
             assert await take_all(buffer) == [0, 1, 2]
@@ -150,7 +148,7 @@ async def test_who_a_pooler_refuses_is_told_who_refuses_and_what_to_do(pooler: P
             assert "is the server running" not in error
     with pooler.running(more=known, target=lambda given: re.sub(r" user=\S+", "", given)):
         error = str(await refused_put(pooler.url_with("right"), AccessError))
-        assert 'role "trainer" does not exist; create it: CREATE ROLE trainer LOGIN' in error
+        assert 'role "trainer" does not exist; create the role' in error
     with pooler.running(more=known, target=lambda given: given.replace("dbname=rl", "dbname=none")):
         error = str(await refused_put(pooler.url_with("right"), UnreachableError))
         assert 'database "none" does not exist; ' in error

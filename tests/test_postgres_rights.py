@@ -145,21 +145,17 @@ async def test_a_viewer_changes_nothing(viewer: str) -> None:
     counted = await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group"))
     async with build(viewer) as buffer:
         for call in calls:
-            with pytest.raises(AccessError, match=r"permission denied for (table|sequence) rb_\w+; (on|GRANT)"):
+            with pytest.raises(AccessError, match=r"permission denied for (table|sequence) rb_\w+; let the owner"):
                 await call(buffer)
     assert await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == counted
 
 
 #: A right that is missing, and the sentence of a put, a take or the opening.
 LACKING = {
-    "REVOKE INSERT ON rb_payload FROM trainer": (
-        "permission denied for table rb_payload; on rb_payload the role trainer lacks what docs/operating.md grants"
-    ),
-    "REVOKE SELECT ON rb_version FROM trainer": "permission denied for table rb_version; on rb_version the role",
-    "REVOKE ALL ON SEQUENCE rb_uid FROM trainer": (
-        "permission denied for sequence rb_uid; GRANT USAGE, SELECT, UPDATE ON SEQUENCE rb_uid TO trainer"
-    ),
-    "ALTER ROLE trainer NOLOGIN": 'role "trainer" is not permitted to log in; ALTER ROLE trainer LOGIN',
+    "REVOKE INSERT ON rb_payload FROM trainer": "permission denied for table rb_payload; let the owner",
+    "REVOKE SELECT ON rb_version FROM trainer": "permission denied for table rb_version; let the owner",
+    "REVOKE ALL ON SEQUENCE rb_uid FROM trainer": "permission denied for sequence rb_uid; let the owner",
+    "ALTER ROLE trainer NOLOGIN": 'role "trainer" is not permitted to log in; create the role if it',
 }
 
 
@@ -175,14 +171,7 @@ async def test_who_may_not_make_the_tables_is_told_who_does(postgres_database: s
         error = await refused_put(url, AccessError)
         [examined] = (await asyncio.to_thread(examine, url, code=1))["access"]
     assert "let the owner make the tables (replaybuf doctor URL --upgrade)" in str(error)
-    assert re.search(r"for this role to make them, GRANT USAGE, CREATE ON SCHEMA public TO trainer_\w+", str(error))
     assert re.search(r"the user trainer_\w+ may not make the tables: it lacks CREATE on the schema", examined["text"])
     assert re.search(
         r"replaybuf doctor URL --upgrade, .*GRANT CREATE ON SCHEMA public TO trainer_\w+", examined["mend"]
     )
-
-
-async def test_a_role_that_does_not_exist_may_be_made(postgres_database: str) -> None:
-    url = make_url(postgres_database).set(username="nobody_knows").render_as_string(hide_password=False)
-    error = await refused_put(url, AccessError)
-    assert 'role "nobody_knows" does not exist; create it: CREATE ROLE nobody_knows LOGIN' in str(error)

@@ -97,8 +97,6 @@ class Commands(TyperGroup):
             raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
-            for note in filter(None, getattr(error, "__notes__", ())):
-                typer.echo(note, err=True)  # points at the mistake in a query; already escaped
             raise typer.Exit(1) from error
         except BrokenPipeError as error:
             # The interpreter flushes stdout once more at exit; that must not fail again.

@@ -28,7 +28,7 @@ from replaybuf.cli.app import (
 )
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
-from replaybuf.common.redact import escape, may_hold_password, redact
+from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse
@@ -39,7 +39,7 @@ from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
-from replaybuf.view.queries import TypedQueryError, read_query
+from replaybuf.view.queries import read_query
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
@@ -73,16 +73,11 @@ def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | 
 # Selected by options
 
 _TASKS_NAMED = 10
-_CONTEXT = 100
 
 
 def query_of(where: str | None, task: str | None, status: str | None) -> Node:
-    """Return the query of the options. Raises QueryError, with a note that points at the mistake."""
-    try:
-        nodes = [read_query(where)] if where else []
-    except TypedQueryError as error:
-        error.add_note(pointed_at(where or "", error.start, error.end))
-        raise
+    """Return the query of the options. Raises QueryError."""
+    nodes = [read_query(where)] if where else []
     if task is not None:
         nodes.append(parse({"task_name": task}))
     if status is not None:
@@ -104,25 +99,6 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
         return "no such groups"
     there_are = "there is the task" if len(tasks) == 1 else "there are the tasks"
     return f"no such groups; {there_are} {units.some(tasks, _TASKS_NAMED)}"
-
-
-def pointed_at(text: str, start: int, end: int) -> str:
-    """Return the line of a text that has the span, and a line below that underlines the span.
-
-    A text that may be a URL with a password, in the wrong place, isn't shown.
-    """
-    from rich.cells import cell_len
-
-    if may_hold_password(text):
-        return ""
-    before = text.rfind("\n", 0, start) + 1
-    after = text.find("\n", start)
-    after = len(text) if after < 0 else after
-    head, marked, tail = (
-        escape(part) for part in (text[before:start], text[start : min(end, after)], text[min(end, after) : after])
-    )
-    head, marked, tail = head[-_CONTEXT:], marked[:_CONTEXT], tail[:_CONTEXT]
-    return f"  {head}{marked}{tail}\n  {' ' * cell_len(head)}{'^' * max(1, cell_len(marked))}"
 
 
 # Groups, listed

@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,12 @@ from sqlalchemy import make_url
 from replaybuf import PromptLedger, ReplayBuffer, Status
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
+from tests.faults.ledger import Ledger
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
 from tests.faults.test_postgres_connections import all_told, end_background_work
-from tests.faults.test_storm import Storm
+from tests.faults.test_storm import Storm, judge_prompts
+from tests.histories.history import Recorder, calls_in, numbers_of_calls
+from tests.histories.workers import Worker, take_all_left
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
 
 FAILOVERS = int(os.environ.get("REPLAYBUF_TEST_FAILOVERS", "20"))
@@ -31,33 +33,16 @@ async def fail_over(cluster: Cluster) -> float:
 
 
 async def test_what_is_put_leased_taken_and_generated_meanwhile_is_there_once(
-    synchronous: Cluster, figures: Figures
+    synchronous: Cluster, figures: Figures, tmp_path: Path
 ) -> None:
-    """All at once, in three buffers; the ledgers of what they were told are here."""
-    put: list[int] = []
-    got: list[int] = []
-    finished: list[int] = []
-    steps: list[int] = []
-    url, over, put_all = synchronous.new_database(), asyncio.Event(), asyncio.Event()
+    """All at once, in three buffers."""
+    recorder, over = Recorder(Ledger(tmp_path / "calls")), asyncio.Event()
+    url, kinds = synchronous.new_database(), ("put", "take", "acknowledge", "finish", "step")
 
-    async def producer(buffer: ReplayBuffer, first: int) -> None:
-        number = first
+    async def work(buffer: ReplayBuffer, number: int) -> None:
+        worker = Worker(buffer, recorder, 1_000_000 * number, number, seconds=2)
         while not over.is_set():
-            await buffer.put(group(number), TASK)
-            put.append(number)
-            number += 1
-
-    async def taker(buffer: ReplayBuffer) -> None:
-        while not put_all.is_set() or len(got) < len(put):
-            got.extend(numbers_of(await buffer.get(2, TASK)))
-
-    async def leaser(buffer: ReplayBuffer) -> None:
-        while not put_all.is_set() or len(got) < len(put):
-            lease = await buffer.lease_batch({TASK: 2}, seconds=30)
-            found = numbers_of(lease.batch[TASK])
-            if found:
-                await lease.acknowledge()
-            got.extend(found)
+            await worker.call()
 
     async def generator(buffer: ReplayBuffer) -> None:
         source = PromptLedger(
@@ -67,47 +52,44 @@ async def test_what_is_put_leased_taken_and_generated_meanwhile_is_there_once(
             for prompt in await source.draw(2, timeout=60):
                 for rollout in prompt.group:
                     rollout.status = Status.COMPLETED
-                await prompt.finish()
-                finished.append(number_of(prompt.group))
+                await recorder.call("finish", prompt.finish(), groups=[number_of(prompt.group)])
 
     async def checkpointer(buffer: ReplayBuffer) -> None:
-        step = 0
         while not over.is_set():
-            step += 1
-            await buffer.checkpoint(step)
-            steps.append(step)
+            step = recorder.done["step"] + 1
+            await recorder.call("step", buffer.checkpoint(step), groups=[step])
             await asyncio.sleep(0.02)
 
-    async with build(url) as one, build(url) as two, build(url) as three:
+    async with (
+        build(url, max_deliveries=0) as one,
+        build(url, max_deliveries=0) as two,
+        build(url, max_deliveries=0) as three,
+    ):
         waiting = asyncio.create_task(three.take_batch({"another": 1}, timeout=60))
-        producers = [asyncio.create_task(producer(one, place * 1_000_000)) for place in range(4)]
-        others = [asyncio.create_task(work) for work in (taker(two), leaser(three))]
-        rest = [asyncio.create_task(work) for work in (generator(two), checkpointer(one))]
+        working = [asyncio.create_task(work(buffer, n)) for n, buffer in enumerate((one, one, two, two, three))]
+        working += [asyncio.create_task(generator(two)), asyncio.create_task(checkpointer(one))]
 
-        async def under_way() -> bool:
-            return min(map(len, (put, got, finished, steps))) > 5
+        async def more_than(before: list[int]) -> bool:
+            return all(recorder.done[kind] > count + 5 for kind, count in zip(kinds, before, strict=True))
 
-        await until(under_way, 30)
+        await until(lambda: more_than([0] * len(kinds)), 30)
         promoted = await fail_over(synchronous)
-        seen = [len(each) for each in (put, got, finished, steps)]
-
-        async def go_on() -> bool:
-            return all(len(each) > before + 5 for each, before in zip((put, got, finished, steps), seen, strict=True))
-
-        await until(go_on, 30)
+        seen = [recorder.done[kind] for kind in kinds]
+        await until(lambda: more_than(seen), 30)
         away = time.monotonic() - promoted
         over.set()
-        await asyncio.gather(*producers, *rest)
-        put_all.set()
-        await asyncio.gather(*others)
+        await asyncio.gather(*working)
         await one.put(group(7), "another")
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
-        assert [made.step for made in await two.checkpoints()][-1] == steps[-1]
+        assert [made.step for made in await two.checkpoints()][-1] == recorder.done["step"]
         made = [number_of(item.item) async for item in two.find({"task_name": "prompts", "status": "completed"})]
-    figures.compare(1, put, got)
+        await two.delete({"task_name": "prompts"})
+        await take_all_left(two, recorder)
+    calls = calls_in([tmp_path / "calls"])
+    finished = numbers_of_calls(calls, "finish")
     figures.add(prompts=len(finished), skipped=len(set(finished) - set(made)))
-    assert sorted(got) == sorted(put)
+    figures.judge(1, calls)
     assert sorted(made) == sorted(finished)
     assert away < 10
 
@@ -200,42 +182,27 @@ async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_
         assert await take_all(buffer) == [0, 1, 2]
 
 
-ROLES = ["producer-1", "trainer-1", "taker-1", "refresher", "producer-2", "trainer-2"]
-
-
 @pytest.mark.long
 def test_failovers_under_load_lose_and_double_nothing(synchronous: Cluster, tmp_path: Path, figures: Figures) -> None:
     """Of processes in roles: everything that was put is acknowledged or taken once, by the ledgers of all."""
     storm = Storm(tmp_path, synchronous.new_database(), 1)
-    for role in ROLES:
+    for role in ("caller-1", "caller-2", "caller-3", "refresher"):
         storm.start(role)
-    seconds = fail_over_again_and_again(synchronous, storm, partial(storm.numbers, "producer", "put"))
-    storm.finish()
-    put = storm.numbers("producer", "put")
-    acked = storm.numbers("trainer", "acked") + storm.numbers("taker", "acked")
-    figures.compare(FAILOVERS, put, acked)
+    seconds = fail_over_again_and_again(synchronous, storm)
+    figures.judge(FAILOVERS, storm.finish())
     print_recovery(seconds)
-    assert [n for n, times in Counter(acked).items() if times > 1] == []
-    assert set(put) <= set(acked) <= set(storm.numbers("producer", "begin"))
 
 
 @pytest.mark.long
 def test_failovers_skip_and_double_no_prompt(synchronous: Cluster, tmp_path: Path, figures: Figures) -> None:
     """Each prompt of the dataset is trained as often as asked."""
     storm = Storm(tmp_path, synchronous.new_database(), 1)
-    count, epochs = storm.prompts = (FAILOVERS * 150, 2)
+    storm.prompts = (FAILOVERS * 150, 2)
     for role in ("worker-1", "worker-2", "trainer-1", "worker-3"):
         storm.start(role)
-    seconds = fail_over_again_and_again(synchronous, storm, partial(storm.numbers, "trainer", "acked"))
-    storm.finish()
-    trained = Counter(storm.numbers("trainer", "acked"))
-    skipped = [number for number in range(count) if trained[number] < epochs]
-    doubled = [number for number, times in trained.items() if times > epochs]
-    figures.add(
-        faults=FAILOVERS, groups=count * epochs, prompts=count * epochs, skipped=len(skipped), doubled=len(doubled)
-    )
+    seconds = fail_over_again_and_again(synchronous, storm)
+    judge_prompts(figures, FAILOVERS, storm.finish(), *storm.prompts)
     print_recovery(seconds)
-    assert (skipped, doubled) == ([], [])
 
 
 @pytest.mark.long
@@ -267,24 +234,26 @@ async def test_checkpoints_and_restores_are_exact_whatever_fails_over_meanwhile(
     figures.add(faults=failovers)
 
 
-def fail_over_again_and_again(cluster: Cluster, storm: Storm, done: partial[list[int]]) -> list[float]:
+def fail_over_again_and_again(cluster: Cluster, storm: Storm) -> list[float]:
     """Fail over as often as asked, each time in the middle of the work; return after how long that went on."""
     seconds = []
     for _ in range(FAILOVERS):
-        wait_for_more(done, len(done()) + 20)
+        wait_for_more(storm, 50)
         time.sleep(0.3 * storm.chance.random())
         promoted = cluster.fail_over(storm.chance.choice((0, 0, 0.5)))
-        seconds.append(wait_for_more(done, len(done()) + 1) - promoted)
+        seconds.append(wait_for_more(storm, 1) - promoted)
         cluster.get_ready(synchronous=True)
     return seconds
 
 
-def wait_for_more(done: partial[list[int]], count: int) -> float:
+def wait_for_more(storm: Storm, count: int) -> float:
+    """Wait until so many more calls have returned; return when that was."""
+    wanted = storm.returned() + count
     for _ in range(60_000):
-        if len(done()) >= count:
+        if storm.returned() >= wanted:
             return time.monotonic()
         time.sleep(0.01)
-    raise TimeoutError(f"{len(done())} of {count} after ten minutes")
+    raise TimeoutError(f"{storm.returned()} of {wanted} after ten minutes")
 
 
 def print_recovery(seconds: list[float]) -> None:

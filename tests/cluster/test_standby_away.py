@@ -172,7 +172,7 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
         synchronous.hold_back()
         with pytest.raises(
             UnreachableError,
-            match="asks for 1 standby, and 1 is connected; look at the disk",
+            match="asks for 1 standby, and 1 is connected; start the standby",
             check=because("standby awaited"),
         ) as caught:
             await buffer.put(group(2), TASK)
@@ -237,28 +237,6 @@ async def test_a_promoted_server_that_waits_for_a_standby_goes_on_when_it_is_tol
         await asyncio.to_thread(execute, promoted, "SELECT pg_reload_conf()")
         await asyncio.wait_for(putting, 20)
         assert await take_all(buffer) == [0, 1, 2]
-
-
-@pytest.mark.long
-async def test_a_role_that_may_not_see_standbys_is_told_how_it_may(synchronous: Cluster) -> None:
-    """That none is there it sees, too."""
-    url = synchronous.new_database()
-    execute(synchronous.primary.url("postgres"), "CREATE ROLE looker LOGIN")
-    looker = url.replace("postgres@", "looker@")
-
-    async def examined() -> tuple[str, str]:
-        [found] = (await asyncio.to_thread(examine, looker, code=None))["replication"]
-        return found["level"], f"{found['text']} -> {found['mend']}"
-
-    level, text = await examined()
-    assert (level, "GRANT pg_monitor TO looker" in text) == ("warning", True)
-    execute(synchronous.primary.url("postgres"), "GRANT pg_monitor TO looker")
-    assert (await examined())[0] == "ok"
-    execute(synchronous.primary.url("postgres"), "REVOKE pg_monitor FROM looker")
-    async with away(synchronous):
-        level, text = await examined()
-        assert (level, "and 0 are connected -> start the standby" in text) == ("problem", True)
-    execute(synchronous.primary.url("postgres"), "DROP ROLE looker")
 
 
 #: How often the standby is ended and started again.

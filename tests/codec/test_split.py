@@ -14,7 +14,7 @@ from replaybuf.errors import ConfigError, DecodeError, MissingDriverError
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent
 from replaybuf.values.codec.blocks import GROUPED, DeferredArray, checked_array
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_header import Head, Header, is_apart
+from replaybuf.values.codec.payload_header import Head, is_apart
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, PAYLOAD, ZSTD, same, with_checksum
 
@@ -67,11 +67,7 @@ def test_the_checksums_of_a_joined_payload_are_those_of_its_own_bytes() -> None:
 def test_every_flipped_bit_is_noticed(part: str) -> None:
     split = DICTS.encode_split(GROUP)
     head, tail = split.head, tail_of(split)
-    arrays = [
-        at + place
-        for at, size in Head.parsed(Header.read(head), memoryview(head)).places()
-        for place in (0, size // 2, size - 1)
-    ]
+    arrays = [at + place for at, size in Head.opened(head).places() for place in (0, size // 2, size - 1)]
     places = range(8 * len(head)) if part == "head" else [8 * at + bit for at in arrays for bit in (0, 7)]
     for bit in places:
         damaged = bytearray(head if part == "head" else tail)

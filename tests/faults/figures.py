@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
+from tests.histories.checker import violations
+from tests.histories.history import Call, numbers_of_calls
+
 
 @dataclass
 class Figures:
@@ -33,6 +36,16 @@ class Figures:
         """Add what became of groups that were put, and all of which should have been delivered, each once."""
         lost, doubled = len(set(put) - set(delivered)), len(delivered) - len(set(delivered))
         self.add(faults=faults, groups=len(put), lost=lost, doubled=doubled)
+
+    def judge(self, faults: int, calls: Sequence[Call]) -> None:
+        """Add what became of the groups of a history that ends when nothing is left; fail if no order explains it."""
+        found = violations(calls)
+        put, got = (set(numbers_of_calls(calls, *kinds)) for kinds in (("put",), ("take", "acknowledge")))
+        lost = any(one.startswith("nobody got") for one in found)
+        missing = len(put - got) * any(call.died for call in calls)
+        self.add(faults=faults, groups=len(put), doubled=sum("twice" in one for one in found))
+        self.add(lost=len(put - got) if lost else 0, with_the_dead=0 if lost else missing)
+        assert not found, "\n".join(found[:20])
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())

@@ -255,6 +255,25 @@ async def save_a_prompt(_: ReplayBuffer, prompt: Prompt) -> None:
     await prompt.save()
 
 
+# What a draw comes to that is cancelled after its commit: others may have missed the groups for a moment.
+
+
+async def lease_and_give_back(buffer: ReplayBuffer, _: Any) -> None:
+    await (await leased(buffer)).give_back()
+
+
+async def draw_and_give_back(buffer: ReplayBuffer, _: Any) -> None:
+    for prompt in await prompts_of(buffer).draw(3):
+        await prompt.give_back()
+
+
+async def put_in_pieces(buffer: ReplayBuffer, _: Any) -> None:
+    """Put groups that are numbered by what was there before, in several transactions: what no call may do."""
+    count = await buffer.count_where({})
+    for number in range(count, count + 2):
+        await buffer.put(group(100 + number), TASK)
+
+
 SNAPSHOT = "snapshot"
 
 OPERATIONS = {
@@ -287,4 +306,12 @@ OPERATIONS = {
     "draw prompts": Operation(draw_prompts, given_up),
     "finish a prompt": Operation(finish_a_prompt, a_prompt),
     "save a prompt": Operation(save_a_prompt, a_prompt),
+}
+#: A fault that is planted, for tests of the tests.
+PLANTED = {"put in pieces": Operation(put_in_pieces)}
+#: Of draws, by their names in OPERATIONS.
+UNDONE = {
+    "take": Operation(lease_and_give_back),
+    "lease": Operation(lease_and_give_back),
+    "draw prompts": Operation(draw_and_give_back, given_up),
 }

@@ -321,6 +321,30 @@ END_ALL = (
 )
 
 
+async def test_no_connection_asks_the_server_about_types(postgres_database: str) -> None:
+    """As asyncpg does for arrays other than those of texts, which costs more than all else of a new connection."""
+    asked: list[bytes] = []
+
+    async def hear(_link: Link, data: bytes) -> bool:
+        asked.extend([data] if b"typeinfo" in data else [])
+        return True
+
+    async with proxied(postgres_database) as proxy:
+        proxy.fault = hear
+        async with build(proxy.url, policy="prioritized", capacity=100, archive=10) as buffer:
+            await asyncio.gather(*(buffer.put(group(number), TASK) for number in range(20)))
+            await buffer.put(group(20), TASK, key="a")
+            await buffer.update_priorities({item.uid: 2.0 async for item in buffer.find({})})
+            await buffer.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=1)
+            await buffer.checkpoint(1)
+            async with buffer.lease_batch({TASK: 5}) as lease:
+                assert len(lease.batch[TASK]) == 5
+            await buffer.get(5, TASK)
+            await buffer.restore(1)
+            assert await buffer.delete({}) == 21
+    assert asked == []
+
+
 async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer: ReplayBuffer, proxy: Proxy) -> None:
     await fill(buffer, 5)
     for committed in (True, False):

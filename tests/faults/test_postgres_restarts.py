@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -18,6 +18,7 @@ from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.tasks import delivery as drawing
 from tests.cancellation.ways import no_connection_out
 from tests.faults.figures import Figures
+from tests.faults.ledger import Ledger
 from tests.faults.proxy import Link, once, proxied
 from tests.faults.test_postgres_connections import (
     all_told,
@@ -25,6 +26,8 @@ from tests.faults.test_postgres_connections import (
     before_the_answer,
     end_background_work,
 )
+from tests.histories.history import Recorder, calls_in
+from tests.histories.workers import Worker, take_all_left
 from tests.postgres import Server, execute, new_database, own_server
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
@@ -62,46 +65,33 @@ async def stopped(server: Server) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("crashes", [2, pytest.param(40, marks=pytest.mark.long)])
 async def test_no_crash_of_the_server_loses_or_doubles_a_group(
-    server: Server, url: str, crashes: int, figures: Figures
+    server: Server, url: str, crashes: int, figures: Figures, tmp_path: Path
 ) -> None:
-    """Tasks of two buffers put and take all the while; the ledger of what they were told is here."""
-    put: list[int] = []
-    taken: list[int] = []
-    producing = crashing = True
+    """Tasks of two buffers call all the while, and record it."""
+    recorder, over = Recorder(Ledger(tmp_path / "calls")), asyncio.Event()
 
-    async def producer(buffer: ReplayBuffer, first: int) -> None:
-        number = first
-        while crashing:
-            await buffer.put(group(number), TASK)
-            put.append(number)
-            number += 1
+    async def work(buffer: ReplayBuffer, number: int) -> None:
+        worker = Worker(buffer, recorder, 1_000_000 * number, number, seconds=2)
+        while not over.is_set():
+            await worker.call()
 
-    async def consumer(buffer: ReplayBuffer) -> None:
-        chance = random.Random(1)
-        while producing or len(taken) < len(put):
-            taken.extend(numbers_of(await buffer.get(chance.randint(1, 3), TASK)))
-
-    async with build(url) as one, build(url) as other:
-        producers = [asyncio.create_task(producer(one, task * 1_000_000)) for task in range(6)]
-        consumers = [asyncio.create_task(consumer(buffer)) for buffer in (one, other, other)]
+    async with build(url, max_deliveries=0) as one, build(url, max_deliveries=0) as other:
+        working = [asyncio.create_task(work((one, other)[number % 2], number)) for number in range(6)]
         waiting = asyncio.create_task(other.take_batch({"another": 1}, timeout=600))
         for count in range(crashes):
 
-            async def go_on(seen: int = len(put)) -> bool:
-                return len(put) > seen + 50
+            async def go_on(seen: int = recorder.done["put"]) -> bool:
+                return recorder.done["put"] > seen + 50
 
             await until(go_on, 30)
             await crash(server, 0.3 * (count % 2))
-        crashing = False
-        await asyncio.gather(*producers)
-        producing = False
-        await asyncio.gather(*consumers)
+        over.set()
+        await asyncio.gather(*working)
         await one.put(group(7), "another")
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
-        assert await take_all(one) == []
-    figures.compare(crashes, put, taken)
-    assert sorted(taken) == sorted(put)
+        await take_all_left(one, recorder)
+    figures.judge(crashes, calls_in([tmp_path / "calls"]))
 
 
 @pytest.mark.parametrize("operation", ["put", "take"])

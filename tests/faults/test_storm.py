@@ -18,12 +18,16 @@ from tests.faults import roles
 from tests.faults.figures import Figures
 from tests.faults.ledger import entries, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
-from tests.faults.roles import LEASED, TAKEN, TASKS
+from tests.histories import workers
+from tests.histories.checker import amiss
+from tests.histories.history import Call, calls_in, numbers_of_calls
+from tests.histories.workers import LEASED, TAKEN
 from tests.stores import build, take_all
 
-TAKER_SIZE = 4
 #: Enough for what is left at the end, in seconds.
 _PATIENCE = 600
+#: Seconds in which a process that calls cancels some of its takes.
+_CANCELLING = 0.5
 
 
 class Storm:
@@ -46,19 +50,19 @@ class Storm:
         self.ledgers.setdefault(role, []).append(ledger)
         self._started[role] = start(function, ledger, self._url, *map(_plain, arguments)), ledger
 
-    def _call(self, role: str) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    def _call(self, role: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         number = next(self._numbers)
         match role.partition("-")[0]:
-            case "producer":
-                return roles.produce, (self.stop, number * 100_000, number)
+            case "caller":
+                return workers.work, (self.stop, number * 100_000, number, _CANCELLING)
             case "trainer":
                 return roles.train, (self.done, number)
-            case "taker":
-                return roles.take, (self.done, TAKER_SIZE)
             case "worker":
                 return roles.generate, (*self.prompts, number)
             case "refresher":
                 return roles.refresh, (self.done,)
+            case "drainer":
+                return workers.drain, ()
             case _:
                 return roles.save, (self.done, self.snapshot)
 
@@ -74,32 +78,22 @@ class Storm:
         self.killed[role] += 1
         self.start(role)
 
-    def finish(self) -> None:
-        """The producers and workers end, and then the others when nothing is left."""
+    def finish(self) -> list[Call]:
+        """The callers and workers end, then the others; what is left is taken. Return what all have called."""
         self.stop.touch()
-        for role in [role for role in self._started if role.startswith(("producer", "worker"))]:
+        for role in [role for role in self._started if role.startswith(("caller", "worker"))]:
             end(*self._started.pop(role), _PATIENCE)
         self.done.touch()
         for role in list(self._started):
             end(*self._started.pop(role), _PATIENCE)
+        self.start("drainer")
+        end(*self._started.pop("drainer"), _PATIENCE)
+        return calls_in(ledger for ledgers in self.ledgers.values() for ledger in ledgers)
 
-    def numbers(self, prefix: str, what: str) -> list[int]:
-        """What was written of a kind by all in a role."""
-        ledgers = [
-            ledger for role, all_of_it in self.ledgers.items() if role.startswith(prefix) for ledger in all_of_it
-        ]
-        return [number for ledger in ledgers for number in numbers(ledger, what)]
-
-    def settling_when_killed(self) -> list[int]:
-        """The groups that trainers were acknowledging when they were killed."""
-        open_ones: list[int] = []
-        for role, ledgers in self.ledgers.items():
-            for ledger in ledgers if role.startswith("trainer") else ():
-                lines = entries(ledger, "acking")
-                settled = len(entries(ledger, "acked")) + len(entries(ledger, "late"))
-                if len(lines) > settled:
-                    open_ones += map(int, lines[-1].split())
-        return open_ones
+    def returned(self) -> int:
+        """Return how many calls have returned so far."""
+        ledgers = [ledger for ledgers in self.ledgers.values() for ledger in ledgers]
+        return sum(ledger.read_text().count('"known"') for ledger in ledgers if ledger.exists())
 
 
 def _plain(argument: Any) -> Any:
@@ -117,7 +111,7 @@ def storm(tmp_path: Path, shared_url: str, shots: tuple[int, int]) -> Storm:
     return Storm(tmp_path, shared_url, shots[0])
 
 
-ROLES = ["producer-1", "trainer-1", "taker-1", "refresher", "saver", "producer-2", "trainer-2"]
+ROLES = ["caller-1", "refresher", "caller-2", "saver", "caller-3"]
 
 
 def test_every_group_is_accounted_for(storm: Storm, shared_url: str, shots: tuple[int, int], figures: Figures) -> None:
@@ -126,28 +120,12 @@ def test_every_group_is_accounted_for(storm: Storm, shared_url: str, shots: tupl
         storm.start(role)
     for shot in range(shots[1]):
         storm.shoot(ROLES[shot % len(ROLES)])
-    storm.finish()
-
-    put, begun = storm.numbers("producer", "put"), set(storm.numbers("producer", "begin"))
-    acked = {task: storm.numbers(role, "acked") for task, role in ((LEASED, "trainer"), (TAKEN, "taker"))}
-    lost = {task: {n for n in put if TASKS[n % 2] == task} - set(acked[task]) for task in TASKS}
-    with_the_dead = {LEASED: lost[LEASED] & set(storm.settling_when_killed()), TAKEN: set(lost[TAKEN])}
-    doubled = [n for found in acked.values() for n, times in Counter(found).items() if times > 1]
-    figures.add(
-        faults=sum(storm.killed.values()),
-        groups=len(put),
-        lost=len(lost[LEASED] - with_the_dead[LEASED]),
-        doubled=len(doubled),
-        with_the_dead=sum(map(len, with_the_dead.values())),
-    )
-    assert doubled == []
-    assert lost[LEASED] == with_the_dead[LEASED]
-    assert len(lost[TAKEN]) <= TAKER_SIZE * storm.killed["taker-1"]
-    assert set(acked[LEASED]) | set(acked[TAKEN]) <= begun
-    assert len(put) > shots[1]
-    assert storm.numbers("refresher", "step")
-    asyncio.run(check_totals(shared_url, {task: len(acked[task]) for task in TASKS}, len(put), len(begun)))
-    asyncio.run(check_snapshot(storm.snapshot, begun))
+    calls = storm.finish()
+    figures.judge(sum(storm.killed.values()), calls)
+    assert len(numbers_of_calls(calls, "put")) > shots[1]
+    assert numbers(storm.ledgers["refresher"][-1], "step")
+    asyncio.run(check_totals(shared_url, calls))
+    asyncio.run(check_snapshot(storm.snapshot, set(numbers_of_calls(calls, "put", known=False))))
 
 
 def test_every_prompt_is_trained_as_often_as_asked(
@@ -160,25 +138,19 @@ def test_every_prompt_is_trained_as_often_as_asked(
         storm.start(role)
     for shot in range(shots[1]):
         storm.shoot(roles[shot % len(roles)])
-    storm.finish()
-
-    trained, perhaps = Counter(storm.numbers("trainer", "acked")), Counter(storm.settling_when_killed())
-    skipped = [number for number in range(count) if trained[number] + perhaps[number] < epochs]
-    doubled = [number for number, times in trained.items() if times > epochs]
-    figures.add(
-        faults=sum(storm.killed.values()),
-        groups=count * epochs,
-        prompts=count * epochs,
-        skipped=len(skipped),
-        doubled=len(doubled),
-        with_the_dead=count * epochs - trained.total(),
-    )
-    assert (skipped, doubled) == ([], [])
-    assert set(trained) <= set(range(count))
+    calls = storm.finish()
+    judge_prompts(figures, sum(storm.killed.values()), calls, count, epochs)
     assert sum(storm.killed.values()) > shots[1] // 2
     totals = asyncio.run(totals_of(shared_url))
     assert totals[LEASED, Tally.TAKEN] == count * epochs
     assert totals[LEASED, Tally.SIZE] == totals[LEASED, Tally.LEASED] == 0
+
+
+def judge_prompts(figures: Figures, faults: int, calls: list[Call], count: int, epochs: int) -> None:
+    skipped, doubled = amiss(calls, count, epochs)
+    figures.add(faults=faults, groups=count * epochs, prompts=count * epochs)
+    figures.add(skipped=len(skipped), doubled=len(doubled))
+    assert (skipped, doubled) == ([], [])
 
 
 async def totals_of(url: str) -> Counter[tuple[str, Tally]]:
@@ -190,22 +162,22 @@ async def totals_of(url: str) -> Counter[tuple[str, Tally]]:
     return totals
 
 
-async def check_totals(url: str, acked: dict[str, int], put: int, begun: int) -> None:
+async def check_totals(url: str, calls: list[Call]) -> None:
     """What the store has counted itself agrees with the ledgers: what was put has left, and nothing is there."""
     totals = await totals_of(url)
     async with build(url) as buffer:
         assert [item.uid async for item in buffer.find({})] == []
-    assert put <= sum(totals[task, Tally.PUT] for task in TASKS) <= begun
-    for task in TASKS:
+    put, begun = (len(numbers_of_calls(calls, "put", known=known)) for known in (True, False))
+    assert put <= totals[TAKEN, Tally.PUT] + totals[LEASED, Tally.PUT] <= begun
+    for task, kind in ((TAKEN, "take"), (LEASED, "acknowledge")):
         assert totals[task, Tally.SIZE] == totals[task, Tally.LEASED] == 0
-        assert totals[task, Tally.TAKEN] == totals[task, Tally.PUT]
-        assert totals[task, Tally.TAKEN] >= acked[task]
+        assert totals[task, Tally.TAKEN] == totals[task, Tally.PUT] >= len(numbers_of_calls(calls, kind))
 
 
 async def check_snapshot(folder: Path, begun: set[int]) -> None:
     """The last one is whole, whoever was killed in saving it."""
     async with build("sqlite:///:memory:") as copy:
         await copy.resume(folder)
-        found = [n for task in TASKS for n in await take_all(copy, task)]
+        found = [n for task in (TAKEN, LEASED) for n in await take_all(copy, task)]
     assert len(set(found)) == len(found)
     assert set(found) <= begun

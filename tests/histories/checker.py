@@ -9,6 +9,7 @@ at least once and exclusive, and of checkpoints that they are cuts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +23,16 @@ def violations(calls: Sequence[Call], *, fifo: bool = True) -> list[str]:
     found = [*_from_nowhere(calls), *_not_cuts(calls, restores)]
     for epoch in _epochs(calls, restores):
         found += [*_twice(epoch), *_held_twice(epoch), *_after_acknowledgement(epoch)]
-    if not restores:
-        whole = _Whole.of(calls)
-        found += [*whole.lost(), *whole.too_few(), *(whole.out_of_order() if fifo else ())]
-    return found
+    last = _Whole.of(epoch)
+    return [*found, *last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
+
+
+def amiss(calls: Sequence[Call], prompts: int, times: int) -> tuple[list[int], list[int]]:
+    """Return the prompts of 0, 1, ... that were trained less often than asked, and those more often."""
+    trained = Counter(number for call in _of(calls, "acknowledge") for number in call.groups)
+    perhaps = Counter(number for call in calls if call.died and call.kind == "acknowledge" for number in call.groups)
+    skipped = [number for number in range(prompts) if trained[number] + perhaps[number] < times]
+    return skipped, [number for number, count in trained.items() if count > times * (number < prompts)]
 
 
 def _of(calls: Sequence[Call], *kinds: str, known: bool = True) -> list[Call]:
@@ -86,11 +93,12 @@ def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
     """Yield groups that are there after the last restore, or aren't, and mustn't or must by its checkpoint."""
     if not restores or not restores[-1].known:
         return
-    last = restores[-1]
+    last, others = restores[-1], restores[:-1]
     made = [call for call in _of(calls, "checkpoint") if call.step == last.step and call.before(last)]
-    if not made or len(restores) > 1:  # of a checkpoint made after another restore nothing simple can be said
-        return
+    if not made or any(not other.before(made[-1]) for other in others):
+        return  # of a checkpoint that was made before another restore nothing simple can be said
     cut = made[-1]
+    calls = [call for call in calls if all(other.before(call) for other in others)]
     got = [(call, number) for call in _of(calls, "take", "lease") for number in call.groups]
     later = {number for call, number in got if last.before(call)}
     beside = {number for call, number in got if not call.before(last)}
@@ -107,7 +115,7 @@ def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Whole:
-    """A history without restores: the calls that put and took each group, and the takes of which nothing is known."""
+    """A history since its last restore: the calls that put and took each group, and those of which nothing is known."""
 
     puts: dict[int, Call]
     takes: dict[int, Call]

@@ -1,7 +1,7 @@
 """Histories: what processes called, when each call began and ended, and what came of it; one form for all suites.
 
-A process appends a line when a call begins, and one when it ends. A call of which only the beginning is there was under
-way when its process died. Times are of the clock that all processes of a machine share.
+A process writes a line into its ledger when a call begins, and one when it ends. A call of which only the beginning is
+there was under way when its process died. Times are of the clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from replaybuf import ReplayBufError
+from replaybuf import LeaseLostError, ReplayBufError
+from tests.faults.ledger import entries
 
 T = TypeVar("T")
 FOR_EVER = 1 << 62
@@ -47,12 +49,20 @@ class Call:
         return self.end < other.begin
 
 
-class Recorder:
-    """Appends the calls of a process to a file."""
+class Log(Protocol):
+    """A ledger, or what else keeps lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1)
-        self._count = 0
+    def write(self, what: str, *about: object) -> None:
+        """Write a line."""
+
+
+class Recorder:
+    """Writes the calls of a process into its ledger."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._count = log, 0
+        #: How many groups calls of a kind have had that returned.
+        self.done: Counter[str] = Counter()
 
     async def call(
         self,
@@ -67,23 +77,27 @@ class Recorder:
         self._write(number, kind=kind, begin=time.monotonic_ns(), **about)
         try:
             result = await call
+        except LeaseLostError:  # nothing was done
+            self._write(number, kind="late", end=time.monotonic_ns())
+            raise
         except (ReplayBufError, asyncio.CancelledError):
             self._write(number, end=time.monotonic_ns())
             raise
-        groups = {"groups": list(groups_of(result))} if "groups" not in about else {}
-        self._write(number, end=time.monotonic_ns(), known=True, **groups)
+        groups = about.get("groups") or list(groups_of(result))
+        self._write(number, end=time.monotonic_ns(), known=True, groups=groups)
+        self.done[kind] += len(groups)
         return result
 
     def _write(self, number: int, **values: Any) -> None:
-        self._file.write(json.dumps([number, values]) + "\n")
+        self._log.write("call", json.dumps([number, values]))
 
 
-def calls_in(paths: Iterable[Path]) -> list[Call]:
+def calls_in(ledgers: Iterable[Path]) -> list[Call]:
     """Return the calls of several processes."""
     calls: list[Call] = []
-    for path in paths:
+    for ledger in ledgers:
         own: dict[int, dict[str, Any]] = {}
-        for line in path.read_text().splitlines():
+        for line in entries(ledger, "call"):
             number, values = json.loads(line)
             own.setdefault(number, {}).update(values)
         last = max((max(values["begin"], values.get("end", 0)) for values in own.values()), default=0)
@@ -93,3 +107,8 @@ def calls_in(paths: Iterable[Path]) -> list[Call]:
                 values["end"] = values.get("end", last) + UNDONE
             calls.append(Call(**values, died=died))
     return calls
+
+
+def numbers_of_calls(calls: Iterable[Call], *kinds: str, known: bool = True) -> list[int]:
+    """Return the groups of calls of these kinds; with `known` of those that returned."""
+    return [number for call in calls if call.kind in kinds and (call.known or not known) for number in call.groups]

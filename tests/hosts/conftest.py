@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 
 from benchmarks.cable import Host, NoCableError, hosts
 from tests.faults.conftest import figures as figures
+from tests.histories.history import calls_in, numbers_of_calls
 from tests.postgres import Server, new_database, own_server
 from tests.stores import until
 
@@ -53,26 +54,25 @@ class Process:
     """A process of `roles` on a host."""
 
     def __init__(self, host: Host, role: str, url: str, log: Path, *, ahead: float = 0.0, number: int = 0) -> None:
-        self._log = log / f"{role}-{number}"
+        self.log = log / f"{role}-{number}"
         there = make_url(url).set(host=host.server, query={}).render_as_string(hide_password=False)
         command = [sys.executable, "-m", "tests.hosts.roles", role, there, str(ahead), str(number)]
-        with self._log.open("w") as output:
+        with self.log.open("w") as output:
             self._process = subprocess.Popen(
                 host.command(*command), stdin=subprocess.PIPE, stdout=output, cwd=Path(__file__).parents[2]
             )
 
-    def said(self, what: str) -> list[int]:
-        """The numbers that it said of a kind."""
-        lines = [line.split() for line in self._log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return [int(number) for word, *numbers in lines if word == what for number in numbers]
+    def done(self, kind: str) -> list[int]:
+        """Return the groups of its calls of a kind that have returned."""
+        return numbers_of_calls(calls_in([self.log]), kind)
 
-    async def goes_on(self, what: str, seconds: float, *, more: int = 20) -> None:
-        """Wait until it has said so many more numbers of a kind."""
-        before = len(self.said(what))
+    async def goes_on(self, kind: str, seconds: float, *, more: int = 20) -> None:
+        """Wait until calls of a kind have returned with so many more groups."""
+        before = len(self.done(kind))
 
         async def went_on() -> bool:
             assert self._process.poll() is None
-            return len(self.said(what)) >= before + more
+            return len(self.done(kind)) >= before + more
 
         await until(went_on, seconds)
 

@@ -1,7 +1,7 @@
-"""A worker, a trainer that takes, one that leases: processes on hosts of their own. They say what they were told.
+"""A worker, a trainer that takes, one that leases: processes on hosts of their own. They print what they call.
 
-`python -m tests.hosts.roles ROLE URL AHEAD NUMBER`: the wall clock of the host is so many seconds ahead. Their input
-ends when they are to end: a worker puts no more, a trainer takes until nothing is left.
+`python -m tests.hosts.roles ROLE URL AHEAD NUMBER`: the wall clock of the host is so many seconds ahead. The role is
+put, take or lease; it goes on until the input ends.
 """
 
 from __future__ import annotations
@@ -11,68 +11,32 @@ import sys
 import time
 from collections.abc import Sequence
 
-from replaybuf import LeaseLostError, ReplayBuffer
-from tests.stores import TASK, build, group, numbers_of
+from tests.histories.history import Recorder
+from tests.histories.workers import Worker
+from tests.stores import TASK, build
 
 LEASE_SECONDS = 8.0
-BATCH = 4
 #: A worker's numbers begin at a multiple of this.
 EACH = 1_000_000
 
 
-def say(what: str, *numbers: int) -> None:
-    print(what, *numbers, flush=True)
+class Output:
+    """A ledger that another process reads."""
 
-
-async def put(buffer: ReplayBuffer, ending: asyncio.Task[str], first: int) -> None:
-    number = first
-    while not ending.done():
-        await buffer.put(group(number), TASK)
-        say("put", number)
-        number += 1
-        await asyncio.sleep(0.002)
-
-
-async def take(buffer: ReplayBuffer, ending: asyncio.Task[str], _: int) -> None:
-    while True:
-        last = ending.done()
-        found = numbers_of(await buffer.get(BATCH, TASK))
-        say("taken", *found)
-        if last and not found:
-            return
-        await asyncio.sleep(0 if found else 0.02)
-
-
-async def lease(buffer: ReplayBuffer, ending: asyncio.Task[str], _: int) -> None:
-    while True:
-        last = ending.done()
-        held = await buffer.lease_batch({TASK: BATCH}, seconds=LEASE_SECONDS)
-        found = numbers_of(held.batch[TASK])
-        await asyncio.sleep(0.02)
-        try:
-            await held.acknowledge()
-            say("taken", *found)
-        except LeaseLostError:
-            say("late", *found)
-        if last and not found and not await _leased(buffer):
-            return
-
-
-async def _leased(buffer: ReplayBuffer) -> int:
-    return int((await buffer.metrics(distributions=False))["tasks"][TASK]["leased"])
-
-
-ROLES = {"put": put, "take": take, "lease": lease}
+    def write(self, what: str, *about: object) -> None:
+        print(what, *about, flush=True)
 
 
 async def main(role: str, url: str, ahead: float, number: int) -> None:
     right = time.time
     time.time = lambda: right() + ahead
-    async with build(url, worker=f"{role}-{number}") as buffer:
+    async with build(url, worker=f"{role}-{number}", max_deliveries=0) as buffer:
         await buffer.count(TASK, "completed")
-        say("ready")
+        worker = Worker(buffer, Recorder(Output()), number * EACH, number, seconds=LEASE_SECONDS)
         ending = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-        await ROLES[role](buffer, ending, number * EACH)
+        while not ending.done():
+            await getattr(worker, role)()
+            await asyncio.sleep(0.01)
 
 
 def run(arguments: Sequence[str]) -> None:

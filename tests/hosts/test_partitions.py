@@ -14,6 +14,9 @@ import pytest
 
 from benchmarks.cable import Host
 from tests.faults.figures import Figures
+from tests.faults.ledger import Ledger
+from tests.histories.history import Recorder, calls_in, numbers_of_calls
+from tests.histories.workers import take_all_left
 from tests.hosts.conftest import Process
 from tests.hosts.roles import EACH
 from tests.stores import build
@@ -24,6 +27,8 @@ Start = Callable[..., Process]
 #: How long a partition lasts: shorter and longer than both sides wait for each other (`postgres_pool.SILENCE_SECONDS`).
 SECONDS = (10, 60)
 HOURS = 3600.0
+#: The calls by which trainers in a role get groups for good.
+GETS = {"take": "take", "lease": "acknowledge"}
 
 
 @pytest.fixture
@@ -42,16 +47,16 @@ def start(database: str, tmp_path: Path) -> Iterator[Start]:
 async def settle(
     workers: list[Process], trainers: list[Process], url: str, figures: Figures, faults: int = 0
 ) -> list[int]:
-    """End all, and compare what was put with what reached a trainer; return what was put."""
-    await asyncio.gather(*(worker.end() for worker in workers))
-    await asyncio.gather(*(trainer.end() for trainer in trainers))
-    put = [number for worker in workers for number in worker.said("put")]
-    taken = [number for trainer in trainers for number in trainer.said("taken")]
-    figures.compare(faults, put, taken)
-    assert sorted(taken) == sorted(put)
-    async with build(url) as buffer:
-        assert len(buffer) == 0
-    return put
+    """End all, take what is left, and judge what they called; return what was put."""
+    for process in (*workers, *trainers):
+        await process.end()
+    ledgers = [process.log for process in (*workers, *trainers)]
+    ledgers.append(ledgers[0].with_name("drain"))
+    async with build(url, max_deliveries=0) as buffer:
+        await take_all_left(buffer, Recorder(Ledger(ledgers[-1])))
+    calls = calls_in(ledgers)
+    figures.judge(faults, calls)
+    return numbers_of_calls(calls, "put")
 
 
 @pytest.mark.parametrize("round_trip", [0.002, 0.032, 0.064])
@@ -63,7 +68,7 @@ async def test_delay_and_loss_lose_and_double_nothing(
         host.set(delay=round_trip / 2, loss=0.01)
     worker, trainer = start(two_hosts[0], "put"), start(two_hosts[1], role)
     await worker.goes_on("put", 120, more=60)
-    await trainer.goes_on("taken", 120, more=40)
+    await trainer.goes_on(GETS[role], 120, more=40)
     await settle([worker], [trainer], database, figures)
 
 
@@ -76,16 +81,16 @@ async def test_a_partition_loses_and_doubles_nothing(
     """One side, or only what it sends, or only what it is sent, doesn't arrive for a time; then both go on."""
     worker, trainer = start(two_hosts[0], "put"), start(two_hosts[1], "take")
     await worker.goes_on("put", 60)
-    await trainer.goes_on("taken", 60)
+    await trainer.goes_on("take", 60)
     cable, other = (two_hosts[0], trainer) if side == "worker" else (two_hosts[1], worker)
     cable.set(there=way == "back", back=way == "there")
-    before = len(other.said("put"))
+    before = len(other.done("put"))
     await asyncio.sleep(seconds)
     if side == "trainer":
-        assert len(other.said("put")) > before + 2 * seconds  # nobody waits for who is cut off
+        assert len(other.done("put")) > before + 2 * seconds  # nobody waits for who is cut off
     cable.mend()
     await worker.goes_on("put", 60)
-    await trainer.goes_on("taken", 60)
+    await trainer.goes_on("take", 60)
     await settle([worker], [trainer], database, figures, 1)
 
 
@@ -96,12 +101,12 @@ async def test_leases_of_a_host_that_is_cut_off_go_to_another(
     """A lease runs out whose holder isn't heard of; a late acknowledgement is refused: each group counts once."""
     here, there = two_hosts
     worker, near, far = start(here, "put"), start(here, "lease", number=1), start(there, "lease", number=2)
-    await far.goes_on("taken", 60)
+    await far.goes_on("acknowledge", 60)
     there.cut()
     await asyncio.sleep(seconds)
-    await near.goes_on("taken", 30)
+    await near.goes_on("acknowledge", 30)
     there.mend()
-    await far.goes_on("taken", 90)
+    await far.goes_on("acknowledge", 90)
     await settle([worker], [near, far], database, figures, 1)
 
 
@@ -119,11 +124,11 @@ async def test_clocks_that_are_hours_apart_lose_and_double_nothing(
         start(there, role, ahead=5 * HOURS, number=3),
     ]
     for trainer in trainers:
-        await trainer.goes_on("taken", 60, more=100)
+        await trainer.goes_on(GETS[role], 60, more=100)
     there.cut()
     await asyncio.sleep(12)
     there.mend()
     for trainer in trainers:
-        await trainer.goes_on("taken", 90)
+        await trainer.goes_on(GETS[role], 90)
     put = await settle([ahead, behind], trainers, database, figures, 1)
     assert {number // EACH for number in put} == {0, 1}

@@ -193,15 +193,15 @@ _SQL = [
 ]  # fmt: skip
 
 _FAILOVER = [
-    ("old-primary-followed", f"{_ENGINE}/servers.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
-    ("any-primary", f"{_ENGINE}/servers.py", "best = [one for one in fit if (one.standing.timeline or 0) == newest]", "best = fit[:1]", "of two primaries the one with the higher timeline is followed"),
-    ("two-primaries", f"{_ENGINE}/servers.py", "    if len({one.standing.instance for one in best}) < 2:\n", "    if True:\n", "two primaries of one timeline are refused"),
+    ("old-primary-followed", f"{_ENGINE}/postgres_connect.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
+    ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: one for host, one in fit.items() if (one.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
+    ("two-primaries", f"{_ENGINE}/postgres_servers.py", "    if writes and len(", "    if False and len(", "two primaries of one timeline are refused"),
     ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.value < excluded.value;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
     ("stamp-anew", f"{_ENGINE}/postgres.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
     ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_counter SET value = value WHERE", "SELECT value FROM rb_counter WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
     ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if is_locked and doubtful is not None else None", "return None", "a repeat waits for the transaction whose answer was lost"),
-    ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "there.get(row, 0) < number", "False", "who saw lost commits is told"),
+    ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),

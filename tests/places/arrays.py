@@ -62,10 +62,10 @@ async def put(buffer: ReplayBuffer, *numbers: int, **options: Any) -> list[int]:
     return [uid for uid in uids if uid is not None]
 
 
-async def take_all(buffer: ReplayBuffer) -> list[int]:
+async def take_all(buffer: ReplayBuffer, task_name: str = TASK) -> list[int]:
     """The numbers of all completed groups, each of whose bytes is looked at."""
     taken: list[int] = []
-    while groups := await buffer.get(100, TASK):
+    while groups := await buffer.get(100, task_name):
         taken += numbers_in(groups)
     return taken
 

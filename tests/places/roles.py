@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from replaybuf import LeaseLostError, ReplayBuffer
+from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.errors import StorageError
 from replaybuf.storage.places import folder, objects
 from replaybuf.storage.places.store import FILES
@@ -25,7 +24,9 @@ from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks.handles import load_all
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
-from tests.places.arrays import apart, heavy, numbers_in, put
+from tests.histories.history import Recorder
+from tests.histories.workers import Worker
+from tests.places.arrays import apart, heavy, numbers_in, put, take_all
 from tests.stores import TASK
 
 #: Machines that run tests may be busy.
@@ -60,7 +61,7 @@ class FilePoints(FailPoints):
 
         def call(*arguments: Any, **options: Any) -> Any:
             if what == "sync" and f"/{FILES}" not in os.readlink(f"/proc/self/fd/{arguments[0]}"):
-                return real(*arguments)  # of the ledger, such as now
+                return real(*arguments)  # of another file
             self.reach(f"before {what}")
             result = real(*arguments, **options)
             self.reach(f"after {what}")
@@ -82,34 +83,31 @@ def live(ledger: Ledger, url: str, place: str, kill_at: int | None, variables: V
     async def run() -> None:
         with points.armed():
             buffer = apart(url, place, durability="full", **PATIENT)
-            await _live(ledger, buffer)
+            await _live(Recorder(ledger), buffer)
             await buffer.close()
 
     asyncio.run(run())
 
 
-async def _live(ledger: Ledger, buffer: ReplayBuffer) -> None:
+async def _live(recorder: Recorder, buffer: ReplayBuffer) -> None:
     async def do(first: int, count: int) -> None:
-        await put(buffer, *range(first, first + count))
-        ledger.write("put", *range(first, first + count))
+        numbers = range(first, first + count)
+        await recorder.call("put", put(buffer, *numbers), groups=[*numbers])
+
+    async def take(count: int) -> None:
+        await recorder.call("take", buffer.get(count, TASK), numbers_in, asked=count)
 
     await do(0, 6)
     await do(6, 6)
-    await _take(ledger, buffer, 4)
+    await take(4)
     await _tend(buffer)
     await do(12, 8)
-    ledger.write("taking", *range(5, 12))
-    await buffer.delete({"timestamp_id": {"$gt": 5, "$lte": 12}})
-    ledger.write("took", *range(5, 12))
+    deleting = buffer.delete({"timestamp_id": {"$gt": 5, "$lte": 12}})
+    await recorder.call("acknowledge", deleting, groups=[*range(5, 12)])
     await _tend(buffer)
     await do(20, 4)
     await _tend(buffer)
-    await _take(ledger, buffer, 3)
-
-
-async def _take(ledger: Ledger, buffer: ReplayBuffer, count: int) -> None:
-    ledger.write("taking", *[item.item[0].rollout_id async for item in buffer.find({}, limit=count)])
-    ledger.write("took", *numbers_in(await buffer.get(count, TASK)))
+    await take(3)
 
 
 async def _tend(buffer: ReplayBuffer) -> None:
@@ -165,63 +163,29 @@ async def _train(ledger: Ledger, buffer: ReplayBuffer, points: FailPoints) -> No
 # At any moment
 
 
-def produce(ledger: Ledger, url: str, place: str, stop: str, first: int, seed: int, variables: Variables) -> None:
-    """Put groups, some at a time, until the file `stop` exists; numbers from `first` on."""
+class HeavyWorker(Worker):
+    """Puts groups with arrays, and looks at every byte of what it gets."""
+
+    def made(self, number: int) -> list[RolloutState]:
+        return heavy(number, SIZES[number % len(SIZES)])
+
+    def numbers(self, groups: Iterable[list[Any]]) -> list[int]:
+        return numbers_in(groups)
+
+
+def work(ledger: Ledger, url: str, place: str, stop: str, first: int, variables: Variables) -> None:
+    """Put, take and lease groups until the file `stop` exists; numbers from `first` on."""
     cut_retries()
     os.environ.update(variables)
-    chance = random.Random(seed)
 
     async def run() -> None:
-        number = first
         async with apart(url, place, **PATIENT) as buffer:
+            worker = HeavyWorker(buffer, Recorder(ledger), first, first)
             while not os.path.exists(stop):  # noqa: ASYNC240
-                chosen = range(number, number + chance.randint(1, 8))
-                number = chosen.stop
-                ledger.write("begin", *chosen)
-                await asyncio.gather(*(_put(ledger, buffer, n, chance.choice(SIZES)) for n in chosen))
+                await worker.call()
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
-
-
-async def _put(ledger: Ledger, buffer: ReplayBuffer, number: int, size: int) -> None:
-    await buffer.put(heavy(number, size), TASK)
-    ledger.write("put", number)
-
-
-def consume(ledger: Ledger, url: str, place: str, done: str, seed: int, variables: Variables) -> None:
-    """Lease batches, look at every byte, and acknowledge them; to the end when the file `done` exists."""
-    cut_retries()
-    os.environ.update(variables)
-    chance = random.Random(seed)
-
-    async def run() -> None:
-        async with apart(url, place, **PATIENT) as buffer:
-            while True:
-                last = os.path.exists(done)  # noqa: ASYNC240
-                lease = await buffer.lease_batch({TASK: chance.randint(1, 6)}, seconds=1.5)
-                found = numbers_in(lease.batch[TASK])
-                ledger.write("delivered", *found)
-                if not found:
-                    if last and not await _left(buffer):
-                        return
-                    await asyncio.sleep(0.02)
-                elif not last and chance.random() > 0.9:
-                    await lease.give_back()
-                else:
-                    ledger.write("acking", *found)
-                    try:
-                        await lease.acknowledge()
-                        ledger.write("acked", *found)
-                    except LeaseLostError:
-                        ledger.write("late", *found)
-
-    asyncio.run(run())
-
-
-async def _left(buffer: ReplayBuffer) -> int:
-    numbers = (await buffer.metrics(distributions=False))["tasks"].get(TASK)
-    return int(sum(numbers["buffered"].values()) + numbers["leased"]) if numbers else 0
 
 
 def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
@@ -321,23 +285,21 @@ def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
 
 async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Callable[[str], None]) -> None:
     async with apart(url, place, **PATIENT) as buffer:
+        recorder = Recorder(ledger)
         for number in range(200):
             if what == "read-only" and number == 10:
                 remount("ro")
             try:
-                await buffer.put(heavy(number), TASK)
-            except (StorageError, OSError) as error:
+                await recorder.call("put", buffer.put(heavy(number), TASK), groups=[number])
+            except StorageError as error:
                 ledger.write("refused", type(error).__name__, error)
                 break
-            ledger.write("put", number)
         items = [item async for item in buffer.find({})]
         ledger.write("seen", *numbers_in([item.item for item in items]))
-        ledger.write("took", *numbers_in(await buffer.get(3, TASK)))
+        await recorder.call("take", buffer.get(3, TASK), numbers_in, asked=3)
         remount("size=100m")
         for number in range(1000, 1010):
-            await buffer.put(heavy(number), TASK)
-            ledger.write("put", number)
-        while groups := await buffer.get(50, TASK):
-            ledger.write("took", *numbers_in(groups))
+            await recorder.call("put", buffer.put(heavy(number), TASK), groups=[number])
+        await recorder.call("take", take_all(buffer), lambda taken: taken)
         ledger.write("failed", await buffer.count(TASK, "failed"))
     ledger.write("files", len(await asyncio.to_thread(os.listdir, Path(place) / FILES)))

@@ -17,8 +17,10 @@ import pytest
 from replaybuf.storage.places.owners import open_place
 from replaybuf.storage.sql.tasks import payload_files
 from tests.faults.figures import Figures
-from tests.faults.ledger import entries, numbers
+from tests.faults.ledger import Ledger, entries, numbers
 from tests.faults.processes import end, kill, start
+from tests.histories.history import Recorder, calls_in, numbers_of_calls
+from tests.histories.workers import LEASED, TAKEN
 from tests.places import roles
 from tests.places.arrays import apart, ask, in_its_thread, take_all
 from tests.postgres import Databases
@@ -74,18 +76,24 @@ def _listed(place: str) -> list[str]:
         store.close()
 
 
-async def _left_over(url: str, place: str) -> tuple[list[int], int, list[str]]:
-    """What the next process takes, how many groups are set aside, and the files that are there after it has ended."""
+async def _left_over(url: str, place: str, rest: Path) -> tuple[int, list[str]]:
+    """How many groups are set aside, and the files that are there after the next process has taken all that is left.
+
+    `rest` becomes the ledger of that one.
+    """
     await ask(url, "UPDATE rb_place SET listed_at = NULL")
     await ask(url, "UPDATE rb_past SET removed_at = 0")
     await ask(url, "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL")
     async with apart(url, place, **roles.PATIENT) as buffer:
-        left = await take_all(buffer)
-        failed = await buffer.count(TASK, "failed")
+        recorder, failed = Recorder(Ledger(rest)), 0
+        for task in (TASK, TAKEN, LEASED):
+            kind = "acknowledge" if task == LEASED else "take"
+            await recorder.call(kind, take_all(buffer, task), lambda taken: taken)
+            failed += await buffer.count(task, "failed")
         await until(lambda: _nothing_is_named(url), 60)
         if buffer.storage.files.writes:
             await in_its_thread(buffer, buffer.storage.files._delete_nobodys)
-    return left, failed, _listed(place)
+    return failed, _listed(place)
 
 
 async def _nothing_is_named(url: str) -> bool:
@@ -123,23 +131,12 @@ def kill_at(point: int, places: Places, figures: Figures) -> None:
     ledger = folder / "ledger"
     if end(start(roles.live, ledger, url, place, point, places.variables), ledger) == 0:
         return  # one run has a few more than another
-    what = entries(ledger, "killed")[0]
-    put, took, taking = (numbers(ledger, kind) for kind in ("put", "took", "taking"))
-    if not put and not asyncio.run(_is_there(url)):
+    what, rest = entries(ledger, "killed")[0], folder / "rest"
+    if not entries(ledger, "call") or not asyncio.run(_is_there(url)):
         return
-    left, failed, rest = asyncio.run(_left_over(url, place))
-    delivered = [*took, *left]
-    figures.add(
-        faults=1,
-        groups=len(put),
-        lost=len(set(put) - set(delivered) - set(taking)),
-        doubled=len(delivered) - len(set(delivered)),
-        with_the_dead=len(set(taking) - set(delivered)),
-    )
-    assert set(put) - set(taking) <= set(delivered), (point, what)
-    assert len(delivered) == len(set(delivered)), (point, what)
-    assert failed == 0, (point, what)
-    assert rest == [], (point, what)
+    left_over = asyncio.run(_left_over(url, place, rest))
+    figures.judge(1, calls_in([ledger, rest]))
+    assert left_over == (0, []), (point, what)
     assert asyncio.run(_nothing_is_named(url)), (point, what)
 
 
@@ -156,30 +153,24 @@ async def _is_there(url: str) -> bool:
 def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
     places: Places, kills: int, figures: Figures
 ) -> None:
-    """Producers and consumers; those that are stopped go on."""
+    """Those that are stopped go on."""
     url, place, folder = places()
-    chance, stop, done = random.Random(), folder / "stop", folder / "done"
-    started: dict[int, tuple[BaseProcess, Path, bool]] = {}
+    chance, stop, faults = random.Random(), folder / "stop", 0
+    started: dict[int, BaseProcess] = {}
     ledgers: list[Path] = []
-    faults = 0
+    of_slot: dict[int, Path] = {}
 
     def begin(slot: int) -> None:
-        ledger = folder / f"{len(ledgers)}.ledger"
+        of_slot[slot] = folder / f"{len(ledgers)}.ledger"
+        ledgers.append(of_slot[slot])
         first = len(ledgers) * 100_000
-        ledgers.append(ledger)
-        produces = slot < 2
-        process = (
-            start(roles.produce, ledger, url, place, str(stop), first, first, places.variables)
-            if produces
-            else start(roles.consume, ledger, url, place, str(done), first, places.variables)
-        )
-        started[slot] = process, ledger, produces
+        started[slot] = start(roles.work, ledgers[-1], url, place, str(stop), first, places.variables)
 
     for slot in range(4):
         begin(slot)
     for turn in range(kills):
         slot = chance.randrange(4)
-        process, ledger, _ = started[slot]
+        process, ledger = started[slot], of_slot[slot]
         wait_for_lines(ledger, 3)
         time.sleep(chance.random() * 0.3)
         assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
@@ -193,20 +184,12 @@ def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
             kill(process)
             begin(slot)
     stop.touch()
-    for process, ledger, produces in started.values():
-        if produces:
-            assert end(process, ledger) == 0
-    done.touch()
-    for process, ledger, produces in started.values():
-        if not produces:
-            assert end(process, ledger) == 0
-    put, acked, acking = ([n for one in ledgers for n in numbers(one, kind)] for kind in ("put", "acked", "acking"))
-    left, failed, rest = asyncio.run(_left_over(url, place))
-    delivered = [*acked, *left]
-    lost, doubled = set(put) - set(delivered) - set(acking), len(delivered) - len(set(delivered))
-    dead = len(set(acking) - set(delivered))
-    figures.add(faults=faults, groups=len(put), lost=len(lost), doubled=doubled, with_the_dead=dead)
-    assert (lost, doubled, failed, rest) == (set(), 0, 0, [])
+    for slot, process in started.items():
+        assert end(process, of_slot[slot]) == 0
+    ledgers.append(folder / "rest")
+    left_over = asyncio.run(_left_over(url, place, ledgers[-1]))
+    figures.judge(faults, calls_in(ledgers))
+    assert left_over == (0, [])
 
 
 @pytest.mark.parametrize("places", ["sqlite", "postgresql"], indirect=True)
@@ -233,7 +216,8 @@ def test_a_run_that_is_killed_in_its_checkpoints_and_restores_is_the_run_that_wa
         if died == 0:
             break
     assert sorted(numbers(ledger, "left")) == sorted(numbers(whole, "left"))
-    assert asyncio.run(_left_over(url, place)) == ([], 0, [])
+    assert asyncio.run(_left_over(url, place, folder / "rest")) == (0, [])
+    assert numbers_of_calls(calls_in([folder / "rest"]), "take") == []
 
 
 @pytest.mark.parametrize("places", ["sqlite", "postgresql"], indirect=True)
@@ -245,12 +229,12 @@ def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figu
     assert end(start(roles.fill_up, ledger, url, place, what), ledger) == 0
     if entries(ledger, "not-permitted"):
         pytest.skip("this user may not mount")
-    put, took, seen = (numbers(ledger, kind) for kind in ("put", "took", "seen"))
-    figures.compare(1, put, took)
+    calls = calls_in([ledger])
+    figures.judge(1, calls)
+    put, seen = numbers_of_calls(calls, "put"), numbers(ledger, "seen")
     [refused] = entries(ledger, "refused")
     assert refused.startswith("StorageError" if what == "full" else "PayloadStoreError"), refused
     assert sorted(seen) == [number for number in sorted(put) if number < 1000]
-    assert sorted(took) == sorted(put)
     assert entries(ledger, "failed") == ["0"]
     assert len(put) > 15
 
@@ -262,27 +246,22 @@ async def test_the_database_may_be_away_while_the_folder_is_there(tmp_path: Path
 
     place = tmp_path / "payloads"
     place.mkdir()
-    put: list[int] = []
+    recorder = Recorder(Ledger(tmp_path / "calls"))
     with own_server() as server, new_database(server.url) as url:
         async with apart(url, place, reconnect_timeout=20.0) as buffer:
 
             async def produce(first: int) -> None:
                 for number in range(first, first + 10):
-                    await buffer.put(roles.heavy(number), TASK)
-                    put.append(number)
+                    await recorder.call("put", buffer.put(roles.heavy(number), TASK), groups=[number])
+
+            async def some() -> bool:
+                return recorder.done["put"] > 5
 
             producing = [asyncio.create_task(produce(100 * n)) for n in range(3)]
-            await until(lambda: _some(put))
+            await until(some)
             await asyncio.to_thread(server.stop)
             await asyncio.sleep(0.5)
             await asyncio.to_thread(server.start)
             await asyncio.gather(*producing)
-            taken = await take_all(buffer)
-        left, failed, rest = await _left_over(url, str(place))
-        figures.compare(1, put, taken + left)
-        assert sorted(taken) == sorted(put)
-        assert (left, failed, rest) == ([], 0, [])
-
-
-async def _some(numbers_put: list[int]) -> bool:
-    return len(numbers_put) > 5
+        assert await _left_over(url, str(place), tmp_path / "rest") == (0, [])
+    figures.judge(1, calls_in([tmp_path / "calls", tmp_path / "rest"]))

@@ -18,9 +18,9 @@ import sqlalchemy.ext.asyncio
 from replaybuf.storage.sql.engine.sqlite_connection import _patiently
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.faults.ledger import entries, numbers, wait_for_lines
-from tests.faults.processes import end, kill, reap, start
+from tests.faults.processes import end, reap, start
 from tests.processes import worker
-from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
+from tests.stores import TASK, build, fill, group, numbers_of, opened, until
 
 
 class Crew:
@@ -49,51 +49,8 @@ def done(*ledgers: Path) -> list[int]:
     return [number for ledger in ledgers for number in numbers(ledger, "did")]
 
 
-def left_over(url: str) -> list[int]:
-    with opened(url) as buffer:
-        return asyncio.run(take_all(buffer))
-
-
 def twice(values: list[int]) -> list[int]:
     return [value for value, count in Counter(values).items() if count > 1]
-
-
-@pytest.mark.parametrize("after", [20, pytest.param(400, marks=pytest.mark.long)])
-def test_what_put_acknowledged_survives_the_death_of_the_process(crew: Crew, shared_url: str, after: int) -> None:
-    process, log = crew.start(worker.produce, 0, 100_000)
-    wait_for_lines(log, after)
-    kill(process)
-    started = time.monotonic()
-    found = left_over(shared_url)
-    assert time.monotonic() - started < 20  # nothing waits for the dead
-    assert twice(found) == []
-    assert set(done(log)) <= set(found)
-    # What was being put when it died is there or not; nobody was told.
-    assert len(found) <= len(done(log)) + 4
-
-
-@pytest.mark.parametrize("after", [8, pytest.param(400, marks=pytest.mark.long)])
-def test_a_consumer_that_dies_takes_at_most_its_last_batch_with_it(
-    crew: Crew, shared_url: str, tmp_path: Path, after: int
-) -> None:
-    groups, size = 10 * after, 4
-    with opened(shared_url) as buffer:
-        asyncio.run(fill_with_three(buffer, groups))
-    over = tmp_path / "over"
-    victim, lost = crew.start(worker.consume, over, size)
-    wait_for_lines(lost, after)
-    survivor, kept = crew.start(worker.consume, over, size)
-    kill(victim)
-    over.touch()
-    crew.end((survivor, kept))
-    taken = done(kept, lost) + left_over(shared_url)
-    assert twice(taken) == []
-    assert groups - size <= len(taken) <= groups
-
-
-async def fill_with_three(buffer: object, count: int) -> None:
-    puts = (buffer.put(group(number, 3), TASK) for number in range(count))  # type: ignore[attr-defined]
-    await asyncio.gather(*puts)
 
 
 def test_a_waiting_take_wakes_when_another_process_puts(crew: Crew, shared_url: str) -> None:

@@ -14,35 +14,6 @@ from replaybuf import NotReadyError
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of
 
-
-async def produce(log: Ledger, url: str, first: int, count: int) -> None:
-    """Put groups, several at a time, and write down those that are acknowledged."""
-    numbers = iter(range(first, first + count))
-
-    async def put_one_by_one() -> None:
-        for number in numbers:
-            await buffer.put(group(number, 3, text="x" * 2000), TASK, key=str(number))
-            log.write("did", number)
-
-    async with build(url) as buffer:
-        await asyncio.gather(*(put_one_by_one() for _ in range(4)))
-
-
-async def consume(log: Ledger, url: str, until: Path, size: int) -> None:
-    """Take groups until the file `until` exists and nothing is left."""
-    async with build(url) as buffer:
-        while True:
-            last = until.exists()  # noqa: ASYNC240
-            groups = await buffer.get(size, TASK)
-            assert all(len(rollouts) == 3 for rollouts in groups)
-            if groups:
-                log.write("did", *numbers_of(groups))
-            elif last:
-                return
-            else:
-                await asyncio.sleep(0.005)
-
-
 BOUNDED = {"capacity": 40, "max_deliveries": 0}
 
 

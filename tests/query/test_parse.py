@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.errors import QueryError
-from replaybuf.rules.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse, span_of
+from replaybuf.rules.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse
 from replaybuf.values.rollouts.rollout import Status
 from tests.query.strategies import queries
 
@@ -372,35 +371,3 @@ def test_a_datetime_without_a_zone_is_utc_wherever_this_runs(monkeypatch: pytest
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-# The place of a mistake in the text of a query
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ('{"staleness": {"$gt": "x"}}', '"$gt": "x"'),
-        ('{"stalenes": 1}', '"stalenes": 1'),
-        ('{ "reward" : 1 , "$and" : [ {} , {"staleness": {"$gte": 1, "$lt": []}} ] }', '"$lt": []'),
-        ('{"uid": {"$in": [1, 2, "three", 4]}}', '"three"'),
-        ('{"tags.a.b": {"$like": "}{"}}', '"$like": "}{"'),
-        ('{"$or": [{"\\u0073tatus": "no such"}]}', '"\\u0073tatus": "no such"'),
-        ('{"$or": {"uid": 1}}', '"$or": {"uid": 1}'),
-    ],
-)
-def test_the_place_of_an_error_is_found_in_the_text(text: str, wrong: str) -> None:
-    with pytest.raises(QueryError) as caught:
-        parse(json.loads(text))
-    span = span_of(text, caught.value.place)
-    assert span is not None
-    assert text[slice(*span)] == wrong
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"a"', '{"a": [1, {"b"', '{"a": 1}', "[" * 100_000])
-def test_a_place_that_is_not_there_has_none(text: str) -> None:
-    assert span_of(text, "staleness.$gt") is None
-
-
-def test_the_whole_query_is_the_empty_place() -> None:
-    assert span_of(' {"uid": [1, 2]} ', "") == (1, 16)

@@ -1,7 +1,7 @@
 """Processes that make calls of one buffer, of which a scheduler lets one at a time send its next statement.
 
-A schedule is repeatable: it is the order in which processes reach their statements and commits. A process that waits
-for a lock of another lets that one go on.
+A schedule is repeatable: it is the order in which processes reach their statements and commits, and where a timeout
+cancels one. A process that waits for a lock of another lets that one go on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,26 +18,47 @@ from typing import Any
 from replaybuf import ReplayBuffer
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
-from tests.faults.operations import OPERATIONS
+from tests.faults.operations import OPERATIONS, PLANTED, UNDONE, Operation
 from tests.faults.processes import pipe, start
 from tests.stores import TASK, build, number_of
 
 #: A process that says nothing for so long waits for a lock; one that waits for so long waits for ever.
 _BLOCKED_SECONDS, _FOR_EVER_SECONDS = 0.2, 60.0
+#: The outcome of a call that was cancelled.
+CANCELLED = "cancelled"
 
 
 class _Points(FailPoints):
-    """Asks the scheduler before each statement, and before and after each commit."""
+    """Asks the scheduler before each statement, and before and after each commit; it may cancel the call there."""
 
     def __init__(self, ledger: Ledger, channel: Connection) -> None:
         super().__init__(ledger)
         self._channel, self._lock = channel, threading.Lock()
+        self._cancel: Callable[[], None]
 
     def reach(self, name: str) -> None:
         if self._armed and name != "end":
             with self._lock:
                 self._channel.send(("at", name))
-                self._channel.recv()
+                if self._channel.recv() == "cancel":
+                    self._cancel()
+
+    async def call(self, buffer: ReplayBuffer, operation: Operation, ready: Any) -> None:
+        """Do an operation with a timeout that runs out when the scheduler says so; then also what it leaves to do."""
+        loop, noticed = asyncio.get_running_loop(), threading.Event()
+        try:
+            async with asyncio.timeout(None) as limit:
+
+                def cancel() -> None:
+                    loop.call_soon_threadsafe(limit.reschedule, 0.0)
+                    loop.call_soon_threadsafe(loop.call_later, 0.01, noticed.set)
+                    noticed.wait(_FOR_EVER_SECONDS)
+
+                self._cancel = cancel
+                await operation.run(buffer, ready)
+        finally:
+            if limit.expired():
+                await buffer.close()
 
 
 def perform(ledger: Ledger, channel: Connection) -> None:
@@ -48,15 +69,19 @@ def perform(ledger: Ledger, channel: Connection) -> None:
 
 
 async def _perform(points: _Points, channel: Connection, url: str, name: str) -> None:
-    operation = OPERATIONS[name]
+    known = UNDONE if name.endswith(" undone") else OPERATIONS | PLANTED
+    operation = known[name.removesuffix(" undone")]
     async with build(url, **operation.options) as buffer:
         ready = await operation.ready(buffer) if operation.ready else None
         channel.send(("ready", None))
-        channel.recv()
         outcome = "done"
         try:
+            if channel.recv() == "cancel":
+                raise TimeoutError
             with points.armed():
-                await operation.run(buffer, ready)
+                await points.call(buffer, operation, ready)
+        except TimeoutError:
+            outcome = CANCELLED
         except Exception as error:
             outcome = type(error).__name__
         channel.send(("ended", outcome))
@@ -75,16 +100,18 @@ class Actor:
         self.at = ""
         self.passed = 0  # points
         self.may_go = True
+        #: The point at which its call is cancelled; 0: before it begins.
+        self.cancel_at: int | None = None
 
-    def tell(self, message: Any = True) -> None:
+    def tell(self, message: Any = "go") -> None:
         self._channel.send(message)
 
     def hear(self, seconds: float = _FOR_EVER_SECONDS) -> tuple[str, Any] | None:
         """Return the next message; None if there is none in time."""
         return self._channel.recv() if self._channel.poll(seconds) else None
 
-    def prepare(self, url: str, name: str) -> None:
-        self.outcome, self.at, self.passed, self.may_go = None, "", 0, True
+    def prepare(self, url: str, name: str, cancel_at: int | None) -> None:
+        self.outcome, self.at, self.passed, self.may_go, self.cancel_at = None, "", 0, True, cancel_at
         self.tell((url, name))
         assert self.hear() == ("ready", None)
 
@@ -92,7 +119,7 @@ class Actor:
         """Let it go on to its next point. Return "ended", "blocked", or the name of the point."""
         if self.may_go:
             self.may_go = False
-            self.tell()
+            self.tell("cancel" if self.passed == self.cancel_at else "go")
         heard = self.hear(_BLOCKED_SECONDS)
         if heard is None:
             return "blocked"
@@ -118,13 +145,21 @@ class Actor:
 Choice = Callable[[int, int], int]
 
 
-def run(actors: Sequence[Actor], url: str, names: Sequence[str], order: Sequence[int], choose: Choice) -> list[str]:
+def run(
+    actors: Sequence[Actor],
+    url: str,
+    names: Sequence[str],
+    order: Sequence[int],
+    choose: Choice,
+    cancels: Mapping[int, int],
+) -> list[str]:
     """Do an operation in each process, interleaved as chosen. Return what became of each.
 
-    Where one has ended, or is blocked, the next one goes on that hasn't ended, in this order.
+    Where one has ended, or is blocked, the next one goes on that hasn't ended, in this order. `cancels` has the points
+    at which some are cancelled.
     """
-    for actor, name in zip(actors, names, strict=True):
-        actor.prepare(url, name)
+    for number, (actor, name) in enumerate(zip(actors, names, strict=True)):
+        actor.prepare(url, name, cancels.get(number))
     following = dict(zip(order, [*order[1:], order[0]], strict=True))
     active, blocked = order[0], 0
     while any(actor.outcome is None for actor in actors):

@@ -12,15 +12,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults.conftest import figures as figures
 from tests.faults.copies import Copies, copies
-from tests.faults.operations import fill
-from tests.schedules.actors import Actor, Choice, actors_of, run, state_of, switching
+from tests.faults.figures import Figures
+from tests.faults.operations import UNDONE, fill
+from tests.schedules.actors import CANCELLED, Actor, Choice, actors_of, run, state_of, switching
 from tests.stores import build
 
 CALLS = ("put", "put replacing", "take", "lease", "acknowledge", "leases end", "refresh", "update", "delete")
@@ -28,6 +30,8 @@ CALLS += ("checkpoint", "restore", "sweep", "draw prompts", "finish")
 PAIRS = [*itertools.combinations_with_replacement(CALLS, 2)]
 #: Pairs in which a defect was found once: they are always tried.
 KNOWN = [("update", "update")]
+#: Those that a user can cancel.
+CANCELLED_CALLS = [name for name in CALLS if name not in ("leases end", "sweep")]
 
 
 async def seen(url: str) -> Any:
@@ -39,48 +43,111 @@ class Calls:
     """Operations of some processes, and what may come of them: what they come to one after the other."""
 
     def __init__(self, names: Sequence[str], actors: Sequence[Actor], original: Copies) -> None:
-        self._names, self._actors, self._original = names, actors[: len(names)], original
-        self.serial: list[Any] = []
+        self.names, self._actors, self._original = names, actors[: len(names)], original
         #: The moments at which one is interrupted: which one, and how many points it has passed.
         self.moments: set[tuple[int, int]] = set()
-        for order in itertools.permutations(range(len(names))):
-            self.serial.append(self.run(order, lambda active, _: active))
-            self.moments |= {(one, point) for one in order for point in range(1, self._actors[one].passed)}
+        self._serial = self._each_after_another()
+        self._undone: dict[int, list[Any]] = {}
 
-    def run(self, order: Sequence[int], choose: Choice) -> Any:
+    def _each_after_another(self, cancels: Mapping[int, int] = {}) -> list[Any]:
+        found = []
+        for order in itertools.permutations(range(len(self.names))):
+            found.append(self.run(order, lambda active, _: active, cancels))
+            self.moments |= {(one, point) for one in order for point in range(1, self._actors[one].passed)}
+        return found
+
+    def run(self, order: Sequence[int], choose: Choice, cancels: Mapping[int, int] = {}) -> Any:
         """Return the outcomes, and the state after them; the first one in this order begins."""
         with self._original.copy() as url:
-            outcomes = run(self._actors, url, self._names, order, choose)
+            outcomes = run(self._actors, url, self.names, order, choose, cancels)
             return outcomes, asyncio.run(seen(url))
 
-    def interrupted(self, first: int, at: int) -> Any:
+    def interrupted(self, first: int, at: int, cancels: Mapping[int, int] = {}) -> Any:
         """Return what comes of two of which one is interrupted at a point."""
-        return self.run((first, 1 - first), switching(first, 1 - first, at))
+        return self.run((first, 1 - first), switching(first, 1 - first, at), cancels)
+
+    def problem(self, found: Any, cancelled: int | None = None) -> str | None:
+        """Return what is found and what may be, if it may not. A call that was cancelled is done or undone."""
+        allowed = self._serial
+        if cancelled is not None and found[0][cancelled] == CANCELLED:
+            done = [] if self.names[cancelled] in UNDONE else self._serial
+            allowed = [self._without(cancelled, one) for one in [*done, *self._undone_by(cancelled)]]
+        return None if found in allowed else f"{found} is none of {allowed}"
+
+    def _without(self, cancelled: int, found: Any) -> Any:
+        """Return what was found, whatever came of the call that is cancelled elsewhere."""
+        outcomes, state = found
+        return [*outcomes[:cancelled], CANCELLED, *outcomes[cancelled + 1 :]], state
+
+    def _undone_by(self, cancelled: int) -> list[Any]:
+        """Return what comes of the others without this one, or with a draw that is given back at any moment."""
+        if cancelled not in self._undone:
+            self._undone[cancelled] = found = self._each_after_another({cancelled: 0})
+            if (name := self.names[cancelled]) in UNDONE:
+                names = [f"{name} undone" if one == cancelled else other for one, other in enumerate(self.names)]
+                hidden = Calls(names, self._actors, self._original)
+                found += [hidden.interrupted(*moment) for moment in hidden.moments if moment[0] == cancelled]
+        return self._undone[cancelled]
 
 
-@pytest.mark.parametrize("schedules", [16, pytest.param(None, marks=pytest.mark.long)])
-def test_two_calls_are_as_one_after_the_other(started: tuple[Copies, list[Actor]], schedules: int | None) -> None:
+@pytest.mark.parametrize("schedules", [12, pytest.param(None, marks=pytest.mark.long)])
+def test_two_calls_are_as_one_after_the_other(
+    started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
+) -> None:
     (original, actors), chance, wrong = started, random.Random(1), []
     for names in PAIRS if schedules is None else [*KNOWN, *chance.sample(PAIRS, schedules // 4)]:
         pair = Calls(names, actors, original)
         moments = sorted(pair.moments)
-        for first, at in moments if schedules is None else chance.sample(moments, 4):
-            if (found := pair.interrupted(first, at)) not in pair.serial:
-                wrong.append(f"{names[first]}, interrupted by {names[1 - first]} at point {at}: {found}, {pair.serial}")
+        for first, at in moments if schedules is None else chance.sample(moments, 3):
+            figures.add(faults=1)
+            if problem := pair.problem(pair.interrupted(first, at)):
+                wrong.append(f"{names[first]}, interrupted by {names[1 - first]} at point {at}: {problem}")
+    assert not wrong, "\n\n".join(wrong[:5])
+
+
+@pytest.mark.parametrize("schedules", [12, pytest.param(None, marks=pytest.mark.long)])
+def test_a_call_that_is_cancelled_is_done_or_undone(
+    started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
+) -> None:
+    """At any of its statements, before or after another call has come between."""
+    (original, actors), chance, wrong = started, random.Random(2), []
+    pairs = [*itertools.product(CANCELLED_CALLS, CALLS)]
+    for names in pairs if schedules is None else chance.sample(pairs, schedules // 4):
+        pair = Calls(names, actors, original)
+        moments = [(at, then) for first, at in sorted(pair.moments) if first == 0 and at > 1 for then in (at, at + 1)]
+        for at, then in moments if schedules is None else chance.sample(moments, min(4, len(moments))):
+            figures.add(faults=1)
+            if problem := pair.problem(pair.interrupted(0, then, {0: at}), 0):
+                wrong.append(f"{names[0]}, cancelled at point {at}, and {names[1]} at point {then}: {problem}")
     assert not wrong, "\n\n".join(wrong[:5])
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(300), marks=pytest.mark.long)])
-def test_three_calls_are_as_one_after_the_other(started: tuple[Copies, list[Actor]], seeds: range) -> None:
+def test_three_calls_are_as_one_after_the_other(
+    started: tuple[Copies, list[Actor]], seeds: range, figures: Figures
+) -> None:
+    """One of them is cancelled in half of the schedules."""
     (original, actors), wrong = started, []
     for seed in seeds:
         chance = random.Random(seed)
-        names = chance.choices(CALLS, k=3)
-        calls = Calls(names, actors, original)
-        found = calls.run((0, 1, 2), lambda active, _, c=chance: c.randrange(3) if c.random() < 0.3 else active)
-        if found not in calls.serial:
-            wrong.append(f"seed {seed}, {names}: {found}, {calls.serial}")
+        calls = Calls(chance.choices(CALLS, k=3), actors, original)
+        whom, at = chance.choice([moment for moment in sorted(calls.moments) if moment[1] > 1])
+        if chance.random() < 0.5 or calls.names[whom] in UNDONE or calls.names[whom] not in CANCELLED_CALLS:
+            whom = None
+        choose = lambda active, _, c=chance: c.randrange(3) if c.random() < 0.3 else active  # noqa: E731
+        found = calls.run((0, 1, 2), choose, {} if whom is None else {whom: at})
+        figures.add(faults=1)
+        if problem := calls.problem(found, whom):
+            wrong.append(f"seed {seed}, {calls.names}: {problem}")
     assert not wrong, "\n\n".join(wrong[:5])
+
+
+@pytest.mark.parametrize("cancelled", [None, 0])
+def test_a_call_of_several_transactions_is_caught(started: tuple[Copies, list[Actor]], cancelled: int | None) -> None:
+    """When another one comes between, and when it is cancelled between them."""
+    pair = Calls(("put in pieces", "put in pieces"), started[1], started[0])
+    points = [at for first, at in pair.moments if first == 0 and at > 1]
+    assert any(pair.problem(pair.interrupted(0, at, {} if cancelled is None else {0: at}), cancelled) for at in points)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

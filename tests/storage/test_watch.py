@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,6 @@ from replaybuf.storage.sql.engine import sqlite
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.thread import RateLimit
 from tests.stores import TASK, build, group
-
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify is of Linux")
 
 #: Longer than any of these tests waits.
 NEVER = 60.0
@@ -47,10 +44,9 @@ async def woken(waiting: ReplayBuffer, other: ReplayBuffer) -> float:
     return time.monotonic() - committed
 
 
-@on_linux
 async def test_a_write_to_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without polling; also after the log was begun anew, and after a wait that ended in vain."""
-    monkeypatch.setattr(sqlite, "_GUARANTEE_SECONDS", NEVER)
+    monkeypatch.setattr(sqlite.DataVersion, "seconds", NEVER)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})
@@ -64,12 +60,8 @@ async def test_a_write_to_the_log_is_enough(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 async def test_polling_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where nothing tells of writes."""
-
-    def refuse(*_: Any) -> None:
-        raise OSError("this system has no inotify")
-
-    monkeypatch.setattr(sqlite, "watch_writes", refuse)
+    """Where the time of modification of the log tells nothing."""
+    monkeypatch.setattr(sqlite.DataVersion, "switch", lambda *_: None)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})

@@ -193,21 +193,17 @@ def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "wrong"),
+    ("where", "said"),
     [
-        ('{"reward": {"$gte": 0.9}, "stalenes": 3}', '"stalenes": 3'),
-        ('{"$and": [{"uid": 1}, {"reward": {"$gt": "a"}}]}', '"$gt": "a"'),
-        ('{"reward": }', "}"),
-        ("[1]", "[1]"),
-        ('{"tags.a.b": {"$in": [1, {}]}}', "{}"),
-        ("[" * 5000, None),
+        ('{"stalenes": 3}', "stalenes"),
+        ('{"reward": }', "line 1 column 12"),
+        ("[1]", "a query is a JSON object"),
+        ("[" * 5000, "a query is JSON"),
     ],
 )
-def test_a_mistake_in_a_query_is_shown_in_its_place(page: Client, where: str, wrong: str | None) -> None:
+def test_a_mistake_in_a_query_is_said(page: Client, where: str, said: str) -> None:
     text = read(page, "/groups", 400, where=where)
-    assert 'role="alert"' in text
-    if wrong is not None:
-        assert f"<mark>{wrong}</mark>" in text
+    assert said in text.partition('role="alert"')[2].partition("</p>")[0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from replaybuf.common.units import some
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.errors import says_unknown
 from replaybuf.storage.sql.engine.standbys import ASK as ASK_STANDBYS
-from replaybuf.storage.sql.engine.standbys import Synchronous
+from replaybuf.storage.sql.engine.standbys import WHAT_TO_DO, Synchronous
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
@@ -74,17 +74,14 @@ def _find_replication(tx: Transaction, context: CheckContext) -> Sequence[Findin
         if not says_unknown(error):
             raise
         return [fine("the server doesn't say whether commits wait for standbys")]
-    waiting = f"; {units.number_of(found.waiting, 'commit')} of this user's wait at the moment" if found.waiting else ""
     if not found.wanted:
         return [fine("commits wait for no standby (synchronous_standby_names is empty)")]
-    if found.is_short or (found.waiting and found.there is None):
-        return [problem(f"commits wait for a synchronous standby: {found}{waiting}", found.what_to_do)]
+    said = f"commits wait for a synchronous standby: {found}"
     if found.waiting:
-        return [warning(f"commits wait for longer than {WAITING_SECONDS:g} s: {found}{waiting}", found.what_to_do)]
-    if found.there is None:
-        mend = f"GRANT pg_monitor TO {tx.value('SELECT current_user')}, or ask as a superuser"
-        return [warning(f"this user may not see whether they are synchronous: {found}", mend)]
-    return [fine(f"commits wait for a synchronous standby: {found}")]
+        said += f"; {units.number_of(found.waiting, 'commit')} of this user's wait at the moment"
+    if found.standbys < found.wanted:
+        return [problem(said, WHAT_TO_DO)]
+    return [warning(said, WHAT_TO_DO) if found.waiting else fine(said)]
 
 
 _PAGES = """

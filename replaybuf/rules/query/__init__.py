@@ -19,4 +19,3 @@ from replaybuf.rules.query.nodes import SetNode as SetNode
 from replaybuf.rules.query.nodes import Value as Value
 from replaybuf.rules.query.nodes import to_text as to_text
 from replaybuf.rules.query.parse import parse as parse
-from replaybuf.rules.query.parse import span_of as span_of

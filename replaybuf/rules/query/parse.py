@@ -1,19 +1,17 @@
 """Parses a user's query into checked nodes, whose operands both databases can store.
 
 Users write numpy scalars, enum members and datetimes; operands become str, int, float, bool or None, of a type that the
-field compares with. Errors have the path of a mistake, such as `$and[1].staleness.$gt`; `span_of` finds it in a text.
+field compares with. Errors have the path of a mistake, such as `$and[1].staleness.$gt`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
-from json.decoder import JSONDecodeError, scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 from replaybuf.common.checks import is_numpy
@@ -51,51 +49,6 @@ def inside(place: str, name: str) -> str:
 def short(name: str) -> str:
     """Return a name shortened and escaped for a message."""
     return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."
-
-
-def span_of(text: str, place: str) -> tuple[int, int] | None:
-    """Return the start and end of a path in the JSON text of a query: of an object's entry with its key, of a list's
-    element, or of the whole text for "". None if the path doesn't exist."""
-    try:
-        return next((span for where, span in _spans(text, _skip(text, 0), "") if where == place), None)
-    except (JSONDecodeError, IndexError, RecursionError):
-        return None
-
-
-def _spans(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the paths inside the value that begins at `start`, and then its own."""
-    end = start + 1
-    if text[start] in "{[":
-        for found, span in _entries(text, start, place):
-            yield found, span
-            end = span[1]
-        end = _skip(text, end) + 1
-    else:
-        end = json.JSONDecoder().raw_decode(text, start)[1]
-    yield place, (start, end)
-
-
-def _entries(text: str, start: int, place: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the paths inside an object or array; the path of each entry follows those inside it."""
-    at, number = _skip(text, start + 1), 0
-    while text[at] not in "}]":
-        begin, where = at, f"{place}[{number}]"
-        if text[start] == "{":
-            key, at = scanstring(text, at + 1)
-            where, at = inside(place, key), _skip(text, _skip(text, at) + 1)
-        *within, (_, (_, end)) = _spans(text, at, where)
-        yield from within
-        yield where, (begin, end)
-        at, number = _skip(text, end), number + 1
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-
-
-def _skip(text: str, at: int) -> int:
-    """Return the offset of the next character after white space."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
 
 
 MAX_VALUES = 1_000_000

@@ -217,7 +217,7 @@ class BlockReader:
         self._kept = kept
         self._lends = lends
         self._table: list[Any] = []
-        self._left = MOST_USES * head.header.size
+        self._left = MOST_USES * head.size
         self._arrays: dict[int, Sequence[Any]] = {}
         self._lent: set[int] = set()
 

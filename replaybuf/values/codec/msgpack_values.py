@@ -11,7 +11,6 @@ than the payload, and nothing named in a payload is imported or called.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,9 +24,9 @@ import numpy as np
 from replaybuf.errors import RolloutError
 from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
-from replaybuf.values.codec.columns import ColumnReader, ColumnWriter
+from replaybuf.values.codec.columns import ColumnReader, ColumnWriter, fields_of_one
 from replaybuf.values.codec.object_refs import RefValues
-from replaybuf.values.codec.payload_header import MOST_VALUES, Head
+from replaybuf.values.codec.payload_header import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of
 from replaybuf.values.codec.value_types import DECODERS, ENCODERS, MISSING, Decoder, Encoder, TypeHandler
 from replaybuf.values.rollouts.rollout import Status
@@ -214,34 +213,7 @@ def lenient(tags: TypeTags) -> TypeTags:
     return {code: _TypeTag(code, partial(or_none, tag.decode)) for code, tag in tags.items()}
 
 
-def _untracking() -> Callable[[list[Any]], object] | None:
-    """Return CPython's function that untracks an object from the garbage collector."""
-    function = getattr(getattr(ctypes, "pythonapi", None), "PyObject_GC_UnTrack", None)
-    return function and ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
-
-
-_untrack: Final = _untracking()
-
-
-def _left_alone(items: list[Any]) -> list[Any]:
-    """Return an unpacked list, untracked from the garbage collector if it is a long list of numbers.
-
-    The collector would traverse all tokens in memory again and again: in takes of 128 groups with 100 KB of lists that
-    is 42 ms instead of 3, a quarter of their time, of which 20 ms are one pause of the event loop. A list is taken for
-    one of numbers if it begins and ends with one. A cycle that a user later makes through such a list is never freed.
-    """
-    if len(items) > _LONG and type(items[0]) in _NUMBERS and type(items[-1]) in _NUMBERS and _untrack is not None:
-        _untrack(items)
-    return items
-
-
-_LONG: Final = 32
-_NUMBERS: Final = frozenset({int, float})
-_UNPACKING: Final[dict[str, Any]] = {
-    "list_hook": _left_alone,
-    "strict_map_key": False,
-    "unicode_errors": "surrogatepass",
-}
+_UNPACKING: Final[dict[str, Any]] = {"strict_map_key": False, "unicode_errors": "surrogatepass"}
 
 #: The values of each field.
 Columns = dict[str, Sequence[Any]]
@@ -264,24 +236,28 @@ class Unpacking:
         self._partial = False
         self._made: dict[int, Any] = {}  # tensors and images, by the id of their array
 
-    def rollouts(self, head: Head, deferred: Collection[str] = frozenset()) -> Columns | list[dict[str, Any]]:
-        """Return the values of each field, or the rollouts as dicts if some lack a field."""
-        rows, packed = head.header.rollouts, head.msgpack
-        columns = ColumnReader(self._blocks.column, MOST_VALUES * head.header.head)
-        columns.spend(rows)
-        end = len(packed) - _TABLE_SIZE.size
-        (size,) = _TABLE_SIZE.unpack_from(packed, end)
-        if size > end:
+    def rollouts(
+        self, head: Head, payload: Buffer, deferred: Collection[str] = frozenset()
+    ) -> Columns | list[dict[str, Any]]:
+        """Return the values of each field, or the rollouts as dicts if it is one, or some lack a field."""
+        rows, begin = head.rollouts, head.msgpack_at
+        end = begin + head.msgpack - _TABLE_SIZE.size
+        (size,) = _TABLE_SIZE.unpack_from(payload, end)
+        if size > end - begin:
             raise ValueError("no table of arrays")
         if size:
-            self._blocks.read_table(msgpack.unpackb(packed[end - size : end]))
-        packed = packed[: end - size]
+            self._blocks.read_table(msgpack.unpackb(payload[end - size : end]))
+        packed = memoryview(payload)[begin : end - size]
+        flat: Any = None
+        if not isinstance(self._blocks, PartReader):
+            flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
+            if rows == 1 and not self._open_tags and not self._partial and (one := fields_of_one(flat)) is not None:
+                return [one]
+        columns = ColumnReader(self._blocks.column, MOST_VALUES * head.head)
+        columns.spend(rows)
         if isinstance(self._blocks, PartReader):
             found = self._read_parts(packed, rows, columns, deferred, self._blocks)
         else:
-            flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
-            if type(flat) is not list:
-                raise ValueError(f"a {type(flat).__name__} where columns belong")
             found = columns.columns(flat, rows)
         if self._open_tags:
             raise ValueError("it holds type tags without content")
@@ -358,7 +334,7 @@ class Unpacking:
         return found
 
 
-def needed_blocks(tags: TypeTags, head: Head, deferred: Collection[str]) -> list[tuple[int, int]]:
+def needed_blocks(tags: TypeTags, head: Head, payload: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
     """Return the places of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
     needs: dict[tuple[int, int], None] = {}
 
@@ -366,5 +342,5 @@ def needed_blocks(tags: TypeTags, head: Head, deferred: Collection[str]) -> list
         needs[array.block_at, array.block_size] = None
 
     nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
-    Unpacking(nothing, PartReader(head, None, note, lambda _: None)).rollouts(head, deferred)
+    Unpacking(nothing, PartReader(head, None, note, lambda _: None)).rollouts(head, payload, deferred)
     return sorted(needs)

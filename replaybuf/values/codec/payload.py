@@ -34,7 +34,7 @@ from replaybuf.values.codec.msgpack_values import (
 )
 from replaybuf.values.codec.object_refs import Fetched, ObjectRefs, RefValues, RestoreRefs, UnfetchedError, is_ref
 from replaybuf.values.codec.payload_format import Compression, SplitPayload
-from replaybuf.values.codec.payload_header import Buffer, Head, Header
+from replaybuf.values.codec.payload_header import Buffer, Head
 from replaybuf.values.codec.replacing import Replacing
 from replaybuf.values.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
@@ -118,7 +118,7 @@ class Codec:
         Without `sealed`, the checksums of a payload with a tail are computed only by `joined`.
         """
         fields = self.rollout_type.rows(rollouts)
-        refs = RefValues(dict(fetched or {}))
+        refs = RefValues(fetched or {})
         packed = self._pack(fields, refs)
         while refs.missing:  # the values of ObjectRefs may contain further ones
             missing = tuple(refs.missing)
@@ -148,19 +148,21 @@ class Codec:
         zstd is needed and not installed. Memory use is proportional to the payload.
         """
         with header.AS_DAMAGE:
-            head, blocks = self._opened(payload, verified)
-            lends = owned and not self.runs_code and head.header.has_blocks  # the payload may be needed again
+            head, plain = self._opened(payload, verified)
+            lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
             if tail is not None:
                 blocks = memoryview(tail)
                 lends = lends and not blocks.readonly and type(tail) is not memoryview
-            elif lends and type(payload) is bytes:
-                blocks = as_writable(payload).data[head.header.head :]
+            elif lends and plain is payload and type(payload) is bytes:
+                blocks = as_writable(payload).data[head.head :]
+            elif head.blocks or not verified:
+                blocks, lends = memoryview(plain)[head.head :], False
             else:
-                lends = False
-            if not head.header.flags and not (verified and tail is None):
+                blocks = memoryview(b"")
+            if plain is payload and not (verified and tail is None):
                 head.verify(blocks)
-            kept = head.header.size if tail is None else len(blocks)
-            return self._unpack(head, BlockReader(head, blocks, kept=kept, lends=lends))
+            kept = head.size if tail is None else len(blocks)
+            return self._unpack(head, plain, BlockReader(head, blocks, kept=kept, lends=lends))
 
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
         """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
@@ -169,10 +171,10 @@ class Codec:
         otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
         with header.AS_DAMAGE:
-            found, blocks = self._opened(head)
-            apart = found.header.has_blocks
-            reader = PartReader(found, None if apart else blocks, from_pieces(pieces), handles)
-            return self._unpack(found, reader, frozenset(deferred))
+            found, plain = self._opened(head)
+            blocks = memoryview(plain)[found.head :] if plain is not head or not found.blocks else None
+            reader = PartReader(found, blocks, from_pieces(pieces), handles)
+            return self._unpack(found, plain, reader, frozenset(deferred))
 
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
@@ -184,9 +186,9 @@ class Codec:
 
     def _without_blocks(self, payload: Buffer, instead: Instead) -> list[Any]:
         with header.AS_DAMAGE:
-            found, _ = self._opened(payload)
+            found, plain = self._opened(payload)
             reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
-            return self._unpack(found, reader, tags=lenient(self._tags))
+            return self._unpack(found, plain, reader, tags=lenient(self._tags))
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
@@ -202,18 +204,15 @@ class Codec:
         Raises DecodeError when the head is damaged.
         """
         with header.AS_DAMAGE:
-            return needed_blocks(self._tags, self._opened(head)[0], deferred)
+            return needed_blocks(self._tags, *self._opened(head), deferred)
 
-    def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, memoryview]:
-        """Return the head of a payload, verified unless it was before, and its blocks, if they are there."""
-        found = Header.read(header.as_buffer(payload))
-        if not verified:
-            header.verify_head(found, payload)
-        if not found.flags & header.ZSTD:
-            view = memoryview(payload)
-            return Head.parsed(found, view), view[found.head :]
+    def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, Buffer]:
+        """Return the head of a payload, verified unless it was before, and the payload, decompressed if necessary."""
+        found = Head.opened(header.as_buffer(payload), verified=verified)
+        if not found.flags:
+            return found, payload
         plain = form.decompressed(payload)
-        return Head.parsed(Header.read(plain), plain), plain[found.head :]
+        return Head.opened(plain), plain
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
@@ -247,9 +246,14 @@ class Codec:
         return RolloutError(f"the rollouts can't be stored: {error}")
 
     def _unpack(
-        self, head: Head, blocks: BlockReader, deferred: Collection[str] = (), tags: TypeTags | None = None
+        self,
+        head: Head,
+        payload: Buffer,
+        blocks: BlockReader,
+        deferred: Collection[str] = (),
+        tags: TypeTags | None = None,
     ) -> list[Any]:
-        found = Unpacking(tags or self._tags, blocks).rollouts(head, deferred)
+        found = Unpacking(tags or self._tags, blocks).rollouts(head, payload, deferred)
         if isinstance(found, list):
             return [self.rollout_type.from_fields(fields) for fields in found]
-        return self.rollout_type.from_columns(found, head.header.rollouts)
+        return self.rollout_type.from_columns(found, head.rollouts)

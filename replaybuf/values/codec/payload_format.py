@@ -20,7 +20,6 @@ from replaybuf.values.codec.payload_header import (
     ZSTD,
     Buffer,
     Head,
-    Header,
     digest,
     head_digest,
     starts_of,
@@ -60,7 +59,7 @@ class SplitPayload:
             return self.head
         payload = b"".join((self.head, *self.tail))
         view, end = as_writable(payload).data, len(self.head)
-        sizes = self.blocks or Head.parsed(Header.read(payload), view).sizes
+        sizes = self.blocks or Head.opened(payload).sizes
         digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes, strict=True)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
         CHECKSUM.pack_into(view, HEADER.size, head_digest(view[: HEADER.size], view[BODY_AT:end]))
@@ -101,7 +100,7 @@ def compressed(payload: SplitPayload) -> SplitPayload:
     stored: bytes = zstandard_module().ZstdCompressor().compress(memoryview(whole)[BODY_AT:])
     if BODY_AT + len(stored) >= len(whole) or len(whole) > _allowed_size(len(stored)):
         return payload
-    header = replace(Header.read(whole), flags=ZSTD).packed()
+    header = replace(Head.read(whole), flags=ZSTD).packed()
     return SplitPayload(b"".join((header, CHECKSUM.pack(head_digest(header, stored)), stored)))
 
 
@@ -110,15 +109,15 @@ def decompressed(payload: Buffer) -> memoryview:
 
     Raises ValueError, before any allocation, when the claimed size is implausible.
     """
-    header, stored = Header.read(payload), memoryview(payload)[BODY_AT:]
+    head, stored = Head.read(payload), memoryview(payload)[BODY_AT:]
+    size = head.size - BODY_AT
     zstandard = zstandard_module()
-    size = header.size - BODY_AT
     if size > _allowed_size(len(stored)):
         raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
     if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
         raise ValueError("its sizes before compression don't agree")
     body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
-    return memoryview(b"".join((memoryview(payload)[:BODY_AT], body)))
+    return memoryview(b"".join((replace(head, flags=0).packed(), bytes(CHECKSUM.size), body)))
 
 
 def _allowed_size(size: int) -> int:

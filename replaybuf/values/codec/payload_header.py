@@ -50,8 +50,10 @@ MOST_VALUES: Final = 8
 
 
 @dataclass(slots=True)
-class Header:
-    """The numbers in the header of a payload."""
+class Head:
+    """The head of a payload: the numbers in its header, and, once it is `opened`, the sizes, checksums and places of
+    its blocks. `starts` has the position of each block, from the end of the head, where the size `head` is.
+    """
 
     flags: int
     rollouts: int
@@ -59,10 +61,13 @@ class Header:
     msgpack: int
     head: int
     size: int
+    sizes: Sequence[int] = ()
+    digests: Sequence[int] = ()
+    starts: Sequence[int] = ()
 
     @classmethod
-    def read(cls, payload: Buffer) -> Header:
-        """Return the header of a payload or a head. Raises DecodeError."""
+    def read(cls, payload: Buffer) -> Head:
+        """Return the numbers in the header of a payload or a head. Raises DecodeError."""
         if len(payload) < BODY_AT:
             raise DecodeError(f"the payload is damaged: it has {len(payload)} bytes, fewer than a header takes")
         magic, version, flags, zero, *numbers = HEADER.unpack_from(payload)
@@ -75,6 +80,30 @@ class Header:
         if version != VERSION or flags & ~ZSTD or zero:
             raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
         return cls(flags, *numbers)
+
+    @classmethod
+    def opened(cls, payload: Buffer, *, verified: bool = True) -> Head:
+        """Return the head of a payload, of which only the sizes are verified if it was `verified` before.
+
+        A compressed payload has only the numbers. Raises DecodeError.
+        """
+        found = cls.read(payload)
+        if not verified:
+            verify_head(found, payload)
+        if found.flags:
+            return found
+        blocks, head = found.blocks, found.head
+        if not found.msgpack_at + found.msgpack <= head <= len(payload):
+            raise DecodeError("the payload is damaged: its lengths don't add up")
+        end = head
+        if blocks:
+            numbers = struct.unpack_from(f"<{2 * blocks}Q", payload, BODY_AT)
+            found.sizes, found.digests = numbers[:blocks], numbers[blocks:]
+            found.starts = starts_of(found.sizes)
+            end += found.starts[-1] + found.sizes[-1]
+        if end != found.size:
+            raise DecodeError("the payload is damaged: its lengths don't add up")
+        return found
 
     def packed(self) -> bytes:
         """Return the header as stored, without its checksum."""
@@ -92,46 +121,15 @@ class Header:
         """The position of the msgpack, in a payload that isn't compressed."""
         return BODY_AT + 16 * self.blocks
 
-
-@dataclass(slots=True)
-class Head:
-    """A head whose checksum was verified: its msgpack, and the sizes and checksums of its blocks.
-
-    `starts` has the position of each block, from the end of the head.
-    """
-
-    header: Header
-    msgpack: memoryview
-    sizes: Sequence[int]
-    digests: Sequence[int]
-    starts: Sequence[int]
-
-    @classmethod
-    def parsed(cls, header: Header, payload: memoryview) -> Head:
-        """Return the head of a plain payload, of which nothing is verified but the sizes. Raises DecodeError."""
-        blocks, at = header.blocks, header.msgpack_at
-        end = at + header.msgpack
-        if not end <= header.head <= len(payload):
-            raise DecodeError("the payload is damaged: its lengths don't add up")
-        if not blocks and header.head == header.size:
-            return cls(header, payload[at:end], (), (), ())
-        numbers = struct.unpack_from(f"<{2 * blocks}Q", payload, BODY_AT)
-        sizes = numbers[:blocks]
-        starts = starts_of(sizes)
-        if header.head + (starts[-1] + sizes[-1] if blocks else 0) != header.size:
-            raise DecodeError("the payload is damaged: its lengths don't add up")
-        return cls(header, payload[at:end], sizes, numbers[blocks:], starts)
-
     def places(self) -> Iterator[tuple[int, int]]:
         """Yield the position in the blocks and the size of each block."""
         return zip(self.starts, self.sizes, strict=True)
 
     def verify(self, blocks: memoryview) -> None:
         """Raise DecodeError unless these are the blocks that were stored."""
-        if len(blocks) != self.header.size - self.header.head:
+        if len(blocks) != self.size - self.head:
             raise DecodeError(
-                f"the payload is damaged: its blocks have {len(blocks)} bytes where "
-                f"{self.header.size - self.header.head} belong"
+                f"the payload is damaged: its blocks have {len(blocks)} bytes where {self.size - self.head} belong"
             )
         for (at, size), expected in zip(self.places(), self.digests, strict=True):
             if xxh3_64_intdigest(blocks[at : at + size]) != expected:
@@ -143,12 +141,12 @@ def starts_of(sizes: Sequence[int], first: int = 0) -> list[int]:
     return [*accumulate([size + -size % ALIGNMENT for size in sizes[:-1]], initial=first)]
 
 
-def verify_head(header: Header, payload: Buffer) -> None:
+def verify_head(head: Head, payload: Buffer) -> None:
     """Raise DecodeError unless the checksum in the header is right; that of a compressed payload is of all of it."""
-    end = len(payload) if header.flags & ZSTD else header.head
-    view = memoryview(payload)
-    if not BODY_AT <= end <= len(view):
+    end = len(payload) if head.flags & ZSTD else head.head
+    if not BODY_AT <= end <= len(payload):
         raise DecodeError("the payload is damaged: its lengths don't add up")
+    view = memoryview(payload)
     if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:
         raise DecodeError("the payload is damaged: its checksum doesn't match")
 
@@ -158,15 +156,15 @@ def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
 
     The blocks of a head alone are verified only if given.
     """
-    header = Header.read(as_buffer(payload))
-    verify_head(header, payload)
-    if header.flags & ZSTD or (not header.blocks and header.head == header.size == len(payload)):
+    head = Head.read(as_buffer(payload))
+    verify_head(head, payload)
+    if head.flags & ZSTD or (not head.blocks and head.head == head.size == len(payload)):
         return
-    head = Head.parsed(header, memoryview(payload))
+    head = Head.opened(payload)
     if blocks is not None:
         head.verify(memoryview(blocks))
-    elif not header.blocks or len(payload) == header.size:
-        head.verify(memoryview(payload)[header.head :])
+    elif not head.blocks or len(payload) == head.size:
+        head.verify(memoryview(payload)[head.head :])
 
 
 def as_buffer(payload: Any) -> Buffer:
@@ -179,14 +177,14 @@ def as_buffer(payload: Any) -> Buffer:
 def has_blocks(payload: Buffer) -> bool:
     """Return whether a payload has blocks, given at least its header."""
     try:
-        return Header.read(payload).has_blocks
+        return Head.read(payload).has_blocks
     except DecodeError:
         return False
 
 
 def head_size(payload: Buffer) -> int:
     """Return the size of the head of a payload with blocks, given at least its header. Raises DecodeError."""
-    return Header.read(payload).head
+    return Head.read(payload).head
 
 
 def is_apart(payload: Buffer) -> bool:
@@ -199,8 +197,8 @@ def is_apart(payload: Buffer) -> bool:
 
 def texts_of(payload: bytes) -> tuple[int, int]:
     """Return the start and the end of the part of a payload or head where texts are; (0, 0) if it is compressed."""
-    header = Header.read(payload)
-    return (0, 0) if header.flags & ZSTD else (header.msgpack_at, header.msgpack_at + header.msgpack)
+    head = Head.read(payload)
+    return (0, 0) if head.flags & ZSTD else (head.msgpack_at, head.msgpack_at + head.msgpack)
 
 
 class _AsDamage:

@@ -310,8 +310,8 @@ class RolloutType:
             if type(rollout) is not self._instances:
                 self.check_class(rollout)
         rows = self._shape.rows(rollouts)
-        names = [*map(tuple, rows)]
-        for fields in rows[:1] if rows and names.count(names[0]) == len(rows) else rows:
+        names = [*map(tuple, rows)] if len(rows) > 1 else []
+        for fields in rows[:1] if names and names.count(names[0]) == len(rows) else rows:
             if problem := self._shape.problem(fields):
                 raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
         return rows

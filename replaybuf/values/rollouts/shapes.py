@@ -11,7 +11,6 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cached_property, partial
 from typing import Any
@@ -52,12 +51,13 @@ class Defaults:
         # Includes required fields, so that the result is in the order of declaration.
         self.template = {field.name: field.default for field in fields if field.has_default or not field.optional}
         self._makers = tuple((field.name, field.make) for field in fields if field.make is not None)
-        #: The fields whose default is made for each instance.
-        self.made = frozenset(name for name, _ in self._makers)
+        self._made = frozenset(name for name, _ in self._makers)
 
     def fill(self, given: Fields) -> Fields:
         """Return a new dict of all fields."""
         values = {**self.template, **given}
+        if self._made.issubset(given):
+            return values
         for name, make in self._makers:
             if name not in given:
                 values[name] = make(values)
@@ -224,6 +224,7 @@ class _ModelShape(Shape):
             cls.model_rebuild(raise_errors=False)
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
         private = cls.__private_attributes__.items()
+        self._has_private = bool(private)
         self._private: list[tuple[str, Any]] = [
             (name, one.default_factory or partial(copy.deepcopy, one.default))
             for name, one in private
@@ -268,27 +269,14 @@ class _ModelShape(Shape):
             return [*map(self.read, instances)]
         return [instance.__dict__ for instance in instances]
 
-    def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        if self.extra or self.cls.__private_attributes__ or not columns.keys() >= self._defaults.made:
-            return super().build_all(columns)
-        template, given = self._defaults.template, {*columns}
-        rows = zip(*columns.values(), strict=True)
-        return [self._new({**template, **dict(zip(columns, row, strict=True))}, given.copy()) for row in rows]
-
     def build(self, fields: Fields) -> Any:
-        extra: Fields | None = None
-        names = set(fields)
+        names, extra = {*fields}, None
         if self.extra:
             extra = {name: fields.pop(name) for name in names - self.names}
-        private = {name: make() for name, make in self._private} if self.cls.__private_attributes__ else None
-        return self._new(self._defaults.fill(fields), names, extra, private)
-
-    def _new(
-        self, values: Fields, given: AbstractSet[str], extra: Fields | None = None, private: Fields | None = None
-    ) -> Any:
+        private = {name: make() for name, make in self._private} if self._has_private else None
         instance, put = self.cls.__new__(self.cls), object.__setattr__
-        put(instance, "__dict__", values)
-        put(instance, "__pydantic_fields_set__", given)
+        put(instance, "__dict__", self._defaults.fill(fields))
+        put(instance, "__pydantic_fields_set__", names)
         put(instance, "__pydantic_extra__", extra)
         put(instance, "__pydantic_private__", private)
         return instance

@@ -31,7 +31,7 @@ from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, ti
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import ARRAYS, columns
-from replaybuf.view.queries import TypedQueryError, read_query
+from replaybuf.view.queries import read_query
 from replaybuf.view.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.tables import Listed, table_of
@@ -59,8 +59,8 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     }
     try:
         query = read_query(where)
-    except TypedQueryError as error:
-        return {**data, "error": error}
+    except QueryError as error:
+        return {**data, "error": str(error)}
     order = _order(ask)
     chosen = Chosen(query, order, ask.text("buffer"), task, status)
     rows, key = page_of_groups(tx, chosen, _after(ask, order), size)

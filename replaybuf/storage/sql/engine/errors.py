@@ -69,7 +69,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     text = said(cause)
     state = state or ""
     kind, message = _MESSAGES.get(state, (StorageError, ": {0}"))
-    what_to_do = advice(str(getattr(cause, "sqlstate", "")), text, url.username)
+    what_to_do = advice(str(getattr(cause, "sqlstate", "")), text)
     reason = state if state in kind.REASONS else ""
     return kind(where + message.format(text + what_to_do, seconds=lock_timeout), reason=reason)
 
@@ -163,12 +163,12 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
     code = str(getattr(error, "sqlstate", ""))
     if meant(code, text) == "53300":
         return UnreachableError(
-            f"{where} has no connection left: {text}{advice(code, text, None)}, or open fewer buffers at once",
+            f"{where} has no connection left: {text}{advice(code, text)}, or open fewer buffers at once",
             reason="no connection left",
         )
     if why := why_not(error):
         return UnreachableError(f"{where} {why}")
-    if what_to_do := advice(code, text, None):
+    if what_to_do := advice(code, text):
         return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
     questions = "is the server running, and are host and port right"
     if shows_certificate:  # the disconnect may overtake the TLS alert with the reason
@@ -249,52 +249,30 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
-# Advice about refusals, and about poolers that are not configured for replaybuf, by SQLSTATE
+# Advice
 
-_TABLES = "what docs/operating.md grants (to write SELECT, INSERT, UPDATE and DELETE; SELECT is enough to look)"
-
-#: Message patterns and advice by SQLSTATE; `{user}` is the role, `{0}` the pattern's first group.
-_ADVICE: dict[str, list[tuple[str, str]]] = {
-    "28P01": [
-        (
-            "",
-            "give the one that holds now, in the url, or in a password file or by a function (passfile, password=), "
-            "which are asked anew for each connection",
-        )
-    ],
-    "28000": [
-        (r'role "(.*)" does not exist', "create it: CREATE ROLE {0} LOGIN"),
-        (r'role "(.*)" is not permitted to log in', "ALTER ROLE {0} LOGIN"),
-        (r"valid client certificate", "give one, and its key: sslcert=FILE and sslkey=FILE"),
-        (r"certificate authentication failed", "the name (CN) in the certificate must be the role's"),
-        (
-            r"no pg_hba.conf entry .*(?:no encryption|SSL off)",
-            "connect by TLS (sslmode=verify-full), or let the server's pg_hba.conf admit this host",
-        ),
-        (r"no pg_hba.conf entry", "let the server's pg_hba.conf admit this host, role and database"),
-    ],
-    "53300": [("", "raise its max_connections (or the CONNECTION LIMIT of the role or the database)")],
-    "55000": [(r"database (\S+) is not currently accepting", "ALTER DATABASE {0} ALLOW_CONNECTIONS true")],
-    "42501": [
-        (
-            r"for schema (\S+)",
-            "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT USAGE ON SCHEMA {0} TO {user}; "
-            "or, for this role to make them, GRANT USAGE, CREATE ON SCHEMA {0} TO {user}",
-        ),
-        (r"for (?:table|view|relation) (\S+)", f"on {{0}} the role {{user}} lacks {_TABLES}"),
-        (r"for sequence (\S+)", "GRANT USAGE, SELECT, UPDATE ON SEQUENCE {0} TO {user}"),
-        (r"for database (\S+)", "GRANT CONNECT ON DATABASE {0} TO {user}"),
-        (r"must be owner of (?:\w+ )+(\S+)", "only the owner of {0} may do this: run it as that role"),
-    ],
+#: What to do about an error, by SQLSTATE.
+_ADVICE = {
+    "28P01": (
+        "give the one that holds now, in the url, or in a password file or by a function (passfile, password=), which "
+        "are asked anew for each connection"
+    ),
+    "28000": (
+        "create the role if it isn't there (CREATE ROLE ... LOGIN), and let the server's pg_hba.conf admit it from "
+        "this host, by TLS (sslmode=verify-full) or with a certificate of its name (sslcert, sslkey) if it wants one"
+    ),
+    "53300": "raise its max_connections (or the CONNECTION LIMIT of the role or the database)",
+    "42501": (
+        "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT the role what docs/operating.md lists"
+    ),
 }
 
-_SETTINGS = "docs/operating.md has the settings"
-#: Message patterns of poolers' errors, and advice.
-_POOLERS = [
-    (r"statement pooling mode", f"set pool_mode = transaction ({_SETTINGS})"),
-    (r"unsupported startup parameter", f"let PgBouncer ignore it, by ignore_startup_parameters ({_SETTINGS})"),
-    (r'prepared statement "__asyncpg_\w+"', f"behind a pooler add statement_cache_size=0 to the url ({_SETTINGS})"),
-]
+#: Patterns of poolers' errors that come from their settings.
+_POOLERS = r'statement pooling mode|unsupported startup parameter|prepared statement "__asyncpg_\w+"'
+_SET_UP = (
+    "it needs pool_mode = transaction, ignore_startup_parameters, and max_prepared_statements or "
+    "statement_cache_size=0 in the url; docs/operating.md has the settings"
+)
 _POOLER_CODES = ("08", "26000", "42P05")
 
 _VIOLATION = "08P01"
@@ -315,42 +293,28 @@ def meant(code: str, message: str) -> str:
 
 def is_about_pooler(code: str, message: str) -> bool:
     """Return whether an error is about a pooler that isn't configured for replaybuf."""
-    return code.startswith(_POOLER_CODES) and any(re.search(pattern, message) for pattern, _ in _POOLERS)
+    return code.startswith(_POOLER_CODES) and re.search(_POOLERS, message) is not None
 
 
-def advice(code: str, message: str, user: str | None) -> str:
+def advice(code: str, message: str) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
-    known = _POOLERS if is_about_pooler(code, message) else _ADVICE.get(meant(code, message), [])
-    said = next(
-        (
-            f"; {text.format(*found.groups(), user=user or 'of this process')}"
-            for pattern, text in known
-            if (found := re.search(pattern, message))
-        ),
-        "",
-    )
-    of_pooler = code == _VIOLATION and known is not _POOLERS
-    return f"{said}; PgBouncer says this, and docs/operating.md what it means" if of_pooler else said
+    if is_about_pooler(code, message):
+        return f"; {_SET_UP}"
+    known = _ADVICE.get(meant(code, message))
+    said = f"; {known}" if known else ""
+    return f"{said}; PgBouncer says this, and docs/operating.md what it means" if code == _VIOLATION else said
 
 
 # TLS
-
-_CA = "give the certificate of the CA that signed the server's: sslrootcert=FILE"
-_OTHER_NAME = "connect by a name that is in the certificate, or let the server have one with this name"
-#: By OpenSSL's verify code.
-_UNTRUSTED = {
-    10: "let the server have a new one",
-    **dict.fromkeys((18, 19, 20, 21), _CA),
-    62: _OTHER_NAME,
-    64: _OTHER_NAME,
-}
 
 
 def why_not(error: BaseException) -> str | None:
     """Return why a TLS connection failed, with advice, as the rest of a sentence; None for other errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        what_to_do = _UNTRUSTED.get(error.verify_code)
-        return f"is not trusted: {error.verify_message.rstrip('.')}{f'; {what_to_do}' if what_to_do else ''}"
+        return (
+            f"is not trusted: {error.verify_message.rstrip('.')}; give the certificate of the CA that signed the "
+            "server's (sslrootcert=FILE), and connect by a name that is in a valid one"
+        )
     if isinstance(error, ssl.SSLError):
         return (
             f"can't be reached by TLS: {error.reason or error}; are sslrootcert, sslcert and sslkey right, and does "

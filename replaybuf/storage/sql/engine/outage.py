@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from replaybuf.errors import (
     AccessError,
@@ -21,7 +21,9 @@ from replaybuf.errors import (
     reason_of,
 )
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
-from replaybuf.storage.sql.engine.servers import UNKNOWN, Standing
+
+if TYPE_CHECKING:  # it needs asyncpg
+    from replaybuf.storage.sql.engine.postgres_connect import Standing
 
 T = TypeVar("T")
 
@@ -149,7 +151,7 @@ class Attempt(Generic[T]):
     since: float | None = None  # time of the operation's first failure
     began: float = field(default_factory=time.monotonic)
     connected: bool = False
-    server: Standing = UNKNOWN
+    server: Standing | None = None
     stamp: Stamp | None = None
     is_raised: bool = False  # the stamp; if not, a transaction with this stamp was committed before
     committing: bool = False

@@ -138,7 +138,7 @@ class PostgresDatabase(Database):
 
     def _committed(self, attempt: Attempt[Any], *, accepts: bool = False) -> None:
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
-        if self.pool.servers.is_left(attempt.server):
+        if attempt.server is not None and self.pool.servers.is_left(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
         if accepts:
             self.pool.servers.accept()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 from sqlalchemy.engine import URL
@@ -21,12 +22,51 @@ from replaybuf.errors import ConfigError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine import thread
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
-from replaybuf.storage.sql.engine.servers import ASK, ASK_LESS, UNKNOWN, Standing
 from replaybuf.storage.sql.engine.urls import Host, check_files, driver_arguments, public_url
 
 #: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its
 #: locks. The longest pause of a working client is a snapshot's write of a batch to a slow disk.
 _IDLE_SECONDS = 300
+
+
+class Standing(NamedTuple):
+    """A server's role and timeline; None for values that it doesn't report.
+
+    `system` is the id of its cluster, the same for all its servers. A standby has no timeline here.
+    """
+
+    system: str | None = None
+    timeline: int | None = None
+    is_standby: bool = False
+    started: datetime | None = None
+    process: int | None = None
+
+    @property
+    def instance(self) -> tuple[str | None, datetime | None]:
+        """An id of the server process: equal for connections by different addresses, until the server's next start."""
+        return self.system, self.started
+
+    def is_of_another(self, other: Standing) -> bool:
+        """Return whether this server is of another cluster."""
+        return None not in (self.system, other.system) and self.system != other.system
+
+    def is_left(self, followed: Standing) -> bool:
+        """Return whether this is an old primary, superseded by the followed server; it gets no more writes."""
+        later = self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
+        return later and not self.is_of_another(followed)
+
+
+#: For a server that wasn't queried.
+UNKNOWN = Standing()
+
+_QUESTION = """
+SELECT {system}, CASE WHEN pg_is_in_recovery() THEN NULL
+       ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
+    pg_is_in_recovery(), pg_postmaster_start_time(), pg_backend_pid()
+"""
+# The second is without the id of the cluster, which needs a privilege.
+_ASK = _QUESTION.format(system="(SELECT CAST(system_identifier AS text) FROM pg_control_system())")
+_ASK_LESS = _QUESTION.format(system="CAST(NULL AS text)")
 
 
 class Connector:
@@ -102,7 +142,7 @@ class Connection(asyncpg.Connection):
 
     async def ask_standing(self) -> Standing:
         """Ask the server for its role and timeline, and remember them."""
-        for question in (ASK, ASK_LESS):
+        for question in (_ASK, _ASK_LESS):
             try:
                 found: Any = await self.fetchrow(question)
                 self.standing = Standing(*found)

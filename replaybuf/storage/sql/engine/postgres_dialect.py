@@ -11,7 +11,9 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     Table,
+    Text,
     bindparam,
+    cast,
     func,
     select,
 )
@@ -29,6 +31,20 @@ if TYPE_CHECKING:
 OLDEST_VERSION = 130000
 
 
+def texts(values: Iterable[object]) -> list[str | None]:
+    """Return values as the parameter of an `array`."""
+    return [None if value is None else str(value) for value in values]
+
+
+def array(parameter: str, kind: str) -> str:
+    """Return SQL for an array of this type whose parameter is an array of texts.
+
+    For any other array, asyncpg asks the server about its type, once for each connection. That costs the server more
+    than all else that a connection needs.
+    """
+    return f"CAST(CAST({parameter} AS text[]) AS {kind}[])"
+
+
 class PostgresDialect(Dialect):
     name = "postgresql"
     compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
@@ -39,8 +55,10 @@ class PostgresDialect(Dialect):
     skip = "FOR UPDATE SKIP LOCKED"
     parameter = "$"
     macros: ClassVar = {
-        "in": "= ANY ({})",
-        "not_in": "<> ALL ({})",
+        "in": f"= ANY ({array('{}', 'bigint')})",
+        "not_in": f"<> ALL ({array('{}', 'bigint')})",
+        "in_texts": "= ANY (CAST({} AS text[]))",
+        "not_in_texts": "<> ALL (CAST({} AS text[]))",
         "json": "CAST({} AS jsonb)",
         "moment": f"CAST({{}} AS double precision) * 0 + {now}",
         # In a subquery, evaluated once: a volatile function would rule out an index.
@@ -54,10 +72,10 @@ class PostgresDialect(Dialect):
     }
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-        return column == func.any(bindparam(name, type_=ARRAY(column.type)))
+        return column == func.any(cast(bindparam(name, type_=ARRAY(Text())), ARRAY(column.type)))
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
-        return list(values)
+        return texts(values)
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         return query.with_for_update(of=of, skip_locked=skip_locked)
@@ -96,11 +114,11 @@ class PostgresDialect(Dialect):
         if not ranges:
             return []
         uids, places, sizes = map(list, zip(*ranges, strict=True))
-        return [part for (part,) in tx.run(_PARTS, uids, places, sizes)]
+        return [part for (part,) in tx.run(_PARTS, texts(uids), texts(places), texts(sizes))]
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
-            tx.run(_set_columns(tuple(names)), *map(list, zip(*rows, strict=True)))
+            tx.run(_set_columns(tuple(names)), *map(texts, zip(*rows, strict=True)))
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
@@ -129,20 +147,20 @@ _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnam
 NOW = PostgresDialect.now
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Uncompressed values (`schema.create`) are read in part.
-_PARTS = """SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
-    FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS bigint[]))
+_PARTS = f"""SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
+    FROM unnest({array("$1", "bigint")}, {array("$2", "bigint")}, {array("$3", "bigint")})
         WITH ORDINALITY AS wanted (uid, start, length, number)
-        LEFT JOIN rb_payload USING (uid) ORDER BY number"""
+        LEFT JOIN rb_payload USING (uid) ORDER BY number"""  # noqa: S608
 
 
 @cache
 def _set_columns(names: tuple[str, ...]) -> str:
     """Return the bulk UPDATE of these columns, with an array parameter per column, the uids' first."""
-    arrays, changes = ["CAST($1 AS bigint[])"], []
+    arrays, changes = [array("$1", "bigint")], []
     for place, name in enumerate(names, 2):
         kind = group.c[name].type
         is_json = isinstance(kind, JSON)
-        arrays.append(f"CAST(${place} AS {'text' if is_json else kind.compile(dialect=PostgresDialect.compiler)}[])")
+        arrays.append(array(f"${place}", "text" if is_json else kind.compile(dialect=PostgresDialect.compiler)))
         changes.append(f"{name} = {f'CAST(new.{name} AS jsonb)' if is_json else f'new.{name}'}")
     given = f"unnest({', '.join(arrays)}) AS new (uid, {', '.join(names)})"
     return f"UPDATE rb_group SET {', '.join(changes)} FROM {given} WHERE rb_group.uid = new.uid"  # noqa: S608

@@ -1,5 +1,8 @@
 """Choosing the server to connect to, and detecting a server that lacks commits seen by this process.
 
+A promoted standby begins a new timeline of its cluster. A process never returns to a lower one: that is an old primary,
+without the transactions since the failover.
+
 Every write transaction raises the commit stamp of its connection (`engine.commit_stamp`). The WAL keeps the order of
 commits: a server with a process's last stamps has all its commits. So stamps are compared whenever a connection
 reaches another server than before: a promoted standby, or the same server after a restart.
@@ -10,19 +13,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import asyncpg
 from sqlalchemy.engine import URL
 
-from replaybuf.errors import ConfigError, ReplayBufError
+from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.errors import is_telling
-from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector
-from replaybuf.storage.sql.engine.servers import AskedServer, Standing, choose
+from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, Standing
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 
-#: How long to wait for other servers' answers after a suitable one has answered.
+#: How long to wait for the answers of several servers before one that answered is chosen.
 _GRACE_SECONDS = 1.0
 _CLOSING_SECONDS = 2.0
 #: How long a connection to the followed server may take before all servers are tried.
@@ -31,6 +33,64 @@ _DIRECT_SECONDS = 2.0
 _REMEMBERED_SECONDS = 6 * 86_400
 
 _logger = logging.getLogger("replaybuf.database")
+
+_STANDBY = "is a standby"
+
+
+def choose(found: Mapping[Host | None, Standing | str], followed: Standing | None, *, writes: bool) -> Host | None:
+    """Return the host to use: the primary of the highest timeline; for readers a standby where there is none.
+
+    `found` has the standing of each server in the order of the URL, or why it can't be used. Raises UnreachableError,
+    AccessError.
+    """
+    reasons = {host: one if isinstance(one, str) else "" for host, one in found.items()}
+    fit = {host: one for host, one in found.items() if isinstance(one, Standing)}
+    if writes:
+        reasons |= {host: _why_not(one, followed) for host, one in fit.items()}
+        fit = {host: one for host, one in fit.items() if not reasons[host]}
+    if not fit:
+        raise _none(reasons)
+    newest = max(one.timeline or 0 for one in fit.values())
+    best = {host: one for host, one in fit.items() if (one.timeline or 0) == newest}
+    for host, one in best.items():
+        if followed is not None and one.instance == followed.instance:
+            return host
+    rivals = fit if len({one.system for one in fit.values()} - {None}) > 1 else best
+    if writes and len({one.instance for one in rivals.values()}) > 1:
+        raise UnreachableError(
+            f"{' and '.join(map(_named, rivals))} both say that they are the primary, and each has what the other "
+            "lacks; end one of them, make it a standby of the other (pg_rewind), or name the servers of one cluster",
+            reason="no primary",
+        )
+    return next(iter(best))
+
+
+def _named(host: Host | None) -> str:
+    return "the server" if host is None else str(host)
+
+
+def _why_not(standing: Standing, followed: Standing | None) -> str:
+    """Return why a server takes no writes of this process, as the end of a sentence; an empty string if it does."""
+    if followed is not None and standing.is_of_another(followed):
+        return "belongs to another cluster"
+    if followed is not None and standing.is_left(followed):
+        return f"is an old primary (timeline {standing.timeline}; this process follows timeline {followed.timeline})"
+    return _STANDBY if standing.is_standby else ""
+
+
+def _none(reasons: Mapping[Host | None, str]) -> UnreachableError | AccessError:
+    listed = "; ".join(f"{_named(host)} {reason}" for host, reason in reasons.items())
+    if all(reason == _STANDBY for reason in reasons.values()):
+        return AccessError(
+            f"{listed}, which takes no writes; name the primary in the url, or promote a standby (pg_ctl promote, or "
+            "SELECT pg_promote())",
+            reason="only standbys",
+        )
+    return UnreachableError(
+        f"no primary can be reached: {listed}; start it, promote a standby (pg_ctl promote), or name the primary in "
+        "the url; make an old primary a standby of the new one (pg_rewind)",
+        reason="no primary",
+    )
 
 
 class Seen:
@@ -104,66 +164,60 @@ class Servers:
             self.lost = ""
             self.seen.clear()
 
-    async def _connect_to(self, hosts: Sequence[Host | None]) -> Connection:
-        opened: dict[Host | None, Connection] = {}
+    async def _connect_to(self, hosts: Iterable[Host | None]) -> Connection:
+        """Connect to all of these hosts, and return the connection to the one that is chosen."""
+        tasks = {host: asyncio.ensure_future(self._open(host)) for host in hosts}
+        waiting = set(tasks.values())
         try:
-            chosen = self._choose(await self._ask_all(hosts, opened))
-            await self._meet(opened[chosen.host], chosen)
-            connection = opened.pop(chosen.host)
+            while True:
+                _, waiting = await asyncio.wait(waiting, timeout=_GRACE_SECONDS)
+                try:
+                    chosen = self._choose(tasks)
+                    break
+                except Exception:
+                    if not waiting:
+                        raise
+            await self._meet(tasks[chosen].result(), chosen)
+            self.last = chosen
+            return tasks.pop(chosen).result()
         finally:
-            if opened:
-                await asyncio.shield(asyncio.gather(*(one.end(_CLOSING_SECONDS) for one in opened.values())))
-        self.last = chosen.host
+            if tasks:
+                await asyncio.shield(_end(tasks.values()))
+
+    async def _open(self, host: Host | None) -> Connection:
+        connection = await self._connector.connect(host)
+        try:
+            await connection.ask_standing()
+        except BaseException:
+            connection.terminate()
+            raise
         return connection
 
-    def _choose(self, found: Sequence[AskedServer]) -> AskedServer:
-        return choose(found, self.followed, self._where, writes=self._writes)
-
-    async def _ask_all(self, hosts: Sequence[Host | None], opened: dict[Host | None, Connection]) -> list[AskedServer]:
-        """Connect to all hosts and read their roles; hosts that are slower than a suitable one are skipped.
+    def _choose(self, tasks: Mapping[Host | None, asyncio.Future[Connection]]) -> Host | None:
+        """Return the host to use of those that have answered.
 
         Raises the driver's error for a single host; for several, the first one that explains why none can be used.
         """
-        tasks = {asyncio.ensure_future(self._open(host, opened)): host for host in hosts}
-        pending, found, errors = set(tasks), dict[Host | None, AskedServer](), list[Exception]()
+        found: dict[Host | None, Standing | str] = {}
+        errors = []
+        for host, task in tasks.items():
+            if not task.done():
+                found[host] = "does not answer"
+            elif (error := task.exception()) is None:
+                found[host] = task.result().standing
+            else:
+                found[host] = f"can't be used ({str(error) or type(error).__name__})"
+                errors.append(error)
         try:
-            while pending:
-                patience = _GRACE_SECONDS if self._would_do(found) else None
-                done, pending = await asyncio.wait(pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    break
-                for task in done:
-                    host = tasks[task]
-                    try:
-                        found[host] = AskedServer(host, task.result())
-                    except Exception as error:
-                        errors.append(error)
-                        problem = f"can't be used ({str(error) or type(error).__name__})"
-                        found[host] = AskedServer(host, problem=problem)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._would_do(found):
-            for failed in errors:
-                if len(hosts) == 1 or is_telling(failed):
-                    raise failed
-        return [found.get(host) or AskedServer(host, problem="does not answer") for host in hosts]
-
-    def _would_do(self, found: Mapping[Host | None, AskedServer]) -> bool:
-        try:
-            self._choose([*found.values()])
-        except ReplayBufError:
-            return False
-        return True
-
-    async def _open(self, host: Host | None, opened: dict[Host | None, Connection]) -> Standing:
-        opened[host] = connection = await self._connector.connect(host)
-        return await connection.ask_standing()
+            return choose(found, self.followed, writes=self._writes)
+        except ReplayBufError as none:
+            telling = (error for error in errors if len(tasks) == 1 or is_telling(error))
+            why = next(telling, type(none)(f"{self._where}: {none}", reason=none.reason))
+        raise why
 
     # Another server than before
 
-    async def _meet(self, connection: Connection, chosen: AskedServer) -> None:
+    async def _meet(self, connection: Connection, chosen: Host | None) -> None:
         """Compare the remembered commit stamps with the server's, if it isn't the same server as before."""
         standing = connection.standing
         if not self._writes or standing.timeline is None:
@@ -173,37 +227,38 @@ class Servers:
             if before is not None and (standing.timeline, standing.instance) == (before.timeline, before.instance):
                 return
             if before is not None and standing.is_left(before):  # another task has met a newer timeline meanwhile
-                raise ConnectionResetError(f"{chosen} is an old primary")
+                raise ConnectionResetError(f"{_named(chosen)} is an old primary")
             if standing.timeline > 1:
                 await _enter(connection, standing.timeline)
             if before is not None and standing.timeline > (before.timeline or 0):
-                who = "it is another server" if chosen.host is None else f"this process follows {chosen}"
+                who = "it is another server" if chosen is None else f"this process follows {chosen}"
                 _logger.warning("%s: %s from now on (timeline %d)", self._where, who, standing.timeline)
             if (marks := self.seen.marks) and not self.lost:
-                there = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
-                if any(there.get(row, 0) < number for row, number in marks.items()):
-                    self.lost = self._commits_lost(chosen, standing, marks, there)
+                found = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
+                if any(found.get(row, 0) < number for row, number in marks.items()):
+                    self.lost = (
+                        f"{self._where}: {_named(chosen)} (timeline {standing.timeline}) lacks transactions that this "
+                        "process saw committed. It took over before it had them, and what this process does next would "
+                        "rest on them, so nothing was changed. Go back to a step whose checkpoint is there, with its "
+                        "weights: restore(step), and checkpoints() lists them; or build a new buffer, which accepts "
+                        "what is there"
+                    )
                     _logger.error("%s", self.lost)
             self.followed = standing
 
-    def _commits_lost(
-        self, chosen: AskedServer, standing: Standing, marks: dict[str, int], there: dict[str, int]
-    ) -> str:
-        newest = max(there.values(), default=0)
-        known = f"; the last one that is there began at {_time(newest)}" if newest else ""
-        return (
-            f"{self._where}: {chosen} (timeline {standing.timeline}) lacks transactions that this process saw "
-            f"committed, the last of them begun at {_time(max(marks.values()))}{known}. It took over before it had "
-            "them, and what this process does next would rest on them, so nothing was changed. Go back to a step whose "
-            "checkpoint is there, with its weights: restore(step), and checkpoints() lists them; or build a new "
-            "buffer, which accepts what is there"
-        )
+
+async def _end(tasks: Iterable[asyncio.Future[Connection]]) -> None:
+    """Cancel these attempts to connect, and close what they have opened."""
+    for task in tasks:
+        task.cancel()
+    opened = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(one.end(_CLOSING_SECONDS) for one in opened if isinstance(one, Connection)))
 
 
 # These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are
 # repeated.
 _UNREPLICATED = "SELECT set_config('synchronous_commit', 'local', true)"
-_MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY($1)"
+_MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY(CAST($1 AS text[]))"
 # Sequence numbers of lost transactions must not be reused, since they identify leases. The first writing
 # process on a new timeline advances the sequences, before other writers continue there.
 _ENTER = f"""
@@ -223,8 +278,3 @@ async def _enter(connection: Connection, timeline: int) -> None:
         return  # no tables yet, or a read-only server
     except asyncpg.InsufficientPrivilegeError as error:
         _logger.warning("numbers of groups may be given a second time after a failover: %s", error)
-
-
-def _time(microseconds: int) -> str:
-    whole, part = divmod(microseconds, 1_000_000)
-    return f"{time.strftime('%H:%M:%S', time.gmtime(whole))}.{part // 1000:03d} UTC"

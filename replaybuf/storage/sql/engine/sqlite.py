@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -187,35 +186,18 @@ class SqliteDatabase(Database):
 
 # Commits of other processes
 
-_IN_MODIFY = 0x2
-#: More than all pending events: the kernel merges identical ones.
-_READ_BYTES = 4096
-# Poll intervals without inotify, and with it as a fallback.
-_POLL_SECONDS, _GUARANTEE_SECONDS = 0.02, 0.1
-#: A commit is visible some time after its first page was written to the WAL: nearly always after the first of these
-#: times, unless it waits for an fsync.
-_SOON_SECONDS, _LATER_SECONDS = 0.001, 0.015
-
-
-def watch_writes(path: str) -> int:
-    """Return an inotify descriptor that is readable after writes to a file. Raises OSError where there is none."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "inotify_init1"):
-        raise OSError("this system has no inotify")
-    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if descriptor < 0 or libc.inotify_add_watch(descriptor, os.fsencode(path), _IN_MODIFY) < 0:
-        number = ctypes.get_errno()
-        if descriptor >= 0:
-            os.close(descriptor)
-        raise OSError(number, os.strerror(number))
-    return descriptor
+#: The interval between two looks at the WAL while somebody waits, and that between two reads of `data_version`, which
+#: cost some ten times as much.
+_LOOK_SECONDS, _POLL_SECONDS = 0.006, 0.1
+#: A commit is visible some time after its first page was written to the WAL.
+_LATER_SECONDS = 0.015
 
 
 class DataVersion(CommitWatch):
     """Polls the file's `data_version`, which changes when another connection commits.
 
-    It is read at intervals; on Linux also soon after a write to the WAL. (Frequent polls alone would wake the process
-    too often: each costs some 0.1 ms of processor.)
+    It is read at intervals, and soon after the WAL's time of modification has changed. That time alone would not be
+    enough: it is as coarse as the kernel's clock.
     """
 
     seconds = _POLL_SECONDS
@@ -224,49 +206,37 @@ class DataVersion(CommitWatch):
         self._log, self._connections, self._hint = f"{os.path.abspath(path)}-wal", connections, hint
         self._connection: SqliteConnection | None = None
         self._version: int | None = None
-        self._writes: int | None = None
-        self._on = False
+        self._written = 0
+        self._until = 0.0  # the time of the last read of `data_version` after the last write
         self._next: asyncio.TimerHandle | None = None
 
     async def look(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
             self._connection.session.outside(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))
-        changed = self._has_changed()
-        if self._writes is None:  # the WAL exists once the version was read
-            with contextlib.suppress(OSError):
-                self._writes = watch_writes(self._log)
-                self.switch(self._on)
-        self.seconds = _POLL_SECONDS if self._writes is None else _GUARANTEE_SECONDS
-        return changed
+        return self._has_changed()
 
     def switch(self, on: bool) -> None:
-        self._on = on
-        if self._writes is not None:
-            loop = asyncio.get_running_loop()
-            loop.add_reader(self._writes, self._written) if on else loop.remove_reader(self._writes)
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if on:
+            self._next = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._glance)
 
-    def _written(self) -> None:
-        assert self._writes is not None
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._writes, _READ_BYTES)
-        if self._next is None:
-            self._check_in(_SOON_SECONDS, again=True)
-
-    def _check_in(self, seconds: float, *, again: bool) -> None:
-        self._next = asyncio.get_running_loop().call_later(seconds, self._check, again)
-
-    def _check(self, again: bool) -> None:
-        self._next = None
+    def _glance(self) -> None:
+        """Read `data_version` if the WAL was written to a short time ago."""
+        self.switch(True)
+        now = asyncio.get_running_loop().time()
         try:
-            changed = self._has_changed()
-        except sqlite3.Error:  # the next poll will say why
+            written = os.stat(self._log).st_mtime_ns
+            if written != self._written:
+                self._written, self._until = written, now + _LATER_SECONDS
+            changed = now <= self._until and self._connection is not None and self._has_changed()
+        except (OSError, sqlite3.Error):  # the next poll will say why
             return
         if changed:
             self.switch(False)  # until somebody waits again
             self._hint()
-        elif again:
-            self._check_in(_LATER_SECONDS, again=False)
 
     def _has_changed(self) -> bool:
         assert self._connection is not None
@@ -282,12 +252,8 @@ class DataVersion(CommitWatch):
 
     async def close(self) -> None:
         self.switch(False)
-        if self._next is not None:
-            self._next.cancel()
-        connection, writes = self._connection, self._writes
-        self._connection = self._version = self._writes = self._next = None
-        if writes is not None:
-            os.close(writes)
+        connection = self._connection
+        self._connection = self._version = None
         if connection is not None:
             with contextlib.suppress(Exception):
                 await self._connections.close(connection)

@@ -45,6 +45,8 @@ class SqliteDialect(Dialect):
     macros: ClassVar = {
         "in": "IN (SELECT value FROM json_each({}))",
         "not_in": "NOT IN (SELECT value FROM json_each({}))",
+        "in_texts": "IN (SELECT value FROM json_each({}))",
+        "not_in_texts": "NOT IN (SELECT value FROM json_each({}))",
         "json": "{}",
         "moment": "{}",
         "clock": "{}",

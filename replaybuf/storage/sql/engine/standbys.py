@@ -38,31 +38,28 @@ _logger = logging.getLogger("replaybuf.database")
 ASK = """
 SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
     (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'),
-    (SELECT CASE WHEN bool_or(sync_state IS NULL) THEN NULL ELSE
-        count(*) FILTER (WHERE state = 'streaming' AND sync_state IN ('sync', 'quorum')) END FROM pg_stat_replication),
     (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'
         AND query_start < clock_timestamp() - make_interval(secs => {seconds}))
 """
 _NUMBER = re.compile(r"(?:(?:FIRST|ANY)\s*)?(\d+)\s*\(", re.IGNORECASE)
 
-#: Advice if too few standbys are connected, and if they are connected but lag.
-START_ONE = (
-    "start the standby, with a name (application_name in its primary_conninfo) that is in this list; or let commits "
-    "wait for none: ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()"
+#: Advice for users whose commits wait.
+WHAT_TO_DO = (
+    "start the standby, with a name (application_name in its primary_conninfo) that is in this list, and look at its "
+    "disk and network; or let commits wait for none: ALTER SYSTEM SET synchronous_standby_names = ''; "
+    "SELECT pg_reload_conf()"
 )
-HASTEN = "look at the disk and the network of the standby, and at pg_stat_replication on the primary"
 
 
 class Synchronous(NamedTuple):
     """Synchronous replication as reported by a primary.
 
-    `names` is `synchronous_standby_names`, `standbys` the number of connected standbys of any kind, `there` the number
-    of synchronous ones (None if the role may not see it), and `waiting` the number of commits that wait for long.
+    `names` is `synchronous_standby_names`, `standbys` the number of connected standbys of any kind, and `waiting` the
+    number of commits that wait for long.
     """
 
     names: str
     standbys: int
-    there: int | None
     waiting: int
 
     @property
@@ -71,27 +68,11 @@ class Synchronous(NamedTuple):
         found = _NUMBER.match(self.names.strip())
         return int(found[1]) if found else 1 if self.names.strip() else 0
 
-    @property
-    def is_short(self) -> bool:
-        """Whether too few standbys are connected for commits to succeed; False if not known."""
-        return (self.standbys if self.there is None else self.there) < self.wanted
-
     def __str__(self) -> str:
         """The configured and the connected standbys, as the rest of a sentence."""
+        are = "is" if self.standbys == 1 else "are"
         asked = f"synchronous_standby_names = '{self.names}' asks for {number_of(self.wanted, 'standby')}"
-        if self.there is None:
-            return f"{asked}, and {self.standbys} of any kind {_are(self.standbys)} connected"
-        others = f" ({self.standbys} of any kind)" if self.standbys > self.there else ""
-        return f"{asked}, and {self.there} {_are(self.there)} connected{others}"
-
-    @property
-    def what_to_do(self) -> str:
-        """Advice for users whose commits wait."""
-        return START_ONE if self.is_short or self.there is None else HASTEN
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
+        return f"{asked}, and {self.standbys} {are} connected"
 
 
 class CommitWaits:
@@ -168,5 +149,5 @@ class CommitWaits:
                 finally:
                     connection.terminate()
             if found.waiting:
-                return f"the commit waits for a synchronous standby: {found}; {found.what_to_do}"
+                return f"the commit waits for a synchronous standby: {found}; {WHAT_TO_DO}"
         return ""

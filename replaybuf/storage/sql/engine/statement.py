@@ -3,7 +3,8 @@
 Most are texts with parameters `:name` and a few macros in braces, for which each database has its own SQL
 (`Dialect.macros`):
 
-    {in:uids}, {not_in:uids}  follow a column: it is, or isn't, one of the values of the list `uids`
+    {in:uids}, {not_in:uids}  follow a column: it is, or isn't, one of the numbers of the list `uids`
+    {in_texts:tasks}, {not_in_texts:tasks}  the same for texts
     {json:tags}               the value `tags` as JSON
     {moment:at}               the moment `at` of the present, NULL for None: on a server its own time, as clocks differ
     {clock:now}               the time `now` of the lease clock, by which leases end: on a server its own time
@@ -109,7 +110,7 @@ def of_text(text: str, dialect: Dialect) -> Form:
             return dialect.macros[f"{macro}_of"].format(argument)
         if macro == "json":
             converts[argument] = to_json_text
-        elif macro in ("in", "not_in"):
+        elif "in" in macro.split("_"):
             converts[argument] = dialect.listed
         return dialect.macros[macro].format(parameter(argument))
 

@@ -52,7 +52,7 @@ ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amo
 def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the levels of these tasks."""
     listed = sorted(tasks)
-    rows = tx.tuples(f"{_SUMS} AND l.task_name {{in:tasks}} {_BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
+    rows = tx.tuples(f"{_SUMS} AND l.task_name {{in_texts:tasks}} {_BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
     return levels({(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}, listed)
 
 

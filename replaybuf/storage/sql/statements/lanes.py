@@ -88,7 +88,7 @@ def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
 
 
 _OF_TASKS = f"""SELECT {COLUMNS} FROM rb_lane
-WHERE buffer = :buffer AND leased = :leased AND task_name {{in:tasks}}"""  # noqa: S608
+WHERE buffer = :buffer AND leased = :leased AND task_name {{in_texts:tasks}}"""  # noqa: S608
 
 
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:

@@ -1,8 +1,9 @@
 """New groups as rows: encoded payloads and metadata, their sizes and columns, and their INSERTs.
 
 Rows are dicts of columns, which leave out what is NULL. They are inserted one by one, or together on PostgreSQL: such a
-statement has one array parameter for each column (unnest), and is one message. An array is NULL if no row has a value,
-and unnest then yields as many NULLs as there are rows: asyncpg is slow per element. The unnests are in the SELECT list
+statement has one array parameter for each column (unnest; payloads are one parameter, cut by the server), and is one
+message. An array is NULL if no row has a value, and unnest then yields as many NULLs as there are rows: asyncpg is slow
+per element. The unnests are in the SELECT list
 and not in FROM, where PostgreSQL would first spill large ones to a file.
 """
 
@@ -13,18 +14,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 from pydantic_core import to_json
 from sqlalchemy import Column, Table
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import ARRAY
 
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.rules.words import brief, listed
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent
-from replaybuf.storage.sql.engine.postgres_dialect import NOW
+from replaybuf.storage.sql.engine.postgres_dialect import NOW, array, texts
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.lanes import Lane
@@ -296,14 +296,20 @@ def _insertion(table: Table, names: Sequence[str]) -> str:
 # Together
 
 
-def arrays(table: Table, rows: Sequence[Row]) -> dict[str, list[Any] | None]:
+def arrays(table: Table, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the parameters of `insertion`: the columns of rows, None for one without a value."""
-    found: dict[str, list[Any] | None] = {}
+    found: dict[str, Any] = {}
     for column in (one.name for one in table.columns):
-        values = [row.get(column) for row in rows]
+        values: list[Any] = [row.get(column) for row in rows]
         if column in _SHARED and values.count(values[0]) == len(values):
             values = values[:1]
-        found[f"{table.name}_{column}"] = None if values.count(None) == len(values) else values
+        name = f"{table.name}_{column}"
+        if column == payload.c.data.name:
+            sizes = list(map(len, values))
+            found[f"{name}_ends"], found[f"{name}_sizes"] = texts(accumulate(sizes)), texts(sizes)
+            found[name] = b"".join(values)
+        else:
+            found[name] = None if values.count(None) == len(values) else texts(values)
     return found
 
 
@@ -318,8 +324,12 @@ def insertion(table: Table, made: Mapping[str, str], source: str = "") -> str:
 
 
 def _value(column: Column[Any]) -> str:
-    kind, _, _ = ARRAY(column.type).compile(dialect=_DIALECT).partition(" COLLATE")
-    values = f"CAST(:{column.table.name}_{column.name} AS {kind})"
+    name = f":{column.table.name}_{column.name}"
+    if column is payload.c.data:
+        end, size = (f"unnest({array(f'{name}_{part}', 'int')})" for part in ("ends", "sizes"))
+        return f"substr(CAST({name} AS bytea), {end} - {size} + 1, {size})"
+    kind, _, _ = column.type.compile(dialect=_DIALECT).partition(" COLLATE")
+    values = array(name, kind)
     if column.name in _SHARED:
         same = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
         values = f"CASE cardinality({values}) WHEN 1 THEN {same} ELSE {values} END"

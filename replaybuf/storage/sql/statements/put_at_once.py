@@ -17,6 +17,7 @@ from typing import Any
 
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName
+from replaybuf.storage.sql.engine.postgres_dialect import array, texts
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks
@@ -97,14 +98,15 @@ class PutBatch:
         rows = tx.tuples(_PUTS[limits.slows_puts, together], **values)
         if not rows:
             return []
-        uids, tx.newest = list(rows[0][0]), rows[0][1]
+        uids: list[Outcome] = [int(uid) for uid in rows[0][0]]
+        tx.newest = rows[0][1]
         name_files(tx, (one.extent for one in groups if one.extent is not None))
         self.reserved()
         if not together:
             insert_payloads(tx, [row | {"uid": uid} for uid, row in zip(uids, payloads, strict=True)])
         if limits.capacity is not None and not limits.slows_puts:
             _evict(tx, {one.group.task_name for one in groups})
-        return list(uids)
+        return uids
 
 
 def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
@@ -133,17 +135,17 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
     return {
         "buffer": tx.scope.buffer,
         "epoch": tx.scope.epoch,
-        "lanes": [home.id for home in lanes.values()],
+        "lanes": texts(home.id for home in lanes.values()),
         "tasks": [home.task_name for home in lanes.values()],
         "statuses": [home.status.value for home in lanes.values()],
-        "steps": [home.step for home in lanes.values()],
+        "steps": texts(home.step for home in lanes.values()),
         "count": len(groups),
         **arrays(group, [group_row(0, one, None, lanes, None, None, 0) for one in groups]),
-        "counted": [lane_id for lane_id, _ in counts],
+        "counted": texts(lane_id for lane_id, _ in counts),
         "tallies": [name.value for _, name in counts],
-        "amounts": list(counts.values()),
+        "amounts": texts(counts.values()),
         "held_back": list(held_back),
-        "more": list(held_back.values()),
+        "more": texts(held_back.values()),
         "capacity": limits.capacity,
     }
 
@@ -164,13 +166,13 @@ _MADE_PAYLOADS = {"uid": "unnest(uids)"}
 
 
 #: Whether there is room for all groups of each task, counted under the lock of the task.
-_ROOM = """, room AS (
+_ROOM = f""", room AS (
     SELECT coalesce(bool_and(more + there <= CAST(:capacity AS bigint)), true) AS is_enough
-    FROM unnest(CAST(:held_back AS varchar[]), CAST(:more AS bigint[])) AS wanted (of_task, more), LATERAL (
+    FROM unnest(CAST(:held_back AS text[]), {array(":more", "bigint")}) AS wanted (of_task, more), LATERAL (
         SELECT coalesce(sum(amount), 0) AS there FROM rb_lane JOIN rb_tally ON lane = id
         WHERE buffer = CAST(:buffer AS varchar) AND task_name = of_task AND status = 'completed' AND name = 'size'
     ) AS level
-)"""
+)"""  # noqa: S608
 
 
 def _put(*, bounded: bool, together: bool) -> str:
@@ -184,22 +186,22 @@ WITH fence AS (
 ), unchanged AS (
     SELECT count(*) AS lanes
     FROM unnest(
-        CAST(:lanes AS int[]), CAST(:tasks AS varchar[]), CAST(:statuses AS varchar[]), CAST(:steps AS bigint[])
+        {array(":lanes", "int")}, CAST(:tasks AS text[]), CAST(:statuses AS text[]), {array(":steps", "bigint")}
     ) AS known (id, task_name, status, step) JOIN rb_lane USING (id, task_name, status)
     WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
         AND race IS NULL
 ){room}, new AS (
     SELECT shift, newest, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
-    FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS int[]))
+    FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS text[]))
         {"AND is_enough" if bounded else ""}
 ), groups AS ({insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
     INSERT INTO rb_tally AS own (lane, name, shard, amount)
-    SELECT unnest(CAST(:counted AS int[])), unnest(CAST(:tallies AS varchar[])), pg_backend_pid(),
-        unnest(CAST(:amounts AS bigint[]))
+    SELECT unnest({array(":counted", "int")}), unnest(CAST(:tallies AS text[])), pg_backend_pid(),
+        unnest({array(":amounts", "bigint")})
     FROM new
     ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount
 ){payloads}
-SELECT uids, newest FROM new
+SELECT CAST(uids AS text[]), newest FROM new
 """  # noqa: S608
 
 

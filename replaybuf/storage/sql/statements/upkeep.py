@@ -55,7 +55,7 @@ class _Outdated:
 def _outdated(tx: Transaction, now: float) -> list[_Outdated]:
     limits = tx.scope.rules.limits
     lanes = lanes_where(
-        tx, "NOT leased AND status {in:statuses}", statuses=[str(status) for status in limits.bounded_aside]
+        tx, "NOT leased AND status {in_texts:statuses}", statuses=[str(status) for status in limits.bounded_aside]
     )
     sizes = read_sizes(tx, lanes)
     found = []
