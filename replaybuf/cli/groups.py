@@ -154,7 +154,7 @@ _VIEWS = [Column("view", "view", "word"), *(Column(name, name, "text") for name 
 def sql(
     url: Url,
     output: Out = TEXT,
-    statement: Annotated[str | None, argument("[STATEMENT]", "One SQL statement; without it the views.")] = None,
+    statement: Annotated[str | None, argument("STATEMENT", "One SQL statement; without it the views.")] = None,
     timeout: Annotated[
         float, option("--timeout", "Stop the statement after this.", metavar="SECONDS", min=0.001, max=_LONGEST)
     ] = 60.0,

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from replaybuf.cli.app import Commands
@@ -63,7 +64,8 @@ def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend:
     url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")
     process = start("sql", url, statement)
     if backend == "sqlite":
-        time.sleep(3)
+        while file not in [Path(one.path) for one in psutil.Process(process.pid).open_files()]:
+            time.sleep(0.05)
     else:
         asked = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()"
         while not open_reader(url).read_any(lambda tx: tx.values(asked)):
