@@ -63,8 +63,8 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The work of a worker: the last train steps with its groups, these groups (lowest reward first), those in the buffer
-    by task and status, and its own last draws."""
+    """The last train steps with groups of a worker, these groups (lowest reward first), those in the buffer by task and
+    status, and its own last draws."""
 
     worker: str
     steps: list[WorkerStep]
