@@ -107,7 +107,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
             started, wrong = time.monotonic(), Text()
             try:
                 view = _in_a_thread(lambda: _read(reader, buffer))
-                head = Text(f"{units.moment(view[2])} UTC  {reader.where}", style="bold")
+                head = Text(f"{units.moment(view[2])[11:]} UTC  {reader.where}", style="bold")
                 body = _as_text(view)
             except Exception as error:  # of any kind: the next reading may succeed
                 kind = "" if isinstance(error, ReplayBufError) else f"{type(error).__name__}: "
