@@ -101,7 +101,7 @@ def replaced_by_place(
     replaced: dict[int, list[Any]] = {}
     refused: dict[int, ReplayBufError] = {}
     for place, new in enumerate(groups):
-        if new.replaces:
+        if new.replaces or new.lease is not None:
             try:
                 replaced[place] = _check_replaced(tx.scope, new, there)
             except ReplayBufError as error:
@@ -110,12 +110,6 @@ def replaced_by_place(
                 for uid in new.replaces:
                     there.pop(uid, None)
     return replaced, refused
-
-
-def find_replaced(tx: Transaction, new: NewGroup) -> list[Any]:
-    """Return the groups to be replaced by a put. Raises ConflictError, LeaseLostError and FencedError."""
-    there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, new.replaces))}
-    return _check_replaced(tx.scope, new, there)
 
 
 def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
