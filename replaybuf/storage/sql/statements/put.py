@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from replaybuf.errors import FullError, ReplayBufError, StorageError
 from replaybuf.rules import transitions
@@ -43,7 +42,6 @@ from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
-from replaybuf.values.rollouts.rollout import Status
 
 
 @dataclass(slots=True)
@@ -113,7 +111,8 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     if stays_leased and uids:
         held = replaced[0]
         delivered = max(row.deliveries for row in held)
-        hold(tx, rows_of(tx, uids), held[0].lease, held[0].leased_until, first.worker, deliveries=delivered)
+        lease, until = held[0].column("lease"), held[0].column("leased_until")
+        hold(tx, rows_of(tx, uids), lease, until, first.worker, deliveries=delivered)
     outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
     for place, rows in by_put(tx, leaving or (), {place: groups[place].group for place in kept}).items():
         if groups[place].group.dropped is not None:
@@ -124,7 +123,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
 def _refused(
     tx: Transaction,
     groups: Sequence[EncodedGroup],
-    replaced: Mapping[int, Sequence[Any]],
+    replaced: Mapping[int, Sequence[GroupRow]],
     passed_over: Container[int],
 ) -> dict[int, FullError]:
     """Return the errors of groups without room, by index; one with a key comes alone, and leaves the room of another.
@@ -141,7 +140,7 @@ def _refused(
         if (key := _key_of(tx, new)) is not None:
             gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
         # Leased groups take no room.
-        room = [Status(row.status) for row in gone.values() if row.task_name == new.task_name and not row.leased]
+        room = [row.status for row in gone.values() if row.task_name == new.task_name and not row.is_leased]
         level = levels[new.task_name].without(room)
         if limits.insertable(level, new.status) == 0:
             refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
