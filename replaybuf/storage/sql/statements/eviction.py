@@ -20,7 +20,7 @@ from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, go_on
 from replaybuf.storage.sql.statements.past import in_checkpoints, leave
-from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, read_rows, scoped_key, uid_in
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, read_rows, uid_in
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import ASIDE
@@ -33,29 +33,6 @@ def note(tx: Transaction, uids: Sequence[int], leaving: Leaving) -> None:
     """Read these groups of the buffer before their removal, if requested."""
     if leaving is not None and uids:
         leaving += read_rows(tx, "g.uid {in:uids}", uids=uids)
-
-
-def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGroup]) -> dict[int, list[GroupRow]]:
-    """Attribute removed groups to the puts that caused their removal, of several stored together in order.
-
-    Replaced groups belong to the put that named them, or has their key. The other groups of a task were evicted: one
-    for each of the task's last puts, since there was room for earlier ones.
-    """
-    named = {uid: place for place, new in puts.items() for uid in new.replaces}
-    keyed = {scoped_key(tx.scope.buffer, new.task_name, new.key): place for place, new in puts.items() if new.key}
-    left: dict[int, list[GroupRow]] = {}
-    evicted: dict[str, list[GroupRow]] = {}
-    for row in rows:
-        place = named.get(row.uid, keyed.get(row.column("scoped_key")))
-        if place is None:
-            evicted.setdefault(row.task_name, []).append(row)
-        else:
-            left.setdefault(place, []).append(row)
-    for task, gone in evicted.items():
-        places = [place for place, new in puts.items() if new.task_name == task]
-        for number, row in enumerate(gone):
-            left.setdefault(places[(number - len(gone)) % len(places)], []).append(row)
-    return left
 
 
 def keep_leaving(tx: Transaction, leaving: Leaving) -> None:

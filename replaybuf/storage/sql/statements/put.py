@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.errors import FullError, ReplayBufError, StorageError
@@ -16,7 +16,6 @@ from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import (
     Leaving,
-    by_put,
     evict,
     keep_leaving,
     lock_replaced,
@@ -69,10 +68,9 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
     replacing = any(one.group.replaces for one in groups)
-    asked = any(one.group.dropped is not None for one in groups)
-    keys = [(one.group.task_name, one.group.key) for one in groups if one.group.key]
-    alone = any(one.group.stays_leased for one in groups) or (asked and len(set(keys)) < len(keys))
-    if alone or (keys and (replacing or limits.slows_puts)):
+    keyed = any(one.group.key for one in groups)
+    alone = any(one.group.stays_leased or one.group.dropped is not None for one in groups)
+    if alone or (keyed and (replacing or limits.slows_puts)):
         return [outcome for one in groups for outcome in _put_together(tx, [one])]
     return _put_together(tx, groups)
 
@@ -94,14 +92,17 @@ def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, Sto
 
 
 def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
-    """Store groups that don't depend on each other, and return their outcomes. One that stays leased comes alone."""
+    """Store groups that don't depend on each other, and return their outcomes.
+
+    One that stays leased, or with a `dropped` list, comes alone.
+    """
     replaced, refused = replaced_by_place(tx, [one.group for one in groups])
     first, stays_leased = groups[0].group, groups[0].group.stays_leased
     if tx.scope.rules.limits.slows_puts and not stays_leased:
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
     made_from: Sequence[Sequence[int]] = ()
-    leaving: Leaving = [] if any(groups[place].group.dropped is not None for place in kept) else None
+    leaving: Leaving = None if first.dropped is None else []
     if replaced:
         gone = [row for place in kept for row in replaced.get(place, ())]
         made_from = [origins(tx, replaced.get(place, ())) for place in kept]
@@ -113,10 +114,8 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         delivered = max(row.deliveries for row in held)
         lease, until = held[0].column("lease"), held[0].column("leased_until")
         hold(tx, rows_of(tx, uids), lease, until, first.worker, deliveries=delivered)
-    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
-    for place, rows in by_put(tx, leaving or (), {place: groups[place].group for place in kept}).items():
-        if groups[place].group.dropped is not None:
-            outcomes[place] = Stored(uids[kept.index(place)], rows)
+    stored: Iterable[Outcome] = uids if leaving is None else (Stored(uid, leaving) for uid in uids)
+    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, stored, strict=True))}
     return [outcomes[place] for place in range(len(groups))]
 
 
