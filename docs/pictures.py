@@ -1,6 +1,6 @@
 """Makes the pictures of the documentation from a real run: `python docs/pictures.py`, from the top of a checkout.
 
-It runs the demo for two minutes in a terminal, and takes pictures of that, of `replaybuf watch`, and of the pages of
+It runs the demo for two minutes in a terminal, and takes pictures of `replaybuf watch`, and of the pages of
 `replaybuf serve`. Needs the extra `web`, tmux, and a Chromium on the path, as `chromium` or by the name in CHROMIUM.
 """
 
@@ -50,9 +50,8 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with _terminal(folder, ["demo", "--url", _URL, "--steps", "2000"], lines=14) as demo:
+        with _terminal(folder, ["demo", "--url", _URL, "--steps", "2000"], lines=14):
             _wait_for_history(folder / _FILE)
-            _picture_of_terminal("demo", "replaybuf demo", demo, shows="step ")
             with _terminal(folder, ["watch", _URL], lines=40) as watch:
                 _picture_of_terminal("watch", f"replaybuf watch {_FILE}", watch, shows="since the beginning")
             _pictures_of_pages(folder, _LIVE)

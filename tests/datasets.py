@@ -67,16 +67,3 @@ class Resuming:
 
 def indexed(size: int) -> list[RolloutState]:
     return [prompt(number) for number in range(size)]
-
-
-class Iterated:
-    """A dataset that can be iterated, and nothing else."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __iter__(self) -> Iterator[RolloutState]:
-        return map(prompt, range(self._size))
-
-
-DATASETS = {"indexed": indexed, "stateful": Shuffled, "iterated": Iterated}

@@ -74,13 +74,11 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_async.py::*", _STRATEGY),
     ("produce/test_sync.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
-    ("produce/test_sampler.py::*_state*", ("postgresql",)),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
     ("produce/test_workers.py::*", _STRATEGY),
     ("produce/test_worker_ends.py::*", _STRATEGY),
-    ("produce/test_repeatable.py::*every_store*", ("sqlite",)),  # PostgreSQL: storage/test_same_draws.py
     ("produce/test_repeatable.py::*", _STRATEGY),
     ("produce/test_produce_processes.py::*sqlite-work-partial*", ("sqlite",)),
     ("produce/test_produce_processes.py::*postgresql-produce-sync*", ("postgresql",)),
@@ -226,9 +224,7 @@ _LONG = (
     "demo/test_demo_run.py::test_a_terminal*C-c*",  # test_ctrl_c
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
-    "examples/test_endpoint_run.py::test_a_finished*",  # a run that is killed goes on
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
-    "examples/test_endpoint_run.py::test_slow_answers*more1*",
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     # It failed once in some suites, and never alone: to be explained.
     "contract/test_postgres.py::*test_an_archive_outlives_the_buffer*",

@@ -649,7 +649,7 @@ class ReplayBuffer(Generic[R]):
         The file is read to its end first, and nothing of an invalid one is put. Then groups are put in batches; an
         import that failed, was cancelled or killed continues there when it is repeated, and groups that were imported
         before are skipped, unless `again`. With `dry_run` the result only says what would be put. The result's
-        `found.warnings` name likely mistakes: no responses, rows of a prompt that are apart.
+        `found.notices` count what is unusual: no responses, rows of a prompt that aren't next to each other.
 
         `task` and `status` restrict the import to matching groups. In others' rows, `fields` are the columns of our
         fields ({"response": "completion"}), `as_task` is the task of rows that don't name one, `as_status` the status

@@ -6,15 +6,13 @@ import contextlib
 import difflib
 import io
 import os
-import re
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from replaybuf import __version__
 from replaybuf.cli.output import Format, Output
@@ -74,7 +72,7 @@ class Commands(TyperGroup):
         command = getattr(import_module(module), attribute)
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
-            command.command(cmd_name, cls=Command)(function)
+            command.command(cmd_name)(function)
         built = typer.main.get_command(command)
         built.name = cmd_name
         return built
@@ -136,9 +134,9 @@ def replaybuf(
     """Look into a replay buffer while a run goes on.
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
-    file. The environment variable REPLAYBUF_URL stands in for it. All commands but "demo", "bench", "import", "rm",
-    "requeue", "checkpoint" (make, restore, drop, resume) and "doctor" (--repair, --upgrade) only read; they don't
-    create a database and don't wait for the run.
+    file. The environment variable REPLAYBUF_URL stands in for it where nothing else is named. All commands but "demo",
+    "bench", "import", "rm", "requeue", "checkpoint" (make, restore, drop, resume) and "doctor" (--repair, --upgrade)
+    only read; they don't create a database and don't wait for the run.
 
     \b
     Examples:
@@ -174,58 +172,6 @@ Url = Annotated[
 ]
 
 
-class Command(TyperCommand):
-    """A command whose URL may come from its variable, also before further arguments: `replaybuf show 17`."""
-
-    def invoke(self, ctx: Any) -> Any:
-        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
-        from_variable = _arguments_from_variable(ctx, arguments)
-        try:
-            return super().invoke(ctx)
-        except ReplayBufError as error:
-            if from_variable:
-                error.add_note(f"(URL is from the environment variable {URL_VARIABLE}.)")
-            raise
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
-        names = [f"[{one.metavar}]" if one.envvar else str(one.metavar) for one in arguments]
-        return [str(self.options_metavar), *names]
-
-
-def _arguments_from_variable(ctx: Any, arguments: list[Any]) -> bool:
-    """Shift the arguments if the first typed one isn't the URL; return whether the URL is that of the variable.
-
-    That is so if the variable is set, an argument is left over, and the first one is no database, or one is missing.
-    Raises a usage error for an argument that is missing.
-    """
-    if not arguments or not arguments[0].envvar:
-        return False
-    first, *others = [one.name for one in arguments]
-    if ctx.get_parameter_source(first).name == "ENVIRONMENT":
-        url = True
-    else:
-        url, typed, missing = False, ctx.params[first], others and not ctx.params[others[-1]]
-        needed = missing and not str(arguments[-1].metavar).startswith("[")
-        if missing and (variable := os.environ.get(URL_VARIABLE)) and (needed or not _is_database(typed)):
-            values, url = [variable, typed, *(ctx.params[name] for name in others)], True
-            for one, value in zip(arguments, values, strict=False):
-                many = one.nargs == -1
-                ctx.params[one.name] = [value, *(ctx.params[one.name] or ())] if many else value
-    for one in arguments:
-        if not str(one.metavar).startswith("[") and not ctx.params[one.name]:
-            where = f"It comes after the URL, which may be in the environment variable {URL_VARIABLE} instead."
-            raise typer.BadParameter(f"it is missing. {where}", ctx=ctx, param_hint=str(one.metavar))
-    return url
-
-
-def _is_database(text: str) -> bool:
-    try:
-        return "://" in text or Path(text).exists()
-    except (OSError, ValueError):  # the path is too long, or has a NUL
-        return False
-
-
 def option(name: str, help: str, **settings: Any) -> Any:
     """Return an option. A number's metavar is N."""
     if "min" in settings:
@@ -258,7 +204,7 @@ Limit = Annotated[str, option("--limit", "At most so many groups, or all.", meta
 
 
 def argument(name: str, help: str) -> Any:
-    """Return an argument that comes after a URL (`url_and`)."""
+    """Return an argument that comes after a URL."""
     return typer.Argument(metavar=name, help=help, show_default=False)
 
 
@@ -296,9 +242,6 @@ def ask(question: str, *, yes: bool) -> None:
 
 
 T = TypeVar("T")
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> tuple[T, Progress]:
@@ -368,11 +311,3 @@ def read_limit(text: str) -> int | None:
             f"{redact(text)!r:.100} is neither a number of at least 0 nor all.", param_hint="--limit"
         )
     return min(int(text), _MOST)
-
-
-def read_size(text: str, option: str) -> int:
-    """Parse a size such as 500M. Return bytes. Raises a usage error."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or not float(found[1]):
-        raise typer.BadParameter(f"{text!r} is no size; write 500M or 1G.", param_hint=option)
-    return max(1, int(float(found[1]) * _UNITS[found[2].lower()]))

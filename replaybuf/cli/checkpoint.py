@@ -16,7 +16,6 @@ from replaybuf.cli.app import (
     TEXT,
     YES,
     Buffer,
-    Command,
     OneBuffer,
     Out,
     Url,
@@ -76,7 +75,7 @@ class _Verbs(TyperGroup):
 
 
 app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.command("ls", cls=Command)(ls)
+app.command("ls")(ls)
 
 _Step = Annotated[str, argument("STEP", "The train step of the checkpoint.")]
 _Yes = Annotated[bool, YES]
@@ -87,8 +86,8 @@ def checkpoint() -> None:
     """Step checkpoints in a database (ls, make, restore, drop), and snapshots of a buffer in files (save, resume)."""
 
 
-@app.command("make", cls=Command)
-def make(url: Url, output: Out = TEXT, step: _Step = "", buffer: OneBuffer = None) -> None:
+@app.command("make")
+def make(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None) -> None:
     """Make a checkpoint of a buffer at a train step, as buffer.checkpoint() does; others go on meanwhile.
 
     It replaces an older one of the same step, and drops no other.
@@ -104,11 +103,11 @@ def make(url: Url, output: Out = TEXT, step: _Step = "", buffer: OneBuffer = Non
     _tell(output, reader, reader.read(lambda tx: find_stored(tx, name, wanted)))
 
 
-@app.command("restore", cls=Command)
+@app.command("restore")
 def restore(
     url: Url,
+    step: _Step,
     output: Out = TEXT,
-    step: _Step = "",
     keep_new: Annotated[bool, option("--keep-new", "Keep the groups that were put since the checkpoint.")] = False,
     buffer: OneBuffer = None,
     yes: _Yes = False,
@@ -135,8 +134,8 @@ def restore(
     output.note("restored; whoever had the buffer open before is fenced off")
 
 
-@app.command("drop", cls=Command)
-def drop(url: Url, output: Out = TEXT, step: _Step = "", buffer: OneBuffer = None, yes: _Yes = False) -> None:
+@app.command("drop")
+def drop(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None, yes: _Yes = False) -> None:
     """Drop the checkpoint of a step, and the payloads that nothing else needs, after asking.
 
     \b
@@ -192,11 +191,11 @@ _Place = Annotated[
 _For = Annotated[str | None, option("--policy", f"For a run of another policy: {_NAMES}", metavar="NAME")]
 
 
-@app.command("save", cls=Command)
+@app.command("save")
 def save(
     url: Url,
+    folder: Folder,
     output: Out = TEXT,
-    folder: Folder = "",
     buffer: OneBuffer = None,
     policy: _Of = None,
 ) -> None:
@@ -229,11 +228,11 @@ def save(
     output.rows([row], _COPIES)
 
 
-@app.command("resume", cls=Command)
+@app.command("resume")
 def resume(
     url: Url,
+    folder: Folder,
     output: Out = TEXT,
-    folder: Folder = "",
     buffer: _Loaded = None,
     policy: _For = None,
     payloads: _Place = "database",

@@ -52,8 +52,8 @@ _UNREADABLE_SHOWN = 5
 
 def export(
     url: Url,
+    file: _ToFile,
     output: Out = TEXT,
-    file: _ToFile = "",
     where: Where = None,
     buffer: OneBuffer = None,
     task: OfTask = None,
@@ -119,8 +119,8 @@ _Imported = Annotated[
 
 def import_(
     url: Url,
+    file: _FromFile,
     output: Out = TEXT,
-    file: _FromFile = "",
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,
     task: OfTask = None,
@@ -213,10 +213,12 @@ def _fields(fields: list[str] | None) -> dict[str, str]:
 
 
 def _tell(found: Survey, output: Output, file: str) -> None:
-    for what, count in found.odd.items():
-        output.note(f"{what} ({units.number_of(count, 'group')}, the first at {found.examples[what]})")
-    for text in found.warnings:  # also with machine-readable output, in which wrongly imported rows don't stand out
-        typer.echo(escape_line(f"Warning: {text}"), err=True)
+    for (
+        notice,
+        count,
+    ) in found.notices.items():  # also with machine-readable output, in which such groups don't stand out
+        text = f"Note: {notice} ({units.number_of(count, 'group')}, the first at {found.examples[notice]})"
+        typer.echo(escape_line(text), err=True)
     if found.ends is not None:
         output.note(f"{found.ends}; what is before it is imported")
     if not found.groups:

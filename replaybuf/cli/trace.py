@@ -170,20 +170,11 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
     runs, known, now = reader.read(read)
     if not runs:
         raise InputError(no_draw(known, f"for step {step}"))
-    value = {"step": step, "runs": [_flat(asdict(run)) for run in runs]}
+    value = {"step": step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
     if output.printed(lambda: value, lambda: [asdict(one) for run in runs for one in run.groups]):
         return
     for run in runs:
         _print_step(run, now, limit)
-
-
-def _flat(step: dict[str, Any]) -> dict[str, Any]:
-    summary: dict[str, Any] = step.pop("summary")
-    return summary | step | {"batches": [_without_members(one) for one in step["batches"]]}
-
-
-def _without_members(draw: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in draw.items() if name != "members"}
 
 
 def _print_step(run: Step, now: datetime, limit: int | None) -> None:
@@ -241,32 +232,14 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
     life, why = reader.read(read)
     if life is None:
         raise InputError(why)
-    if output.printed(lambda: _life_value(life), lambda: timeline(life)):
+    value = asdict(life.origin) | asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
+    if output.printed(lambda: value, lambda: timeline(life)):
         return
     of = f" of {life.origin.task_name}" if life.origin.task_name else ""
     print_facts(f"group {life.uid}{of}", _life_facts(life), 13)
     if rows := timeline(life):
         write(["\n"])
         print_table(rows, TIMELINE, life.now)
-
-
-def _life_value(life: Life) -> dict[str, Any]:
-    draws = [
-        _without_members(asdict(one))
-        | {"reward_then": one.members[0].reward, "staleness_then": one.members[0].staleness}
-        for one in life.draws
-    ]
-    return {
-        "uid": life.uid,
-        **asdict(life.origin),
-        "now": place_of(life),
-        "group": life.there,
-        "replaces": life.replaces,
-        "replaced_by": life.replaced_by,
-        "checkpoints": life.checkpoints,
-        "draws": draws,
-        "timeline": timeline(life),
-    }
 
 
 def _life_facts(life: Life) -> dict[str, str | None]:
@@ -300,8 +273,7 @@ def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, lim
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
         there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
         raise InputError(f"nothing is known of a worker {escape(worker)!r:.200}; {there}")
-    value = asdict(found) | {"draws": [_without_members(asdict(one)) for one in found.draws]}
-    if output.printed(lambda: value, lambda: value["steps"]):
+    if output.printed(lambda: found, lambda: [asdict(one) for one in found.steps]):
         return
     print_line(f"worker {worker}", "bold")
     tables: Sequence[tuple[str, Sequence[Any], Sequence[Column]]] = (

@@ -79,8 +79,24 @@ def foreign_groups(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[Fi
 
     Without a group_id, consecutive rows with the same prompt are; a row with a list `rollouts` is a group by itself.
     """
-    for _, members in groupby(_members(rows, mapped), key=lambda member: member.group):
-        yield _group(list(members), mapped)
+    seen: set[int] = set()
+    for (by, *same), members in groupby(_members(rows, mapped), key=lambda member: member.group):
+        group = _group(list(members), mapped)
+        if by is not None:
+            fingerprint = hash(repr((by, same)))
+            if fingerprint in seen:
+                group.notices.append(f"the rows of one {by} aren't next to each other: sort the file by {by}")
+            elif len(seen) < _REMEMBERED:
+                seen.add(fingerprint)
+        yield group
+
+
+#: The number of prompts or group_ids that are remembered, to notice those that come again.
+_REMEMBERED: Final = 1 << 20
+_UNANSWERED: Final = (
+    "groups without a response, which are stored as init, to be generated; if a column has it, --field response=COLUMN "
+    "(fields= in Python) names that"
+)
 
 
 class _Member(NamedTuple):
@@ -90,25 +106,25 @@ class _Member(NamedTuple):
     place: str
     rollout: Row
     metadata: Row
-    odd: list[str]
+    notices: list[str]
 
 
 def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]:
     for number, (place, row) in enumerate(rows):
         members = row.pop("rollouts", None)
         if type(members) is not list:
-            rollout, metadata, odd = _rollout(place, row, mapped)
+            rollout, metadata, notices = _rollout(place, row, mapped)
             task, same = rollout["task_name"], rollout.get("group_id")
             if same is not None:
-                yield _Member(("group_id", same, task), place, rollout, metadata, odd)
+                yield _Member(("group_id", same, task), place, rollout, metadata, notices)
                 continue
             if not _says_something(rollout.get("message")) and rollout.get("prompt_ids") is None:
-                odd.append("rows without a group_id and a prompt: each is a group by itself")
-                yield _Member((None, number, task), place, rollout, metadata, odd)
+                notices.append("rows without a group_id and a prompt: each is a group by itself")
+                yield _Member((None, number, task), place, rollout, metadata, notices)
                 continue
-            odd.append("rows without a group_id: those that follow each other with the same prompt are a group")
+            notices.append("rows without a group_id: those that follow each other with the same prompt are a group")
             same = [rollout.get("message"), rollout.get("prompt_ids")]
-            yield _Member(("prompt", same, task), place, rollout, metadata, odd)
+            yield _Member(("prompt", same, task), place, rollout, metadata, notices)
         elif not members:
             raise FileError(f"{place}: rollouts is an empty list; expected the rollouts of a group")
         else:
@@ -122,7 +138,7 @@ def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]
 
 def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
     """Return the group of these members, with the first one's metadata, and its rollouts' status and staleness."""
-    (by, *_), place, first, metadata, _ = members[0]
+    _, place, first, metadata, _ = members[0]
     priority = metadata.get("priority", 1.0)
     key = metadata.get("key")
     if not is_number(priority):
@@ -132,6 +148,9 @@ def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
     if metadata.get("tags") is not None and type(metadata["tags"]) is not dict:
         raise FileError(f"{place}: tags is {metadata['tags']!r:.60}; expected an object")
     rollouts = [member.rollout for member in members]
+    notices = dict.fromkeys(notice for member in members for notice in member.notices)
+    if metadata["guessed"] and all(one["status"] is Status.INIT for one in rollouts):
+        notices[_UNANSWERED] = None
     return FileGroup(
         place=place,
         task_name=first["task_name"],
@@ -141,9 +160,7 @@ def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
         priority=float(priority),
         tags=metadata.get("tags"),
         key=None if key is None else str(key),
-        odd=list(dict.fromkeys(what for member in members for what in member.odd)),
-        guessed=metadata["guessed"],
-        by=by,
+        notices=list(notices),
     )
 
 
@@ -152,7 +169,7 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
     row = dict(row)
     rollout: Row = {}
     columns = dict(mapped.fields)  # in the file, of fields with other names
-    odd: list[str] = []
+    notices: list[str] = []
     for ours, theirs in mapped.fields.items():
         if theirs not in row:
             raise FileError(
@@ -181,10 +198,12 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
         if type(extra := rollout.get("extra_fields") or {}) is not dict:
             raise FileError(f"{place}: extra_fields is {extra!r:.60}; expected an object")
         rollout["extra_fields"] = {**extra, **row}
-        odd.append(f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}")
+        notices.append(
+            f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}"
+        )
     metadata["guessed"] = mapped.status is None and rollout.get("status") is None
-    _check(place, rollout, mapped, columns, odd)
-    return rollout, metadata, odd
+    _check(place, rollout, mapped, columns, notices)
+    return rollout, metadata, notices
 
 
 #: Where a response that came as messages is kept, among the columns that rollouts don't have.
@@ -244,14 +263,14 @@ _EXPECTED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 }
 
 
-def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str, str], odd: list[str]) -> None:
+def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str, str], notices: list[str]) -> None:
     """Convert a rollout's fields to the types that other features expect. Raises FileError."""
 
     if type(message := rollout.get("message")) is str:
         rollout["message"] = [{"role": "user", "content": message}]
     elif message is None:
         rollout["message"] = []
-        odd.append("rollouts without a prompt: message is []")
+        notices.append("rollouts without a prompt: message is []")
     for name, (is_right, expected) in _EXPECTED.items():
         if rollout.get(name) is not None and not is_right(rollout[name]):
             column = columns.get(name, name)
@@ -266,17 +285,13 @@ def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str
     rollout["status"] = _status(place, rollout, mapped)
 
 
-def is_answered(rollout: Row) -> bool:
-    """Return whether a rollout has a response."""
-    return rollout.get("response") is not None or rollout.get("response_ids") is not None
-
-
 def _status(place: str, rollout: Row, mapped: ColumnMapping) -> Status:
     if mapped.status is not None:
         return mapped.status
     value = rollout.get("status")
     if value is None:
-        return Status.COMPLETED if is_answered(rollout) else Status.INIT
+        answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
+        return Status.COMPLETED if answered else Status.INIT
     status = OUR_STATUSES.get(value) if isinstance(value, str) else None
     if status is None:
         raise FileError(

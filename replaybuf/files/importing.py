@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from xxhash import xxh3_64_intdigest, xxh3_128
+from xxhash import xxh3_128
 
 from replaybuf.common import checks
 from replaybuf.common.checks import check_staleness, check_task_name
@@ -25,7 +25,6 @@ from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.worker_name import check_worker, worker_name
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import in_thread
-from replaybuf.files.foreign_rows import is_answered
 from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.reports import EventKind
@@ -83,50 +82,6 @@ def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
         raise RolloutError(f"the rollouts have a field that no store can take ({error!s:.150})") from error
 
 
-#: The number of prompts kept, as hashes of some 100 bytes each. Beyond these every group counts as having a new prompt.
-_PROMPTS: Final = 1 << 18
-
-
-class ImportWarnings:
-    """Collects warnings about the importable groups of a file, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._groups = 0
-        self._unanswered = 0
-        self._seen: set[int] = set()
-        #: Groups by the column that groups their rows, and groups whose prompt or group_id occurred before.
-        self._by: Counter[str] = Counter()
-        self._repeated: Counter[str] = Counter()
-
-    def add(self, group: FileGroup) -> None:
-        self._groups += 1
-        waits = (one.get("status") is Status.INIT and not is_answered(one) for one in group.rollouts)
-        self._unanswered += group.guessed and all(waits)
-        if group.by is not None:
-            self._by[group.by] += 1
-            names = ("message", "prompt_ids") if group.by == "prompt" else ("group_id",)
-            shared = {name: group.rollouts[0].get(name) for name in names} | {"task_name": group.task_name}
-            fingerprint = xxh3_64_intdigest(_PLAIN.encode([shared]))
-            if fingerprint in self._seen:
-                self._repeated[group.by] += 1
-            elif len(self._seen) < _PROMPTS:
-                self._seen.add(fingerprint)
-
-    def texts(self) -> list[str]:
-        """Return the warnings, one per line."""
-        found = []
-        if self._groups and self._unanswered == self._groups:
-            mend = "--field response=COLUMN (fields= in Python) names the column that has it"
-            found.append(f"no response was found: nothing of this can be trained on; {mend}")
-        at_most = "" if len(self._seen) < _PROMPTS else "at most "
-        for by, repeated in sorted(self._repeated.items()):
-            groups = self._by[by]
-            what = f"{at_most}{groups - repeated:,} {by}{'s' if groups - repeated > 1 else ''} make {groups:,} groups"
-            mend = "sort the file by prompt, or give group_id" if by == "prompt" else "sort the file by group_id"
-            found.append(f"{what}, because rows of one aren't next to each other: {mend}")
-        return found
-
-
 Lane = tuple[str, Status]
 
 #: The prefix of import cursors' names.
@@ -162,17 +117,16 @@ class ImportOptions:
 class Survey:
     """The content of a file: groups and rollouts by task and status, notices about them, and where it ends.
 
-    `there` is the number of groups imported before. `odd` counts groups by notice, and `examples` has the place of the
-    first one. `warnings` are likely mistakes of the caller. `ends` is the place where a file was cut short. `digest`
-    stands for the bytes of the file and the mapping of its columns.
+    `there` is the number of groups imported before. `notices` counts groups by what is unusual about them, such as a
+    missing response, and `examples` has the place of the first one. `ends` is the place where a file was cut short.
+    `digest` stands for the bytes of the file and the mapping of its columns.
     """
 
     groups: Counter[Lane] = field(default_factory=Counter)
     rollouts: Counter[Lane] = field(default_factory=Counter)
     there: Counter[Lane] = field(default_factory=Counter)
-    odd: Counter[str] = field(default_factory=Counter)
+    notices: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
     digest: str = ""
     ends: str | None = None
 
@@ -181,9 +135,9 @@ class Survey:
         lane = (group.task_name, group.status)
         self.groups[lane] += 1
         self.rollouts[lane] += len(group.rollouts)
-        for what in group.odd:
-            self.odd[what] += 1
-            self.examples.setdefault(what, group.place)
+        for notice in group.notices:
+            self.notices[notice] += 1
+            self.examples.setdefault(notice, group.place)
 
     @property
     def new(self) -> int:
@@ -227,13 +181,12 @@ async def survey(
     `options.partial`.
     """
     found, reporter = Survey(), ProgressReporter(progress, None)
-    warnings, digest = ImportWarnings(), xxh3_128()
+    digest = xxh3_128()
     with closing(_pieces(storage.codec, source, found)) as reading:
         while piece := await in_thread(lambda: next(reading, None)):
             for group, _ in piece:
                 if options.takes(group):
                     found.add(group)
-                    warnings.add(group)
             reporter.add(len(piece), sum(len(new.payload or b"") for _, new in piece))
     if found.ends is not None and not options.partial:
         raise FileError(
@@ -244,7 +197,7 @@ async def survey(
         while piece_of_bytes := await in_thread(lambda: next(pieces, None)):
             digest.update(piece_of_bytes)
     reporter.finish()
-    found.digest, found.warnings = digest.hexdigest(), warnings.texts()
+    found.digest = digest.hexdigest()
     if found.groups and not options.again:
         counts = _counts(await storage.cursor(IMPORT + found.digest))
         for lane, n in found.groups.items():

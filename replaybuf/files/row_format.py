@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -93,9 +93,7 @@ class FileGroup:
     """A group read from a file: its metadata, its rollouts as dicts, and its place in the file.
 
     `payload` is that of an exact export, whose `rollouts` are empty dicts. `created_at` is None where the file doesn't
-    have it; `odd` has notices about the group. `guessed`: its status is a guess, because its rows have none. `by` is
-    the column by which its rows were grouped, "prompt" or "group_id"; None for a group that is one row, or from an
-    export of replaybuf.
+    have it; `notices` say what is unusual about the group, or was guessed.
     """
 
     place: str
@@ -113,9 +111,7 @@ class FileGroup:
     worker: str | None = None
     trained_step: int | None = None
     payload: bytes | None = None
-    odd: list[str] = field(default_factory=list)
-    guessed: bool = False
-    by: Literal["prompt", "group_id"] | None = None
+    notices: list[str] = field(default_factory=list)
 
 
 _Count = Annotated[int, Field(ge=0)]

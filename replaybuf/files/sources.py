@@ -45,15 +45,14 @@ def dump(row: Row) -> bytes:
         return json.dumps(row, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def read_rows(path: Path) -> Generator[Placed, None, None]:
-    """Yield the objects in a file of lines. FileError for an invalid line, FileError if the last is cut short."""
+def numbered_lines(path: Path) -> Generator[tuple[int, bytes], None, None]:
+    """Yield the lines of a file that aren't blank, plain or gzipped, with their numbers. Raises FileError, OSError."""
     with path.open("rb") as raw:
         is_gzip = raw.read(2) == _GZIP
         raw.seek(0)
         stream: Any = gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw
-        number, begun = 0, False
-        while True:
-            number += 1
+        begun = False
+        for number in itertools.count(1):
             try:
                 line = stream.readline(_LONGEST + 1)
             except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
@@ -73,7 +72,14 @@ def read_rows(path: Path) -> Generator[Placed, None, None]:
                 if not begun:
                     _check_begin(line, number)
                     begun = True
-                yield f"line {number}", _parsed(line, number)
+                yield number, line
+
+
+def read_rows(path: Path) -> Generator[Placed, None, None]:
+    """Yield the objects in a file of lines. Raises FileError for a line that has none; reason "ends" for a cut one."""
+    with contextlib.closing(numbered_lines(path)) as lines:
+        for number, line in lines:
+            yield f"line {number}", parsed(line, number)
 
 
 def _check_begin(line: bytes, number: int) -> None:
@@ -88,7 +94,8 @@ def _check_begin(line: bytes, number: int) -> None:
         raise FileError(f"line {number}: no JSON object: {shown!r}; {READABLE}")
 
 
-def _parsed(line: bytes, number: int) -> Row:
+def parsed(line: bytes, number: int) -> Row:
+    """Return the object in a line of JSON. Raises FileError."""
     whole = line.endswith(b"\n")
     try:
         row = _DECODER.decode(line.decode("utf-8").strip())

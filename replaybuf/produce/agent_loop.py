@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import logging
 import time
-import traceback
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -169,7 +168,6 @@ class FailureTracker:
         self.last_raised: BaseException | None = None
         self.failed: dict[Status, set[int]] = {}  # prompts that failed since the last success, by their earlier status
         self._wasted: Counter[str] = Counter()
-        self._shown: set[str] = set()  # places of errors whose traceback was logged
 
     @property
     def wasted(self) -> int:
@@ -184,15 +182,12 @@ class FailureTracker:
         self.last_error = text_of(error) if isinstance(error, BaseException) else error
 
     def add_failed_prompt(self, prompt: Prompt, error: str | BaseException, *, last: bool) -> None:
-        """Count and log a failed group, the first time with the place where the error was raised."""
+        """Count and log a failed group, the first one since the last success with its traceback."""
         self.add_failure(error)
         self.failed.setdefault(prompt.status, set()).add(prompt.uid)
-        raised = error if isinstance(error, BaseException) else None
-        known = raised is None or (place := _place(raised)) in self._shown
-        if not known:
-            self._shown.add(place)
+        raised = error if isinstance(error, BaseException) and self.consecutive == 1 else None
         outcome = "is set aside" if last else "will be tried again"
-        _logger.warning("%r failed, and %s: %s", prompt, outcome, self.last_error, exc_info=None if known else raised)
+        _logger.warning("%r failed, and %s: %s", prompt, outcome, self.last_error, exc_info=raised)
 
     def reset(self) -> None:
         """Start counting again: a group was generated and stored."""
@@ -211,12 +206,6 @@ class FailureTracker:
         """Return a sentence about the wasted groups."""
         text = f"after {self.wasted} in vain: " + ", ".join(f"{n} {kind}" for kind, n in self._wasted.most_common())
         return text + (f"; the last error was {self.last_error}" if self._wasted["failed"] else "")
-
-
-def _place(error: BaseException) -> str:
-    """Return the class of an error and the line of code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
 _NAMES = {Status.COMPLETED: "produced", Status.ABORTED: "interrupted", Status.INIT: "retried"}

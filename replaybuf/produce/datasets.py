@@ -1,8 +1,8 @@
 """Any dataset of prompts, read from a position on: the items, and the position after them.
 
 The position is the epoch and the number of its items that were read, with a fingerprint of the last one, by which
-another dataset is told; in an indexed dataset also its size, which may change; in a dataset with a state of its own,
-that state.
+another dataset is recognised; in an indexed dataset also its size, which may change; in a dataset with a state of its
+own also the state in which the epoch began.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from replaybuf.common.checks import whole
-from replaybuf.errors import DecodeError, InputError, RolloutError
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
@@ -34,10 +34,10 @@ _INSTEAD = (
 
 
 class _Place(NamedTuple):
-    """A position in a dataset without a state: the next item is number `item` of `epoch`.
+    """A position in a dataset: the next item is number `item` of `epoch`.
 
-    `size` is that of an indexed dataset and `seed` that of its order, None in others; `mark` is the fingerprint of the
-    item read last.
+    `size` is that of an indexed dataset and `seed` that of its order; `start` is the state, encoded, in which a dataset
+    with a state of its own began the epoch; None in others. `mark` is the fingerprint of the item read last.
     """
 
     epoch: int
@@ -45,18 +45,24 @@ class _Place(NamedTuple):
     size: int | None
     seed: int | None
     mark: int
+    start: bytes | None
 
     @classmethod
-    def of(cls, position: bytes, *, indexed: bool) -> _Place:
+    def of(cls, position: bytes, *, indexed: bool = False, stateful: bool = False) -> _Place:
         """Unpack a position. Raises InputError for one of another kind of dataset."""
         try:
             place = cls(*msgpack.unpackb(position))
             numbers = (place.epoch, place.item, place.mark, place.size if indexed else 0)
-            if (place.size is not None) == indexed and all(type(one) is int and 0 <= one < FAR for one in numbers):
+            is_of_this_kind = (place.size is not None, type(place.start) is bytes) == (indexed, stateful)
+            if is_of_this_kind and all(type(one) is int and 0 <= one < FAR for one in numbers):
                 return place
         except (ValueError, TypeError, msgpack.UnpackException):
             pass
-        raise _wrong_cursor("an indexed dataset" if indexed else "a dataset that is iterated")
+        kind = "a dataset with state_dict()" if stateful else "a dataset that is iterated"
+        raise InputError(
+            f"the cursor of the prompt ledger is not one of {'an indexed dataset' if indexed else kind}: the run began "
+            "with another dataset; go on with that one, or give the ledger another name="
+        )
 
     def packed(self) -> bytes:
         return bytes(msgpack.packb(self))
@@ -64,14 +70,6 @@ class _Place(NamedTuple):
 
 #: An upper bound of positions.
 FAR = 1 << 62
-
-
-def _wrong_cursor(kind: str) -> InputError:
-    """Return the error for a position of another kind of dataset."""
-    return InputError(
-        f"the cursor of the prompt ledger is not one of {kind}: the run began with another dataset; go on with that "
-        "one, or give the ledger another name="
-    )
 
 
 def _beyond(epoch: int, epochs: int) -> InputError:
@@ -151,7 +149,7 @@ class IndexedReader:
             items.append(self._item(epoch, index, size))
             index += 1
         if items:
-            self._last = _Place(epoch, index, size, self._shuffle, fingerprint(items[-1])).packed()
+            self._last = _Place(epoch, index, size, self._shuffle, fingerprint(items[-1]), None).packed()
         return items, self._last if items else position
 
     def _item(self, epoch: int, index: int, size: int) -> Any:
@@ -165,7 +163,7 @@ class IndexedReader:
         """Return the epoch and the index of the next item. Raises InputError if this dataset can't go on from there."""
         if not position:
             return 0, 0
-        epoch, index, size_then, seed, mark = _Place.of(position, indexed=True)
+        epoch, index, size_then, seed, mark, _ = _Place.of(position, indexed=True)
         if seed != self._shuffle:
             began = "without shuffle" if seed is None else f"with shuffle={seed!r:.100}"
             raise InputError(f"the run began {began}, in another order than now (shuffle={self._shuffle}): {_GO_ON}")
@@ -190,11 +188,26 @@ _END: Any = object()
 _Position = tuple[int, int]
 
 
+_CODEC = Codec(RolloutType(dict))
+
+
+@runtime_checkable
+class StatefulDataset(Protocol):
+    """A dataset or data loader that can save its state and resume from it."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
 class IterableReader:
     """Iterates a dataset only as far as needed: the next item of a live stream may be hours away.
 
     Items are kept until the next read, which is repeated if another worker has moved the cursor or the caller was
-    cancelled.
+    cancelled. A dataset with a state of its own begins an epoch in the state in which the first worker began it; the
+    state within an epoch isn't relied on, since that of shuffled streams lacks the items in their buffers.
     """
 
     def __init__(self, dataset: Iterable[Any], epochs: int | None) -> None:
@@ -203,36 +216,46 @@ class IterableReader:
         self._at: _Position = (0, 0)  # the position of the next item
         self._since: _Position | None = None  # all items from here to `_at` are kept; None: begin anew
         self._kept: deque[tuple[_Position, Any]] = deque()
+        self._first = self._state()
+        self._starts: dict[int, bytes | None] = {}  # the states in which epochs began, by epoch
 
     def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
-        place = _Place.of(position, indexed=False) if position else _Place(0, 0, None, None, 0)
-        self._go_to((place.epoch, place.item), place.mark)
+        place = (
+            _Place.of(position, stateful=self._first is not None)
+            if position
+            else _Place(0, 0, None, None, 0, self._first)
+        )
+        self._go_to(place)
         while len(self._kept) < count and self._read_one():
             pass
         found = list(islice(self._kept, count))
         if not found:
             return [], position
         (epoch, index), last = found[-1]
-        return [item for _, item in found], _Place(epoch, index + 1, None, None, fingerprint(last)).packed()
+        after = _Place(epoch, index + 1, None, None, fingerprint(last), self._starts[epoch])
+        return [item for _, item in found], after.packed()
 
-    def _go_to(self, position: _Position, mark: int) -> None:
+    def _go_to(self, place: _Place) -> None:
+        position = (place.epoch, place.item)
         if self._epochs is not None and (self._epochs, 0) < position:
-            raise _beyond(position[0], self._epochs)
-        if self._since is None or position < self._since:
-            self._begin(position[0])
+            raise _beyond(place.epoch, self._epochs)
+        began_otherwise = self._starts.get(place.epoch, place.start) != place.start
+        if self._since is None or position < self._since or began_otherwise:
+            self._begin(place.epoch, place.start)
             self._kept.clear()
         self._since = position
         while self._kept and self._kept[0][0] < position:
             self._kept.popleft()
-        if self._at[0] < position[0]:
-            self._begin(position[0])
+        if self._at[0] < place.epoch:
+            self._begin(place.epoch, place.start)
         if self._at < position:
-            _check_read(self._skip_to(position), lambda: self._skip_to(position), mark, position[0], position[1] - 1)
+            again = partial(self._skip_to, position)
+            _check_read(again(), again, place.mark, place.epoch, place.item - 1)
 
     def _skip_to(self, position: _Position) -> Any:
         """Return the last item before a position of this epoch, which begins again if that was read."""
         if self._at == position:
-            self._begin(position[0])
+            self._begin(position[0], self._starts[position[0]])
         item: Any = None
         while self._at < position:
             item = self._next()
@@ -252,6 +275,9 @@ class IterableReader:
                 self._kept.append(((epoch, index), item))
                 return True
             if epoch and not index:
+                if self._starts[epoch] != self._first:
+                    self._begin(epoch, self._first)  # some datasets can't begin again in the state at their end
+                    continue
                 if self._kept:
                     return False  # the items before the error come first; the next read raises
                 raise InputError(
@@ -260,13 +286,17 @@ class IterableReader:
                 )
             if not index or epoch + 1 == self._epochs:
                 return False
-            self._begin(epoch + 1)
+            self._begin(epoch + 1, self._state())
         return False
 
-    def _begin(self, epoch: int) -> None:
-        """Iterate from the start of an epoch."""
+    def _begin(self, epoch: int, start: bytes | None) -> None:
+        """Iterate from the start of an epoch, with the dataset in this state, or the first one if told the epoch."""
         if (set_epoch := getattr(self._dataset, "set_epoch", None)) is not None:
             set_epoch(epoch)
+            start = self._first
+        if start is not None:
+            self._load(start)
+        self._starts = {number: one for number, one in self._starts.items() if number == epoch - 1} | {epoch: start}
         self._items, self._at = iter(self._dataset), (epoch, 0)
 
     def _next(self) -> Any:
@@ -280,126 +310,28 @@ class IterableReader:
             self._at = (self._at[0], self._at[1] + 1)
         return item
 
-
-_CODEC = Codec(RolloutType(dict))
-
-
-@runtime_checkable
-class StatefulDataset(Protocol):
-    """A dataset or data loader that can save its state and resume from it."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-def _loses_shuffle_buffer(dataset: Any) -> bool:
-    """Return whether the state of a streaming Hugging Face dataset lacks the content of its shuffle buffer.
-
-    Loading such a state would skip those items, and repeat others. Iterated from its start, the dataset has the same
-    order again, if it was shuffled with a seed.
-    """
-    steps = [getattr(dataset, "_ex_iterable", None)]
-    while steps:
-        step = steps.pop()
-        if type(step).__name__ == "BufferShuffledExamplesIterable":
-            return True
-        steps += filter(None, (getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())))
-    return False
-
-
-class StatefulReader:
-    """Follows the store's cursor: if another worker has moved it, the dataset first loads that state."""
-
-    def __init__(self, dataset: StatefulDataset, epochs: int | None) -> None:
-        self._dataset, self._epochs = dataset, epochs
-        self._epoch = 0
-        self._first = self._state()
-        self._position: bytes | None = b""  # of a cursor that was never moved
-        self._items: Iterator[Any] | None = None
-        self._ahead: list[Any] = []  # the next item, already read
-
-    def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
-        if position != self._position:
-            self._go_to(position)
-        self._position = None  # unknown, until the read has succeeded
-        found: list[Any] = []
-        empty = 0
-        while len(found) < count and empty < 2 and not self._is_over():
-            items = self._take(count - len(found))
-            found += items
-            if len(found) < count:
-                empty = 0 if items else empty + 1
-                self._begin_epoch(rewind=bool(empty))
-        self._position = self._state()
-        if not self._is_over() and not empty:
-            self._read_ahead()
-        return found, self._position
-
-    def _is_over(self) -> bool:
-        return self._epochs is not None and self._epoch >= self._epochs
-
-    def _take(self, count: int) -> list[Any]:
-        self._items = iter(self._dataset) if self._items is None else self._items
-        ahead, self._ahead = self._ahead, []
-        return ahead + list(islice(self._items, count - len(ahead)))
-
-    def _read_ahead(self) -> None:
-        """Begin the next epoch if this one has no more items: some datasets can't resume at the end of an epoch."""
-        self._ahead = self._take(1)
-        if not self._ahead:
-            self._begin_epoch(rewind=False)
-            self._position = self._state()
-
-    def _begin_epoch(self, *, rewind: bool) -> None:
-        """Begin another epoch; some datasets rewind, and reshuffle, by themselves.
-
-        Their state is loaded again, as by a process that resumes here, since some datasets then begin differently.
-        """
-        self._items = None
-        if not rewind:
-            self._epoch += 1
-            rewind = self._set_epoch()
-        self._load(self._first if rewind else self._state())
-
-    def _go_to(self, position: bytes) -> None:
-        self._items, self._ahead = None, []
-        self._epoch = self._load(position or self._first)
-        if self._set_epoch():
-            self._load(position or self._first)
-
-    def _set_epoch(self) -> bool:
-        set_epoch = getattr(self._dataset, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(self._epoch)
-        return set_epoch is not None
-
-    def _state(self) -> bytes:
+    def _state(self) -> bytes | None:
+        """Return the state of a dataset that has one, encoded."""
+        if not isinstance(self._dataset, StatefulDataset):
+            return None
         try:
-            return _CODEC.encode([{"epoch": self._epoch, "state": self._dataset.state_dict()}])
+            return _CODEC.encode([{"state": self._dataset.state_dict()}])
         except RolloutError as error:
             raise InputError(f"the dataset's state_dict() must consist of plain values and arrays ({error})") from error
 
-    def _load(self, position: bytes) -> int:
-        """Set the dataset to a state. Return the number of its epoch."""
-        try:
-            [record] = _CODEC.decode(position)
-            epoch, state = int(record["epoch"]), record["state"]
-        except (DecodeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{_wrong_cursor('a dataset with state_dict()')} ({error})") from error
-        self._dataset.load_state_dict(state)
-        return epoch
+    def _load(self, start: bytes) -> None:
+        [record] = _CODEC.decode(start)
+        self._dataset.load_state_dict(record["state"])  # type: ignore[attr-defined]
 
 
 class PromptDataset:
     """A dataset, read `epochs` times (None: for ever), by one thread at a time.
 
     The dataset may have `state_dict`, `load_state_dict` and `iter`, which are preferred (unless it is to be shuffled);
-    or `len` and `[]`; or it is any other iterable, with the same items in the same order on every iteration, since a
-    process that resumes iterates it from its start, and skips. Iterators, such as generators and files, are refused:
-    they can't go back. `set_epoch` of a dataset that isn't indexed is called with the epoch, from 0.
+    or `len` and `[]`; or it is any other iterable. A process that resumes iterates the epoch from its start, and skips:
+    an iteration has the same items in the same order as the one before, or as the one in the same state. Iterators,
+    such as generators and files, are refused: they can't go back. `set_epoch` of a dataset that isn't indexed is called
+    with the epoch, from 0.
 
     `shuffle`, a seed, reads an indexed dataset in another order every epoch, which depends only on the seed, the epoch
     and the size of the dataset. Raises InputError for datasets that can't be read, or not be shuffled.
@@ -412,15 +344,12 @@ class PromptDataset:
             raise InputError(
                 f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}"
             )
-        self._reader: StatefulReader | IndexedReader | IterableReader
+        self._reader: IndexedReader | IterableReader
         if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
             what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
             raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {what}")
         is_indexed = _is_indexed(dataset)
-        is_shuffled_here = is_indexed and seed is not None
-        if isinstance(dataset, StatefulDataset) and not is_shuffled_here and not _loses_shuffle_buffer(dataset):
-            self._reader = StatefulReader(dataset, epochs)
-        elif is_indexed:
+        if is_indexed and (seed is not None or not isinstance(dataset, StatefulDataset)):
             self._reader = IndexedReader(dataset, epochs, seed)
         elif hasattr(dataset, "__next__") and iter(dataset) is dataset:
             raise InputError(f"this {type(dataset).__name__} can be iterated only once: {_INSTEAD}")

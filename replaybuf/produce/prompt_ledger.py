@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,12 +28,11 @@ from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutE
 from replaybuf.produce.datasets import PromptDataset
 from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
-from replaybuf.rules.words import named
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
 from replaybuf.values.rollouts.normalise import as_group
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import is_undated, reset_response
+from replaybuf.values.rollouts.staleness import reset_response
 from replaybuf.values.rollouts.statuses import StatusLike
 
 
@@ -105,8 +103,6 @@ class Prompt:
     async def _save(self, group: Sequence[Any] | None, model_step: int | None) -> None:
         rollouts = list(self.group if group is None else group)
         unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # then only the group has a status
-        if model_step is None:
-            self._ledger.warn_of_undated(rollouts)
         uid = await self._lease.save(
             rollouts,
             self.task_name,
@@ -148,8 +144,6 @@ Narrowed = tuple[Status, Query | None]
 Again = StatusLike | Narrowed
 
 _LONGEST_WAIT = 5.0
-
-_logger = logging.getLogger("replaybuf.produce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +200,6 @@ class PromptLedger:
         self._again = tuple(status for status, _ in self._returning(again))
         self._seconds = check_seconds(seconds, "seconds")
         self.buffer.task_names.add(self.task_name)
-        self._warned_of_undated = False
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
 
     @property
@@ -261,17 +254,6 @@ class PromptLedger:
         there, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
         chosen = there if again is None else count(Tally.SIZE, {one for one, _ in self._returning(again)})
         return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
-
-    def warn_of_undated(self, rollouts: Iterable[Any]) -> None:
-        """Warn once of partial responses whose tokens have no model step."""
-        if not self._warned_of_undated and any(is_undated(rollout, self.rollout_type) for rollout in rollouts):
-            self._warned_of_undated = True
-            _logger.warning(
-                "task %s: tokens of partial responses are saved without a model step, so they will count as written by "
-                "the weights that continue them, however stale they are: give save() and give_back() the model_step of "
-                "the weights that wrote them (said once)",
-                named(self.task_name),
-            )
 
     def _returning(self, again: Iterable[Again]) -> list[Narrowed]:
         """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""

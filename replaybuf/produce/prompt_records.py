@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
 from pydantic import ValidationError
 
-from replaybuf.errors import InputError, RolloutError
+from replaybuf.errors import FileError, InputError, RolloutError
 from replaybuf.files.foreign_rows import FIELDS
+from replaybuf.files.sources import numbered_lines, parsed
 from replaybuf.values.rollouts.rollout import RolloutState
-
-_BOM = b"\xef\xbb\xbf"
 
 
 class JSONLines:
-    """The objects in one or more JSONL files, as an indexed dataset of dicts, in the order of the files.
+    """The objects in one or more JSONL files (also .gz), as an indexed dataset of dicts, in the order of the files.
 
     Blank lines are skipped. The files are read once, at the first use, and their lines are kept in memory (for files
     that are larger than that: `datasets.load_dataset("json", data_files=...)`). May be used by several threads, forked,
@@ -38,7 +35,7 @@ class JSONLines:
         self.paths = tuple(map(_check_path, several))
         if not self.paths:
             raise InputError("the list of JSONL files is empty")
-        self._found: list[bytes] | None = None
+        self._found: list[tuple[Path, int, bytes]] | None = None
 
     def __len__(self) -> int:
         return len(self._lines())
@@ -47,11 +44,11 @@ class JSONLines:
         lines, at = self._lines(), operator.index(number)
         if not -len(lines) <= at < len(lines):
             raise IndexError(f"there is no item {at}: the files have {len(lines)}")
+        path, line, text = lines[at]
         try:
-            return _parse(lines[at])
-        except ValueError as error:
-            path, line, _ = next(islice(self._read(), at % len(lines), None))
-            raise InputError(f"{path}, line {line}: {error}") from error
+            return parsed(text, line)
+        except FileError as error:
+            raise InputError(f"{path}, {error}") from error
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
@@ -62,21 +59,21 @@ class JSONLines:
     def __getstate__(self) -> dict[str, Any]:
         return {"paths": self.paths, "_found": None}
 
-    def _lines(self) -> list[bytes]:
-        """Return the lines, without a lock, which a fork could leave held: concurrent first calls read twice."""
+    def _lines(self) -> list[tuple[Path, int, bytes]]:
+        """Return the lines with their files and numbers.
+
+        There is no lock, which a fork could leave held: concurrent first calls read twice.
+        """
         if self._found is None:
-            self._found = [line for _, _, line in self._read()]
+            self._found = list(self._read())
         return self._found
 
     def _read(self) -> Iterator[tuple[Path, int, bytes]]:
-        """Yield the lines that aren't blank, with their files and numbers."""
         for path in self.paths:
             try:
-                with path.open("rb") as file:
-                    for number, line in enumerate(file, 1):
-                        text = line.removeprefix(_BOM) if number == 1 else line
-                        if text.strip():
-                            yield path, number, text
+                yield from ((path, *line) for line in numbered_lines(path))
+            except FileError as error:
+                raise InputError(f"{path}, {error}") from error
             except OSError as error:
                 raise InputError(f"{path} can't be read: {error.strerror}") from error
 
@@ -84,29 +81,12 @@ class JSONLines:
 def _check_path(path: Any) -> Path:
     try:
         file = Path(path).absolute()  # the reading process may have another working directory
-        is_folder, is_there = file.is_dir(), file.exists()
+        is_there = file.is_file()
     except (TypeError, ValueError) as error:
         raise InputError(f"expected the path of a JSONL file, got {path!r:.100}") from error
-    if is_folder:
-        raise InputError(f"{file} is a folder; give the JSONL files in it")
     if not is_there:
         raise InputError(f"there is no file {file}")
     return file
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line. Raises ValueError with the reason if there is none."""
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8: {error}") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object, got {line.strip()[:100].decode('utf-8', 'replace')}")
-    return record
 
 
 _UNDERSTOOD = (

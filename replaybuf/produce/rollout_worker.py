@@ -7,11 +7,10 @@ step checkpoints and snapshots. A restore brings the old state back, until the t
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -90,10 +89,6 @@ async def _changed(buffer: ReplayBuffer, seen: int, timeout: float) -> None:
 #: Loads the weights of a published state. Returns the loaded model step if it differs from the state's.
 LoadWeights = Callable[[TrainState], Awaitable[int | None]]
 
-_REPORT_SECONDS = 60.0
-
-_logger = logging.getLogger("replaybuf.produce")
-
 
 async def produce_loop(
     strategy: AsyncProduceStrategy,
@@ -161,8 +156,6 @@ class _Work:
     loaded: int | None = None  # the published model step at the last load
     busy: float = field(default_factory=time.monotonic)  # the last time with work to do
     idle: WaitReport | None = None  # the current idle period
-    began: float = field(default_factory=time.monotonic)
-    reported: float = field(default_factory=time.monotonic)
     produced: int = 0  # groups
     wasted: int = 0  # groups, until the last one was produced
 
@@ -190,7 +183,6 @@ class _Work:
             else:
                 await self._wait(state, stop, seen)
             self._check_waste()
-            self._report(state)
             seen = buffer.waits.version()  # before all that is read until the next wait
             state = await published(buffer) or state
 
@@ -258,14 +250,6 @@ class _Work:
         if self.idle is not None:
             self.idle.close()
             self.idle = None
-
-    def _report(self, state: TrainState) -> None:
-        """Log the production so far, at most every `_REPORT_SECONDS`."""
-        if time.monotonic() - self.reported >= _REPORT_SECONDS:
-            self.reported = time.monotonic()
-            so_far = replace(self.summary, seconds=time.monotonic() - self.began)
-            text = "task %s, train step %d: %s; %d in flight"
-            _logger.info(text, self.sampler.task_name, state.train_step, so_far, len(self.running))
 
     def _check_waste(self) -> None:
         """Raise ProduceError if too many groups were wasted since the last completed one."""

@@ -80,6 +80,7 @@ KINDS: dict[str, Callable[[Any, datetime | None], str]] = {
     "plain": lambda value, _: f"{value:g}",
     "tokens": lambda value, _: units.short(value),
     "size": lambda value, _: units.size(value),
+    "milliseconds": lambda value, _: f"{value:,.2f}" if value < 10 else f"{value:,.1f}",
     "ago": _ago,
     "age": _age,
     "time": lambda value, _: "-" if value is None else units.iso(value),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -111,7 +111,7 @@ def read_worker(tx: ReadTransaction, buffer: str, worker: str, limit: int | None
         key=by_reward,
     )
     buffered = [{**row, "leased": bool(row["leased"])} for row in tx.rows(_BUFFERED, buffer=buffer, worker=worker)]
-    draws = batches_by(tx, buffer, worker, _DRAWS_SHOWN)
+    draws = [replace(one, members=()) for one in batches_by(tx, buffer, worker, _DRAWS_SHOWN)]
     if not (steps or buffered or draws):
         return None
     names = WorkerGroup.__slots__[1:]

@@ -180,69 +180,33 @@ def lines(
     return frame.plot(title, shapes, dots, styles, thinned)
 
 
-def areas(
-    title: str, series: Mapping[str, Points], classes: Classes | None = None, *, across: Across = Across()
-) -> Plot | None:
-    """Return a plot of stacked areas, of series with the same times; None when there are fewer than two times."""
-    kept = {name: points for name, points in series.items() if any(value for _, value in points)}
-    if not kept or min(map(len, kept.values())) < 2:
-        return None
-    step = -(-min(map(len, kept.values())) // POINTS)
-    thinned = {name: points[::-1][::step][::-1] for name, points in kept.items()}
-    times = [time for time, _ in next(iter(thinned.values()))]
-    stacked: dict[str, tuple[Points, Points]] = {}
-    floor = [0.0] * len(times)
-    for name, points in thinned.items():
-        roof = [below + value for below, (_, value) in zip(floor, points, strict=True)]
-        stacked[name] = (list(zip(times, floor, strict=True)), list(zip(times, roof, strict=True)))
-        floor = roof
-    frame = _Frame.of({title: [*zip(times, floor, strict=True)]}, across, fitted=False)
-    styles = _styles(thinned, classes)
-    shapes = [
-        f'<polygon class="area {styles[name]}" points="{frame.path(roof)} {frame.path(below[::-1])}">'
-        f"<title>{_safe(name)}</title></polygon>"
-        for name, (below, roof) in stacked.items()
-    ]
-    return frame.plot(title, shapes, [], styles, thinned)
-
-
 #: A bar of a histogram: the values that it is from and to, its text, and how many it counts.
 Bar = tuple[float, float, str, int]
 
 
-def bars_of(values: Sequence[float]) -> list[Bar]:
-    """Return bars of equal width from the lowest value to the highest. Infinities and NaN are left out."""
-    finite = sorted(value for value in values if math.isfinite(value))
-    if not finite:
+def bars_of(counts: Mapping[float, int], *, whole: bool = False) -> list[Bar]:
+    """Return bars of equal width from the lowest value to the highest, of values and how often each is there.
+
+    Infinities and NaN are left out. With `whole`, the values are whole numbers, and so is the width.
+    """
+    values = sorted(value for value in counts if math.isfinite(value))
+    if not values:
         return []
-    low, high = finite[0], finite[-1]
-    if low == high:
-        return [(low - 0.5, low + 0.5, f"{low:g}", len(finite))]
-    width = (high - low) / (BARS - 1)
+    low, high = values[0], values[-1]
+    width = -(-(high - low + 1) // BARS) if whole else (high - low) / (BARS - 1) or 1.0
+    first = low - 0.5 if whole else low - width / 2  # the lowest and the highest value are in the middles of their bars
     found: dict[int, list[float]] = {}
-    for value in finite:  # the lowest and the highest value are in the middles of their bars
-        found.setdefault(round((value - low) / width), []).append(value)
+    for value in values:
+        found.setdefault(min(BARS - 1, int((value - first) / width)), []).append(value)
     return [
-        (low + (n - 0.5) * width, low + (n + 0.5) * width, _between(inside[0], inside[-1]), len(inside))
+        (
+            first + n * width,
+            first + (n + 1) * width,
+            f"{inside[0]:g}" if inside[0] == inside[-1] else f"{inside[0]:.3g} to {inside[-1]:.3g}",
+            sum(counts[value] for value in inside),
+        )
         for n, inside in found.items()
     ]
-
-
-def _between(low: float, high: float) -> str:
-    return f"{low:g}" if low == high else f"{low:.3g} to {high:.3g}"
-
-
-def bars_of_whole(counts: Mapping[int, int]) -> list[Bar]:
-    """Return a bar for each whole number; beyond `BARS`, for several."""
-    if not counts:
-        return []
-    low, high = min(counts), max(counts)
-    step = -(-(high - low + 1) // BARS)
-    found = []
-    for start in range(low, high + 1, step):
-        if n := sum(count for value, count in counts.items() if start <= value < start + step):
-            found.append((start - 0.5, start + step - 0.5, _between(start, start + step - 1), n))
-    return found
 
 
 def histogram(title: str, bars: Sequence[Bar], of: str, axis: str) -> Plot | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replaybuf.cli.bench.report import text_of
+from replaybuf.cli.bench.report import print_results
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bench.conftest import bench, left_behind
@@ -32,7 +32,7 @@ def url(shared_url: str) -> str:
     return shared_url
 
 
-def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str) -> None:
+def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = bench(url)
     ledger = found["ledger"]
     assert ledger["balanced"] is True
@@ -46,12 +46,13 @@ def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str) -> None:
     assert figures["count"] == 40
     assert "url" not in json.dumps(found["settings"])
     cut_off = {**found, "notes": ["the database can't be read any more"]}
-    assert "failed     the database can't be read any more" in text_of(cut_off)
+    print_results(cut_off)
+    assert "failed     the database can't be read any more" in capsys.readouterr().out
     assert left_behind(url) == {}
 
 
 def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(url: str) -> None:
-    found = bench(url, "--rate", 100, "--leases", "--concurrency", 2)
+    found = bench(url, "--rate", 100, "--leases")
     assert found["per_second"]["due"] == 200
     assert found["seconds"] >= 0.18  # 20 groups, one each 10 ms
     due, begun = found["calls"]["put_due"], found["calls"]["put"]

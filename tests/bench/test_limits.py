@@ -51,13 +51,12 @@ def test_errors_deaths_and_lost_groups_fail_a_load(found: dict[str, Any], ends_w
 
 
 def test_a_group_is_what_was_asked_for_and_no_two_are_the_same() -> None:
-    settings = BenchSettings("", "", rollouts=3, tokens=50, extra=100)
+    settings = BenchSettings("", "", rollouts=3, tokens=50)
     made = [GroupMaker(settings, worker).make() for worker in (0, 1) for _ in range(1)]
     made += [one for maker in [GroupMaker(settings, 2)] for one in (maker.make(), maker.make())]
     assert [len(group) for group in made] == [3, 3, 3, 3]
     assert {len(rollout.response_ids) for group in made for rollout in group} == {50}
     assert len({rollout.rollout_id for group in made for rollout in group}) == 12
-    assert {len(group[0].extra_fields["extra"]) for group in made} == {100}
 
 
 @pytest.mark.parametrize("text", ["", "8", "8x", "x4000", "0x10", "8x4000x2", "8x4000000"])

@@ -109,11 +109,11 @@ def test_swapped_arguments_are_noticed(other: str, tmp_path: Path) -> None:
 
 @pytest.mark.fast
 @pytest.mark.parametrize("options", [["--dry-run"], ["--format=json"]])
-def test_a_warning_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
+def test_a_notice_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     done = run("import", tmp_path / "new.db", tmp_path / "a.jsonl", "--as-task", "math", *options)
-    assert "Warning: no response was found: nothing of this can be trained on; --field response=COLUMN" in done.stderr
-    assert "Warning" not in done.stdout
+    assert "Note: groups without a response, which are stored as init, to be generated; if a col" in done.stderr
+    assert "Note" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -54,32 +54,11 @@ def test_every_option_has_a_text_and_none_but_the_token_has_a_variable(path: tup
             assert parameter.envvar == "REPLAYBUF_URL"
 
 
-@pytest.mark.parametrize(
-    ("path", "arguments"),
-    [
-        (("stats",), " [URL]"),
-        (("export",), " [URL] FILE"),
-        (("import",), " [URL] FILE"),
-        (("checkpoint", "save"), " [URL] FOLDER"),
-        (("demo",), ""),
-    ],
-)
-def test_usage_says_which_arguments_may_be_left_out(path: tuple[str, ...], arguments: str) -> None:
-    assert run(*path, "--help").stdout.startswith(f"Usage: replaybuf {' '.join(path)} [OPTIONS]{arguments}\n")
-
-
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in (("schema",), ("demo",))])
 def test_help_shows_the_variables_of_the_url_and_the_token_only(path: tuple[str, ...]) -> None:
     shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
     assert "REPLAYBUF_URL" in shown
     assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_TOKEN"}
-
-
-def test_errors_name_the_variable_that_set_the_url(filled: str) -> None:
-    for call in ("ls", "checkpoint save backup", "show 17", "why math", "trace step 3", "trace 3"):
-        stderr = run(*call.split(), env={"REPLAYBUF_URL": "nowhere.db"}, code=1).stderr
-        assert "(URL is from the environment variable REPLAYBUF_URL.)" in stderr, call
-    assert "REPLAYBUF" not in run("show", filled, 999, env={"REPLAYBUF_URL": "nowhere.db"}, code=1).stderr
 
 
 def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -> None:
@@ -100,18 +79,8 @@ def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> 
     assert "--format" in {option for parameter in command.params for option in parameter.opts}
 
 
-@pytest.mark.parametrize(
-    ("command", "rest"),
-    [
-        *(("ls", ["--format=csv"]), ("show", [15]), ("why", ["code"])),
-        *(("sql", ["SELECT 1"]), ("trace", ["step", 42])),
-    ],
-)
-def test_the_url_may_come_from_the_variable(filled: str, command: str, rest: list[object]) -> None:
-    found = [
-        run(command, *args, env=env).stdout for args, env in ((rest, {"REPLAYBUF_URL": filled}), ([filled, *rest], {}))
-    ]
-    assert found[0].splitlines()[0] == found[1].splitlines()[0]
+def test_the_url_may_come_from_the_variable(filled: str) -> None:
+    assert run("ls", "--format=csv", env={"REPLAYBUF_URL": filled}).stdout == run("ls", filled, "--format=csv").stdout
 
 
 @pytest.mark.parametrize("path", ["stats", "why", "trace", "checkpoint ls", "export"])

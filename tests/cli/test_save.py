@@ -114,13 +114,6 @@ def test_errors_are_on_one_line(file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other.db").exists()
 
 
-def test_the_folder_may_follow_the_variable(file: Path, tmp_path: Path) -> None:
-    save(tmp_path / "backup", env={"REPLAYBUF_URL": str(file)})
-    resume(tmp_path / "backup", env={"REPLAYBUF_URL": str(tmp_path / "new.db")})
-    assert len(groups_of(tmp_path / "new.db")) == 13
-    assert "FOLDER" in save(file, code=2).stderr
-
-
 def test_there_is_no_bar_where_there_is_no_terminal(file: Path, tmp_path: Path) -> None:
     process = start("checkpoint", "save", file, tmp_path / "backup", "--format=json")
     output, errors = process.communicate(timeout=60)

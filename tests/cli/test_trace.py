@@ -152,14 +152,6 @@ def test_a_number_alone_is_a_step(trained: str) -> None:
     )
 
 
-def test_the_url_may_come_from_the_variable_with_any_arguments(trained: str) -> None:
-    env = {"REPLAYBUF_URL": trained}
-    for args in ([], ["steps"], ["step", FELL], [FELL], ["uid", 5], ["worker", BAD]):
-        assert (
-            run("trace", *args, "--format=json", env=env).stdout == run("trace", trained, *args, "--format=json").stdout
-        )
-
-
 def test_a_group_has_a_life(url: str) -> None:
     uid = asyncio.run(_live(url))
     found = run_json("trace", url, "uid", uid)

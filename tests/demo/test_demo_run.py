@@ -13,7 +13,6 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.demo.worker import BATCH_GROUPS, TASK, buffer_config
-from tests.cli.terminal import needs_tmux, terminal
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo
 
 PASSWORD = "s3cret-w0rd"
@@ -114,25 +113,3 @@ def test_the_reward_rises(tmp_path):
     first, last = re.search(r"Mean reward (\S+) -> (\S+) in 60 steps", output).groups()
     assert float(first) < 0.1
     assert float(last) > 0.15
-
-
-@needs_tmux
-@pytest.mark.parametrize("how", ["whole", "C-c", "kill"])
-def test_a_terminal_shows_the_run_keeps_its_cursor_and_has_the_result_first(tmp_path, monkeypatch, how):
-    monkeypatch.chdir(tmp_path)
-    with terminal(tmp_path) as opened:
-        opened.start((80, 24), "demo", "--steps", 2 if how == "whole" else 500)
-        if how == "whole":
-            seen = opened.wait("replaybuf serve", 60)
-            order = ["Mean reward", "was trained once.", "replaybuf trace", "replaybuf why", "--worst 3", "serve"]
-            assert sorted(order, key=seen.index) == order
-            assert "  replaybuf trace replaybuf-demo.db\n" in seen
-            return
-        seen = opened.wait(lambda shown: re.search(r"step [1-9]\d*/500", shown) is not None, 60)
-        assert re.search(r"processes: pid \d+, \d+, \d+ \(kill any, and run this again\)", seen)
-        assert opened.tmux("display-message", "-p", "#{cursor_flag}").strip() == "1"
-        if how == "C-c":
-            opened.press(how)
-        else:
-            os.kill(int(re.search(r"Trainer: pid (\d+)", seen)[1]), signal.SIGKILL)
-        opened.wait_for_end(130 if how == "C-c" else 137)

@@ -23,16 +23,10 @@ class Run:
         self.processes: dict[str, Program] = {}
 
     def start(self, name: str, *arguments: str) -> None:
-        self._start(name, [str(self._script), *arguments])
-
-    def start_together(self, *names: str) -> None:
-        """Start processes of which none finds the weights of another."""
-        for name in names:
-            self._start(name, ["-m", "tests.examples.together", str(self._script), str(len(names))])
-
-    def _start(self, name: str, arguments: list[str]) -> None:
         with self._output(name).open("ab") as output:
-            self.processes[name] = Program(*arguments, cwd=self._folder, env=self._environment, stdout=output)
+            self.processes[name] = Program(
+                str(self._script), *arguments, cwd=self._folder, env=self._environment, stdout=output
+            )
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()

@@ -37,15 +37,6 @@ def test_one_process_that_is_killed_trains_on_every_prompt_once(run: Run) -> Non
     assert "Traceback" not in run.printed()
 
 
-@pytest.mark.parametrize("run", [pytest.param("sync.py", marks=pytest.mark.long), "async.py"], indirect=True)
-def test_of_two_trainers_that_start_at_the_same_moment_one_goes_on(run: Run) -> None:
-    run.start_together("one", "two")
-    assert sorted(process.wait(90) for process in run.processes.values()) == [0, 1], run.printed()
-    assert sorted(run.weights()["trained"]) == list(range(200))  # type: ignore[call-overload]
-    assert run.printed().count("200 of 200 prompts trained") == 1
-    assert "FencedError" in run.printed()
-
-
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("run", ["disaggregated.py"], indirect=True)
 def test_trainer_and_workers_that_are_killed_train_on_every_prompt_once(run: Run, times: int) -> None:

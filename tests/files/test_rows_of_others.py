@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def test_rows_with_an_empty_prompt_are_no_group_of_each_other(tmp_path: Path, pr
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     groups = list(RolloutFile(str(tmp_path / "a.jsonl")).read())
     assert len(groups) == 15
-    assert any("each is a group by itself" in what for what in groups[0].odd)
+    assert any("each is a group by itself" in what for what in groups[0].notices)
 
 
 async def test_columns_may_be_named(tmp_path: Path) -> None:
@@ -111,74 +110,34 @@ ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range
 
 @pytest.mark.fast
 @pytest.mark.parametrize(
-    ("options", "warnings"),
-    [
-        (
-            {},
-            [
-                "no response was found: nothing of this can be trained on; --field response=COLUMN "
-                "(fields= in Python) names the column that has it"
-            ],
-        ),
-        ({"fields": {"response": "answer"}}, []),
-        ({"as_status": "init"}, []),
-    ],
+    ("options", "unanswered"), [({}, 5), ({"fields": {"response": "answer"}}, 0), ({"as_status": "init"}, 0)]
 )
-async def test_a_file_without_responses_is_warned_about_unless_it_was_meant(
-    options: dict[str, Any], warnings: list[str], tmp_path: Path
+async def test_groups_without_a_response_are_noticed_unless_it_was_meant(
+    options: dict[str, Any], unanswered: int, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)
-    assert done.found.warnings == warnings
+        found = (await buffer.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)).found
+    assert sum(n for notice, n in found.notices.items() if "without a response" in notice) == unanswered
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("last", [{"completion": "x"}, {"status": "init"}])
-async def test_one_response_or_status_is_enough_for_no_warning(last: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*ANSWERS, {"question": "z", **last}])))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        done = await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
-    assert done.found.warnings == []
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize(
-    ("column", "warning"),
-    [
-        ("prompt", "5 prompts make 15 groups, .*: sort the file by prompt, or give group_id"),
-        ("group_id", "5 group_ids make 15 groups, .*: sort the file by group_id"),
-    ],
-)
-async def test_rows_of_one_group_that_are_apart_are_warned_about(column: str, warning: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["prompt", "group_id"])
+async def test_rows_of_one_group_that_are_apart_are_noticed(
+    column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a prompt in two tasks, or several groups that are whole. Only some are remembered."""
     rows = [{"prompt": "a", column: str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
+    others: list[Any] = [{"prompt": "0", "group_id": "0", "response": "1", "task_name": "code"}]
+    others += [{"prompt": "0", "task_name": "code", "rollouts": [{"response": str(n)}]} for n in range(2)]
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        [found] = (await buffer.import_from(tmp_path / "a.jsonl", dry_run=True)).found.warnings
-        assert re.fullmatch(warning, found)
-        rows.sort(key=lambda row: row[column])
-        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        done = await buffer.import_from(tmp_path / "a.jsonl")
-    assert (done.groups, done.found.warnings) == (5, [])
-
-
-@pytest.mark.fast
-async def test_a_prompt_in_two_tasks_or_groups_that_are_whole_are_no_warning(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"prompt": "a", "response": "1", "task_name": name} for name in ("x", "y")]
-    rows += [{"prompt": "a", "task_name": "x", "rollouts": [{"response": str(n)}]} for n in range(3)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        assert (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings == []
-
-
-@pytest.mark.fast
-async def test_the_prompts_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.files.importing._PROMPTS", 2)
-    rows = [{"prompt": str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        [found] = (await buffer.import_from(tmp_path / "a.jsonl")).found.warnings
-    assert found.startswith("at most 11 prompts make 15 groups")
+        for remembered, order, expected in ((9, None, 10), (2, None, 4), (9, lambda row: row[column], 0)):
+            monkeypatch.setattr("replaybuf.files.foreign_rows._REMEMBERED", remembered)
+            rows = rows if order is None else sorted(rows, key=order)
+            (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*rows, *others])))
+            found = (await buffer.import_from(tmp_path / "a.jsonl", dry_run=True)).found
+            notice = f"the rows of one {column} aren't next to each other: sort the file by {column}"
+            assert found.notices[notice] == expected
 
 
 @pytest.mark.fast

@@ -62,7 +62,7 @@ def names_in(folder: str, file: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", ["buffered.py", "rollout_queue.py"])
 def test_the_lines_of_the_user_are_few(file: str) -> None:
-    assert lines_of(files_of("frameworks")[file]) <= 30
+    assert lines_of(files_of("frameworks")[file]) <= 32
 
 
 # slime

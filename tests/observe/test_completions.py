@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status, StorageItem
-from replaybuf.errors import InputError, MissingDriverError
-from replaybuf.view.metrics import Completions, batch_metrics, completions_table
-from replaybuf.view.metrics.completions import COLUMNS, as_markdown
+from replaybuf.errors import InputError
+from replaybuf.view.metrics import as_markdown, batch_metrics, completions_table
 
 HOSTILE = "<script>alert(1)</script> ![x](http://evil/x.png) & \x1b[31m \x00 \ud800 \u202e"
 
@@ -33,8 +32,8 @@ def item(uid: int, rewards: list[Any], *, task: str = "math", draws: int = 1, **
     return StorageItem(uid, uid, task, Status.COMPLETED, uid % 3, 1.0, draws, 1000.0 + uid, mean, item=rollouts)
 
 
-def uids(table: Completions) -> list[tuple[int, int]]:
-    return [(row["uid"], row["rollout"]) for row in table.dicts()]
+def uids(table: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(row["uid"], row["rollout"]) for row in table]
 
 
 BATCH = {"math": [item(1, [0.5, 0.0]), item(2, [1.0, None])], "code": [item(3, [0.25, 0.75], task="code", draws=2)]}
@@ -42,8 +41,7 @@ BATCH = {"math": [item(1, [0.5, 0.0]), item(2, [1.0, None])], "code": [item(3, [
 
 def test_a_row_says_what_a_rollout_was() -> None:
     table = completions_table(BATCH, step=7, choose="first", advantages=[0, 1, 2, 3, 4, 5])
-    assert tuple(table.columns) == COLUMNS
-    assert table.dicts()[5] == {
+    assert table[5] == {
         "step": 7,
         "task": "code",
         "uid": 3,
@@ -64,45 +62,40 @@ def test_a_row_says_what_a_rollout_was() -> None:
     ("choose", "rows", "expected"),
     [
         ("first", 3, [(1, 0), (1, 1), (2, 0)]),
-        ("best", 2, [(2, 0), (3, 1)]),
-        ("worst", 2, [(3, 0), (1, 1)]),
         ("extremes", 3, [(2, 0), (3, 1), (1, 1)]),
         ("extremes", 32, [(2, 0), (3, 1), (1, 0), (3, 0), (1, 1)]),
-        ("best", 0, []),
-        ("worst", 0, []),
+        ("extremes", 0, []),
     ],
 )
 def test_rows_are_chosen_by_their_rewards(choose: Any, rows: int, expected: list[tuple[int, int]]) -> None:
     assert uids(completions_table(BATCH, rows=rows, choose=choose)) == expected
 
 
-def test_a_choice_by_chance_is_that_of_the_seed_and_the_step() -> None:
+@pytest.mark.parametrize("choose", ["random", "extremes"])
+def test_a_choice_by_chance_is_that_of_the_step(choose: Any) -> None:
     batch = [item(uid, [0.0, 0.0]) for uid in range(100)]
-    for choose in ("random", "best", "extremes"):
-        first = uids(completions_table(batch, rows=8, choose=choose, seed=1, step=3))
-        assert first == uids(completions_table(batch, rows=8, choose=choose, seed=1, step=3))
-        others = [uids(completions_table(batch, rows=8, choose=choose, seed=s, step=t)) for s, t in ((2, 3), (1, 4))]
-        assert first not in others
+    first, again, other = (uids(completions_table(batch, rows=8, choose=choose, step=step)) for step in (3, 3, 4))
+    assert first == again != other
 
 
 def test_parts_of_rewards_have_columns_of_their_own() -> None:
     table = completions_table([item(1, [{"score": 1.0, "format": 0.5}, {"score": 0.0, "why": "late"}])], choose="first")
-    assert [name for name in table.columns if "/" in name] == ["reward/score", "reward/format", "reward/why"]
-    first, second = table.dicts()
+    assert [name for name in table[0] if "/" in name] == ["reward/score", "reward/format", "reward/why"]
+    first, second = table
     assert (first["reward"], first["reward/format"], first["reward/why"]) == (1.0, 0.5, None)
     assert (second["reward/format"], second["reward/why"]) == (None, "late")
 
 
 def test_columns_are_bounded() -> None:
     many = item(1, [{f"part {i}": 1.0 for i in range(1000)}])
-    assert len(completions_table([many], choose="first").columns) < 40
+    assert len(completions_table([many], choose="first")[0]) < 40
 
 
 def test_texts_are_cut_and_become_json() -> None:
     table = completions_table([item(1, [1.0], finish_reason=HOSTILE)], characters=10)
-    assert table.dicts()[0]["finish_reason"] == HOSTILE[:10] + "…"
+    assert table[0]["finish_reason"] == HOSTILE[:10] + "…"
     table = completions_table([item(1, [1.0], finish_reason=HOSTILE)])
-    assert "\x00" not in json.dumps(table.rows, ensure_ascii=False).encode().decode()
+    assert "\x00" not in json.dumps(table, ensure_ascii=False).encode().decode()
 
 
 @pytest.mark.parametrize(
@@ -130,36 +123,12 @@ async def test_rollouts_may_be_of_any_class() -> None:
     async with ReplayBufferConfig(url="memory://", rollout_type=dict).build() as buffer:
         await buffer.put([{"prompt": "why?", "response": "so", "reward": 1.0, "status": "completed"}], "qa")
         drawn = await buffer.sample({"qa": 1})
-        [row] = completions_table(drawn, rollout_type=buffer.rollout_type).dicts()
+        [row] = completions_table(drawn, rollout_type=buffer.rollout_type)
     assert (row["prompt"], row["response"], row["reward"], row["tokens"]) == ("why?", "so", 1.0, None)
-
-
-def test_a_logger_that_is_not_installed_is_named() -> None:
-    import importlib.util
-
-    for package in ("wandb", "trackio"):
-        if importlib.util.find_spec(package) is None:
-            with pytest.raises(MissingDriverError, match=f"pip install {package}"):
-                getattr(completions_table(BATCH), f"to_{package}")()
-
-
-def test_wandb_shows_the_table() -> None:
-    wandb = pytest.importorskip("wandb")
-    table = completions_table(BATCH, step=7).to_wandb()
-    assert isinstance(table, wandb.Table)
-    assert len(table.data) == 5
 
 
 def test_markdown_shows_a_text_as_it_is() -> None:
     assert as_markdown("a < b & [c](http://d)") == "a &#60; b &#38; &#91;c](http://d)"
-
-
-def test_trackio_gets_nothing_that_it_would_fetch_or_link() -> None:
-    trackio = pytest.importorskip("trackio")
-    table = completions_table([item(1, [1.0], finish_reason=HOSTILE)]).to_trackio()
-    assert isinstance(table, trackio.Table)
-    [row] = table.data
-    assert not {"<", "["} & set(row["finish_reason"])
 
 
 def test_what_was_generated_now_and_what_is_replayed_are_apart() -> None:

@@ -78,10 +78,8 @@ async def test_what_was_generated_comes_back_with_partial_rollouts(url: str, par
 
 
 @pytest.mark.parametrize("call", ["save", "give_back"])
-async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(
-    url: str, call: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Finishing dates only what is new. Tokens that come back without a step are warned of, once."""
+async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(url: str, call: str) -> None:
+    """Finishing dates only what is new."""
     async with build(url) as buffer:
         ledger = PromptLedger(buffer, indexed(3), TASK, partial_rollouts=True)
         for number, step in enumerate([3, None, None]):
@@ -98,16 +96,6 @@ async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(
                 await again.give_back()
         steps = [list(item.item[0].response_model_steps) async for item in buffer.find({"status": "completed"})]
         assert steps == [[3, 3, 9], [9, 9, 9]]
-        assert ["give_back() the model_step" in one.message for one in caplog.records] == [True]
-
-
-async def test_prompts_of_dead_workers_come_back_whatever_else_does(url: str) -> None:
-    """`again` says which others are prompts again."""
-    async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(1), TASK, again=["expired"])
-        [one] = await ledger.draw()
-        await one.give_back()
-        assert numbers(await ledger.draw()) == [0]
 
 
 async def test_a_prompt_that_fails_too_often_is_set_aside(url: str) -> None:
@@ -169,7 +157,7 @@ async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(url: str) -> 
 async def test_a_cancelled_draw_skips_nothing(url: str) -> None:
     """At whatever moment: every prompt is still handed out."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, Shuffled(10), TASK, seconds=0.3)
+        ledger = PromptLedger(buffer, Shuffled(10), TASK, seconds=2)
         for pause in range(12):
             task = asyncio.create_task(ledger.draw())
             await asyncio.sleep(pause * 0.0015)

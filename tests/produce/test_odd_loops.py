@@ -72,12 +72,6 @@ async def test_none_stands_for_the_group_that_was_given(sampler: Sampler) -> Non
     assert [len(item.item) for item in await items_of(sampler.buffer)] == [2, 2]
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
-async def test_a_group_may_come_back_in_other_objects(sampler: Sampler, kind: Callable[[Any], Any]) -> None:
-    returns = lambda group: kind(rollout.model_copy() for rollout in group)  # noqa: E731
-    assert (await produce(STRATEGY, Script(returns=returns), sampler, 2)).produced == 2
-
-
 @pytest.mark.parametrize("size", [1, 5])
 async def test_what_comes_back_is_the_group_whatever_its_size(sampler: Sampler, size: int) -> None:
     returns = lambda group: [group[0].model_copy() for _ in range(size)]  # noqa: E731

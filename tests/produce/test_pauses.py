@@ -62,14 +62,6 @@ async def test_a_loop_that_ignores_its_cancellation_does_not_hold_up_the_batch(s
     await assert_accounted(sampler)
 
 
-async def test_a_loop_that_stops_at_once_is_not_waited_for(sampler: Sampler) -> None:
-    loop = ScriptedLoop(scripts={0: forever()})
-    summary = await produce(loop, sampler)
-    assert summary.interrupted == 1
-    assert summary.pause_seconds < 0.2
-    assert (loop.pauses, loop.paused) == (1, True)
-
-
 async def test_generation_is_paused_between_batches_and_resumed_for_the_next(sampler: Sampler) -> None:
     loop = ScriptedLoop(scripts={0: forever()})
     for number in range(1, 3):

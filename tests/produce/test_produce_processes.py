@@ -115,22 +115,6 @@ async def test_every_prompt_is_trained_once_in_a_long_storm(
     await shot_at(tmp_path, shared_url, role, kind, size=500, kills=20, seed=seed)
 
 
-async def test_a_batch_is_completed_by_another_when_its_producer_is_killed(tmp_path: Path, shared_url: str) -> None:
-    """What the dead one had completed counts, what it had in flight comes back."""
-    ledger = tmp_path / "producer"
-    async with build(shared_url, max_deliveries=0) as buffer:
-        process = processes.start(produce, ledger, shared_url, "async", 40, 1)
-        await buffer.wait_ready({TASK: 1}, timeout=30)
-        processes.kill(process)
-        survivor = processes.start(produce, tmp_path / "survivor", shared_url, "async", 40, 2)
-        trained: list[int] = []
-        while len(trained) < 40:
-            batch, _ = await buffer.take_batch({TASK: BATCH}, timeout=30)
-            trained += ids(batch[TASK])
-        assert sorted(trained) == list(range(40))
-        assert await asyncio.to_thread(processes.end, survivor, tmp_path / "survivor") == 0
-
-
 async def test_workers_load_the_weights_that_are_published(tmp_path: Path, shared_url: str) -> None:
     run = Run(tmp_path, shared_url, work, "partial", 40, 1)
     async with build(shared_url, max_deliveries=0) as buffer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import pickle
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import InputError
-from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy, batch_sizes
+from replaybuf.produce import Sampler, SyncProduceStrategy, batch_sizes
 from tests.produce.laws import drawn, ids, questions
 from tests.produce.scripted import ScriptedLoop, prompts
 from tests.stores import TASK, build
@@ -91,19 +90,13 @@ async def test_nothing_is_read_before_it_is_drawn(buffer: ReplayBuffer) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"prompt_repeat_k": repeat} for repeat in (0, -1, 1.5, "2", None, True)),
-        *({"epochs": -1}, {"shuffle": -1}, {"shuffle": 0.5}, {"seconds": 0}, {"name": ""}),
+        *({"prompt_repeat_k": repeat} for repeat in (0, 1.5)),
+        *({"epochs": -1}, {"epochs": 1.5}, {"shuffle": -1}, {"seconds": 0}, {"name": ""}, {"again": ["no such"]}),
     ],
 )
 async def test_bad_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=next(iter(options))):
+    with pytest.raises(InputError, match="status" if "again" in options else next(iter(options))):
         Sampler(build("memory://"), prompts(2), TASK, **options)
-
-
-@pytest.mark.parametrize("statuses", ["aborted", ["no such"], [1], None])
-async def test_bad_statuses_are_refused(statuses: Any) -> None:
-    with pytest.raises(InputError):
-        Sampler(build("memory://"), prompts(2), TASK, again=statuses)
 
 
 async def leave(sampler: Sampler, status: Status) -> None:
@@ -138,53 +131,6 @@ async def test_a_sampler_of_new_prompts_leaves_what_waits_in_the_buffer(buffer: 
     assert questions(await drawn(sampler, 9)) == ["1", "2"]
     counts = await sampler.counts()
     assert (counts.drawn, counts.in_flight, counts.waiting, counts.finished) == (3, 2, 0, 1)
-
-
-@dataclass
-class Task:
-    question: str
-    status: str = "init"
-    group_id: int = -1
-    rollout_id: int = -1
-    response_ids: list[int] = field(default_factory=list)
-    response_model_steps: list[int] = field(default_factory=list)
-    seq_staleness: int = 0
-    reward: float | None = None
-
-
-class AnyType:
-    """Generates rollouts of any type."""
-
-    async def generate_group(self, group: list[Any], *, partial: bool) -> None:
-        for rollout in group:
-            values = {"status": "completed", "response_ids": [1, 2], "reward": 1.0}
-            if isinstance(rollout, dict):
-                rollout.update(values)
-            else:
-                for name, value in values.items():
-                    setattr(rollout, name, value)
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-
-@pytest.mark.parametrize("kind", [dict, Task])
-@pytest.mark.parametrize("strategy", [SyncProduceStrategy(), AsyncProduceStrategy(over_sample=1, max_staleness=3)])
-async def test_rollouts_of_other_types(url: str, kind: type, strategy: SyncProduceStrategy) -> None:
-    make = (
-        Task
-        if kind is Task
-        else lambda text: {"question": text, "status": "init", "seq_staleness": 0, "response_model_steps": []}
-    )
-    async with build(url, rollout_type=kind) as buffer:
-        sampler = Sampler(buffer, ["a", "b", "c", "d"], TASK, prompt_repeat_k=2, make_rollout=make, epochs=1)
-        summary = await strategy.produce_batch(AnyType(), sampler, 2, train_step=5, model_step=4, timeout=30)
-        assert summary.tokens == summary.produced * 2 * 2
-        batch, _ = await buffer.take_batch({TASK: 2})
-        rollouts = [one if isinstance(one, dict) else vars(one) for group in batch[TASK] for one in group]
-        assert sorted(one["rollout_id"] for one in rollouts) == [0, 1, 2, 3]
-        assert [one["response_model_steps"] for one in rollouts] == [[4, 4]] * 4
 
 
 async def test_a_dataset_that_fails_ends_the_batch(buffer: ReplayBuffer) -> None:
@@ -233,12 +179,6 @@ def test_weights_that_mean_nothing_are_refused(weights: Any) -> None:
         batch_sizes(weights, 4)
 
 
-@pytest.mark.parametrize("size", [-1, 1.5, None])
-def test_sizes_that_mean_nothing_are_refused(size: Any) -> None:
-    with pytest.raises(InputError):
-        batch_sizes({"math": 1}, size)
-
-
 # The state of a sampler: where its dataset is, in the store, and as a value to be kept elsewhere
 
 
@@ -254,54 +194,15 @@ async def test_a_state_takes_the_dataset_back_inside_of_a_running_loop(buffer: R
     assert questions(await sampler.draw(4)) == expected  # it is the ledger's place, for all samplers
 
 
-def test_a_state_takes_the_dataset_back_outside_of_a_loop(url: str) -> None:
-    buffer = build(url)
-    try:
-        sampler = Sampler(buffer, prompts(9), TASK)
-        asyncio.run(sampler.draw(2))
-        state = sampler.state_dict()
-        asyncio.run(sampler.draw(3))
-        sampler.load_state_dict(state)
-        assert questions(asyncio.run(sampler.draw(2))) == ["2", "3"]
-    finally:
-        asyncio.run(buffer.close())
-
-
-async def test_a_state_can_be_had_while_prompts_are_drawn(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(100), TASK)
-    drawing = asyncio.create_task(drawn(sampler, 40))
-    positions = []
-    while not drawing.done():
-        positions.append(sampler.state_dict()["position"])
-        await asyncio.sleep(0)
-    await drawing
-    assert positions == sorted(positions)
-    assert sampler.state_dict()["position"] == 40
-
-
-async def test_the_state_of_a_new_sampler_begins_anew(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(5), TASK)
-    state = sampler.state_dict()
-    await sampler.draw(3)
-    sampler.load_state_dict(state)
-    assert questions(await sampler.draw(1)) == ["0"]
-
-
 @pytest.mark.parametrize(
     "state",
     [
         None,
-        {},
-        [],
-        "state",
         {"position": 1},
-        {"value": b""},
         {"position": -1, "value": b""},
-        {"position": 1.5, "value": b""},
         {"position": True, "value": b""},
         {"position": 2**70, "value": b""},
         {"position": 1, "value": "text"},
-        {"position": 1, "value": None},
     ],
 )
 async def test_what_is_no_state_is_refused(url: str, state: Any) -> None:
@@ -311,10 +212,3 @@ async def test_what_is_no_state_is_refused(url: str, state: Any) -> None:
         with pytest.raises(InputError, match=r"expected a dict from Sampler\.state_dict"):
             sampler.load_state_dict(state)
         assert questions(await sampler.draw(1)) == ["2"]
-
-
-async def test_the_state_of_another_dataset_is_refused_when_it_is_read(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(5), TASK)
-    sampler.load_state_dict({"position": 1, "value": b"garbage"})
-    with pytest.raises(InputError, match="another dataset"):
-        await sampler.draw()

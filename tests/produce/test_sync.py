@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer, Status
-from replaybuf.errors import InputError, ProduceError
+from replaybuf.errors import ProduceError
 from replaybuf.produce import Sampler, SyncProduceStrategy
 from tests.produce.laws import assert_accounted, ids, items_of, leased, produce, take
 from tests.produce.scripted import Script, ScriptedLoop, Told, forever, prompts
@@ -189,18 +188,3 @@ async def test_what_is_completed_as_the_time_is_over_counts(buffer: ReplayBuffer
     """Interrupting the rest takes its time, too."""
     loop = ScriptedLoop(Script(tokens=1, seconds=0.3, deaf=True))
     assert (await produce(SyncProduceStrategy(), loop, sampler_of(buffer), 2, timeout=0.1)).produced == 2
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, "4", None, True])
-async def test_a_batch_size_is_a_positive_number(size: Any) -> None:
-    async with build("memory://") as buffer:
-        with pytest.raises(InputError, match="batch_size must be a whole number"):
-            await produce(SyncProduceStrategy(), ScriptedLoop(), sampler_of(buffer), size)
-
-
-async def test_what_is_no_sampler_and_no_agent_loop_is_refused() -> None:
-    async with build("memory://") as buffer:
-        with pytest.raises(InputError, match="expected a Sampler, got list"):
-            await produce(SyncProduceStrategy(), ScriptedLoop(), [], 4)
-        with pytest.raises(InputError, match="an agent loop needs the coroutine generate_group"):
-            await produce(SyncProduceStrategy(), object(), sampler_of(buffer), 4)

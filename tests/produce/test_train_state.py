@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from replaybuf import FencedError, NotReadyError, ReplayBuffer
@@ -29,12 +28,6 @@ async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> No
         await wait_published(buffer, timeout=0.1)
     await publish(buffer, TrainState(1, 0))
     assert await published(buffer) == TrainState(1, 0)
-
-
-async def test_a_trainer_that_comes_back_may_publish_an_earlier_step(buffer: ReplayBuffer) -> None:
-    await publish(buffer, TrainState(9, 8))
-    await publish(buffer, TrainState(3, 2))
-    assert await published(buffer) == TrainState(3, 2)
 
 
 async def test_tasks_may_have_trainers_of_their_own(buffer: ReplayBuffer) -> None:
@@ -85,20 +78,11 @@ async def test_a_restore_takes_it_back_and_fences_those_before(shared_url: str) 
         assert await published(trainer) == TrainState(1, 0)
 
 
-async def test_numbers_of_numpy_are_steps(buffer: ReplayBuffer) -> None:
-    state: Any = TrainState(np.int64(3), np.int32(2))  # type: ignore[arg-type]
-    await publish(buffer, state)
-    assert await published(buffer) == TrainState(3, 2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((1.5, 0), "train_step"),
         ((1, "0"), "model_step"),
-        ((None, 0), "train_step"),
-        ((1, 2**80), "model_step"),
-        ((True, 0), "train_step"),
         ((1, 0, 7), "weights"),
         ((1, 0, None, 1), "finished"),
     ],

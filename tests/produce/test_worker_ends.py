@@ -34,13 +34,6 @@ async def test_finished_ends_workers_and_interrupts_what_they_generate(sampler: 
     await assert_accounted(sampler)
 
 
-async def test_a_worker_of_a_run_that_is_over_has_nothing_to_do(sampler: Sampler) -> None:
-    await publish(sampler.buffer, TrainState(9, 8, finished=True))
-    loop = ScriptedLoop()
-    assert (await produce_loop(STRATEGY, loop, sampler, 4, timeout=10)).produced == 0
-    assert loop.order == []
-
-
 async def test_stop_ends_a_worker(sampler: Sampler) -> None:
     stop, loop = asyncio.Event(), ScriptedLoop(forever())
     await publish(sampler.buffer, TrainState(1, 0))

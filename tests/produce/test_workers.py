@@ -121,7 +121,7 @@ class Looks(Hook):
 async def test_a_worker_looks_at_the_store_when_it_has_changed(
     tmp_path: Path, waits_for: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by the clock: in the time of six sweeps, hardly more often than something was written."""
+    """Not by the clock: in the time of three sweeps, hardly more often than something was written."""
     monkeypatch.setattr(sweeper, "_LONGEST_IDLE_SECONDS", 0.5)
     async with build(f"sqlite:///{tmp_path}/idle.db") as buffer:
         loop = ScriptedLoop(forever() if waits_for == "a group" else Script())
@@ -132,7 +132,7 @@ async def test_a_worker_looks_at_the_store_when_it_has_changed(
                 await completed(buffer, 6)
             await asyncio.sleep(0)
             with installed(looks := Looks()):
-                await until(holds(lambda: looks.sweeps >= 6))
+                await until(holds(lambda: looks.sweeps >= 3))
             assert looks.workers <= looks.writes + 4
             if waits_for == "a trainer":
                 await publish(buffer, TrainState(1, 0))

@@ -170,17 +170,6 @@ def test_samples_are_independent() -> None:
             next(iter(client.sample("replay", timeout=0)))
 
 
-def test_a_sample_waits_for_an_insert_of_another_thread(url: str) -> None:
-    with reverb.Client(url, tables=[reverb.Table.queue("queue", 1)]) as client:
-        inserting = threading.Thread(target=lambda: [client.insert(number, {"queue": 1.0}) for number in range(5)])
-        inserting.start()
-        assert [sample.data for [sample] in client.sample("queue", 5, timeout=20)] == list(range(5))
-        inserting.join()
-        client.insert(5, {"queue": 1.0})
-        with pytest.raises(FullError):
-            client.insert(6, {"queue": 1.0}, timeout=0.01)
-
-
 def insert_some(client: reverb.Client, count: int) -> None:
     """A worker's program."""
     with client:
@@ -223,14 +212,6 @@ def test_tables_that_are_not_there_are_refused() -> None:
                 call()
         with pytest.raises(InputError, match="priorities"):
             client.insert(1, {})
-
-
-def test_what_reverb_has_besides_is_refused_with_advice() -> None:
-    with pytest.raises(AttributeError, match="has no Server: the database is the server; give its url"):
-        reverb.Server  # noqa: B018
-    with pytest.raises(ImportError, match="has no Server: the database is the server; give its url"):
-        from replaybuf.integrations.reverb import Server  # type: ignore[attr-defined]  # noqa: F401
-    assert not hasattr(reverb, "TrajectoryWriter")
 
 
 def test_a_client_shows_no_password() -> None:

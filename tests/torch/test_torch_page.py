@@ -1,7 +1,4 @@
-"""docs/torch.md is true: its scripts run one after the other, and print what the page says.
-
-With REPLAYBUF_TEST_UPDATE_DOCS=1 the outputs are written anew.
-"""
+"""The scripts of docs/examples/torch run one after the other, and print what they say."""
 
 from __future__ import annotations
 
@@ -18,29 +15,18 @@ import torch
 
 from replaybuf.integrations.torch import Pack, Pad
 from tests.integrations.scripts import files_of, output_of
-from tests.pages import DOCS
 from tests.torch.conftest import ROOT
 from tests.torch.test_collate import DTYPES
 
-PAGE = DOCS / "torch.md"
-_SCRIPT = re.compile(r"(?ms)^```python\n(# (\w+\.py)\n.*?)^```(?:\n\n```\n(.*?)^```$)?")
+RANKS = ["--nproc-per-node=2"]
 
 
-def test_the_scripts_print_what_the_page_says(tmp_path: Path) -> None:
-    text = PAGE.read_text("utf-8")
-    found = _SCRIPT.findall(text)
-    assert len(found) == text.count("```python") == 2
-    for code, name, said in found:
+def test_the_scripts_print_what_they_say(tmp_path: Path) -> None:
+    scripts = files_of("torch")
+    for name, code in scripts.items():
         (tmp_path / name).write_text(code, "utf-8")
-        printed = run(tmp_path, name)
-        if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS") and said:
-            text = text.replace(f"{code}```\n\n```\n{said}```", f"{code}```\n\n```\n{printed}```")
-            PAGE.write_text(text, "utf-8")
-        else:
-            assert (name, printed) == (name, said)
-    for name, code in files_of("torch").items():
-        (tmp_path / name).write_text(code, "utf-8")
-        assert run(tmp_path, name, "--nproc-per-node=2") == output_of(code)
+    for name, launched in {"fill.py": [], "train.py": [], "ddp.py": RANKS, "lockstep.py": RANKS}.items():
+        assert (name, run(tmp_path, name, *launched)) == (name, output_of(scripts[name]))
 
 
 def run(folder: Path, name: str, *launched: str) -> str:
@@ -60,7 +46,7 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_the_loop_goes_on_with_the_same_data_after_every_kill(tmp_path: Path, kills: int) -> None:
     """`kill -9` at any moment of a step: the lines that it prints, and the weights, are those of a run without."""
-    scripts = {name: code for code, name, _ in _SCRIPT.findall(PAGE.read_text("utf-8"))}
+    scripts = files_of("torch")
     steps = 10 * (kills + 1)
     folders = [tmp_path / "killed", tmp_path / "whole"]
     for folder in folders:

@@ -9,9 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from multiprocessing.synchronize import Event
-from typing import Any
 
 import numpy as np
 
@@ -35,10 +34,10 @@ MODEL_STEP, TRAIN_STEP = 1, 2
 class BenchSettings:
     """A load: `workers` processes put, `trainers` processes take `take` groups at a time, for `seconds`.
 
-    A group has `rollouts` responses of `tokens` tokens each, and `extra` bytes in one array. A
-    worker puts `rate` groups a second (0: as fast as possible), up to `concurrency` concurrently, and at most `groups`
-    (0: any number); the load ends when all workers have. Workers pause while they see more than `most` groups (0:
-    never). Trainers train for `step_seconds` after each batch. `payloads` is the config's.
+    A group has `rollouts` responses of `tokens` tokens each. A worker puts `rate` groups a second (0: as fast as
+    possible), one after the other, and at most `groups` (0: any number); the load ends when all workers have. Workers
+    pause while they see more than `most` groups (0: never). Trainers train for `step_seconds` after each batch.
+    `payloads` is the config's.
     """
 
     url: str
@@ -47,11 +46,9 @@ class BenchSettings:
     trainers: int = 1
     rollouts: int = 8
     tokens: int = 4000
-    extra: int = 0
     seconds: float = 60.0
     groups: int = 0
     rate: float = 0.0
-    concurrency: int = 1
     take: int = 64
     leases: bool = False
     step_seconds: float = 0.0
@@ -70,13 +67,7 @@ class BenchSettings:
 
     def config(self, worker: str | None = None) -> ReplayBufferConfig:
         """Return the config of the buffer, with the name of a worker."""
-        return ReplayBufferConfig(
-            url=self.url,
-            name=self.buffer,
-            policy="fifo",
-            payloads=self.payloads,
-            worker=worker,
-        )
+        return ReplayBufferConfig(url=self.url, name=self.buffer, policy="fifo", payloads=self.payloads, worker=worker)
 
 
 def parse_group(text: str) -> tuple[int, int]:
@@ -85,7 +76,7 @@ def parse_group(text: str) -> tuple[int, int]:
     if found is None or not int(found[1]):
         raise InputError(f"{text!r:.50} is no group: write ROLLOUTSxTOKENS, as in 8x4000")
     if int(found[2]) > _POOL // 2:
-        raise InputError(f"{int(found[2]):,} tokens in a response: at most {_POOL // 2:,} can be made; see --extra")
+        raise InputError(f"{int(found[2]):,} tokens in a response: at most {_POOL // 2:,} can be made")
     return int(found[1]), int(found[2])
 
 
@@ -97,40 +88,32 @@ class GroupMaker:
         self._settings = settings
         self._ids = random.integers(0, 150_000, _POOL).astype(np.int32)
         self._logprobs = random.normal(-1, 0.5, _POOL).astype(np.float32)
-        self._extra = random.integers(0, 256, settings.extra).astype(np.uint8)
-        self._number = number << 40
-        self._made = 0
+        self._rollouts = count(number << 40)
 
     def make(self) -> list[RolloutState]:
         """Return a new group; no two groups of a load begin with the same tokens or have the same rollout ids."""
-        self._made += 1
-        group = [self._rollout(place) for place in range(self._settings.rollouts)]
-        if self._settings.extra:
-            group[0].extra_fields["extra"] = self._extra
-        return group
+        return [self._rollout(next(self._rollouts)) for _ in range(self._settings.rollouts)]
 
-    def _rollout(self, place: int) -> RolloutState:
-        tokens, number = self._settings.tokens, self._number + self._made * self._settings.rollouts + place
+    def _rollout(self, number: int) -> RolloutState:
+        tokens = self._settings.tokens
         start = number * 7919 % (_POOL - tokens - _PROMPT_TOKENS)
-        fields: dict[str, Any] = {
-            "prompt_ids": self._ids[start : start + _PROMPT_TOKENS],
-            "response_ids": self._ids[start + _PROMPT_TOKENS : start + _PROMPT_TOKENS + tokens],
-            "logprobs": self._logprobs[start : start + tokens],
-        }
+        end = start + _PROMPT_TOKENS
         return RolloutState(
             rollout_id=number,
             message=[{"role": "user", "content": "A train leaves at 9:40 and arrives at 12:05. How long does it go?"}],
             response="It goes for two hours and 25 minutes.",
+            prompt_ids=self._ids[start:end],
+            response_ids=self._ids[end : end + tokens],
+            logprobs=self._logprobs[start : start + tokens],
             finish_reason="stop",
             reward=float(number % 2),
             status=Status.COMPLETED,
-            **fields,
         )
 
 
 @dataclass(slots=True)
 class Report:
-    """What a process did: uids, latencies in seconds by call, and errors by call and text.
+    """The work of a process: uids, latencies in seconds by call, and errors by call and text.
 
     `waited` are the seconds in which takes waited inside the buffer, or a worker paused because there were enough
     groups; `in_doubt` counts puts that may or may not be stored; `cpu` is in seconds.
@@ -150,7 +133,7 @@ class Report:
         self.in_doubt += bool(getattr(error, "in_doubt", False))
 
     def add(self, other: Report) -> None:
-        """Add what another process did."""
+        """Add the work of another process."""
         self.put += other.put
         self.taken += other.taken
         for call, seconds in other.latencies.items():
@@ -181,7 +164,7 @@ class Load:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further put begins."""
+        """True once no further put may begin."""
         return self.stop.is_set() or time.monotonic() >= self.until
 
     async def at(self, due: float) -> bool:
@@ -203,15 +186,10 @@ async def work(load: Load) -> None:
     (no coordinated omission).
     """
     maker = GroupMaker(load.settings, load.number)
-    arrivals = islice(_arrivals(load), load.settings.groups or None)
-
-    async def one_after_another() -> None:
-        for due in arrivals:
-            if not await load.at(due) or not await _room(load):
-                return
-            await _put(load, maker.make(), due)
-
-    await asyncio.gather(*(one_after_another() for _ in range(load.settings.concurrency)))
+    for due in islice(_arrivals(load), load.settings.groups or None):
+        if not await load.at(due) or not await _room(load):
+            return
+        await _put(load, maker.make(), due)
 
 
 def _arrivals(load: Load) -> Iterator[float]:

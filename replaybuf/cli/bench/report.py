@@ -1,9 +1,8 @@
-"""The results of a load: plain values for JSON, and a text of at most 100 columns, with what the limit was."""
+"""The results of a load: plain values for JSON, and a text, with what the limit was."""
 
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,11 +11,13 @@ import replaybuf
 from replaybuf import RolloutState
 from replaybuf.cli.bench.load import MODEL_STEP, BenchSettings, GroupMaker
 from replaybuf.cli.bench.run import Outcome
+from replaybuf.cli.output import print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import redact_words
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import fill_model_steps
+from replaybuf.view.columns import Column
 
 Results = dict[str, Any]
 
@@ -31,7 +32,7 @@ CALLS = {
 QUANTILES = {"p50_ms": ("p50", 0.5), "p90_ms": ("p90", 0.9), "p99_ms": ("p99", 0.99), "max_ms": ("max", 1.0)}
 #: Thresholds of a bottleneck: the fraction of time waited, of processors used, and of the due puts that were made.
 _MUCH_WAITING, _MUCH_BUSY, _ENOUGH = 0.2, 0.9, 0.98
-_WIDTH, _NAME = 100, 11
+_NAME = 11
 
 
 def results_of(outcome: Outcome) -> Results:
@@ -57,7 +58,7 @@ def results_of(outcome: Outcome) -> Results:
         },
         "calls": {call: quantiles(latencies[call]) for call in CALLS if call in latencies},
         "waited": {
-            "workers": _part(puts.waited, seconds * settings.workers * settings.concurrency),
+            "workers": _part(puts.waited, seconds * settings.workers),
             "trainers": _part(takes.waited, seconds * settings.trainers),
         },
         "ledger": ledger_of(outcome),
@@ -150,38 +151,23 @@ def _limit_of_puts(results: Results) -> str:
     )
 
 
-# The text
-
-
-def text_of(results: Results) -> str:
-    """Return the page of results."""
-    lines = [*_title(results), "", *_calls(results), ""]
-    for name, text in _facts(results):
-        lines += textwrap.wrap(f"{name:<{_NAME}}{text}", _WIDTH, subsequent_indent=" " * _NAME)
-    return "\n".join(lines) + "\n"
-
-
-def _title(results: Results) -> list[str]:
+def print_results(results: Results) -> None:
+    """Print the results."""
     settings = results["settings"]
     who = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
     early = ", ended early" if results["ended_early"] else ""
-    group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens"
+    group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens, {units.size(results['bytes_of_group'])}"
     pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
     take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
-    return [
-        *textwrap.wrap(f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']}", _WIDTH),
-        *textwrap.wrap(f"{group}, {units.size(results['bytes_of_group'])}; {pace}; {take}", _WIDTH),
-    ]
-
-
-def _calls(results: Results) -> Iterator[str]:
-    names = {"mean_ms": "mean", **{name: shown for name, (shown, _) in QUANTILES.items()}}
-    yield f"{'milliseconds':<26}{'calls':>10}" + "".join(f"{name:>9}" for name in names.values())
-    for call, found in results["calls"].items():
-        values = (found[name] for name in names)
-        yield f"{CALLS[call]:<26}{found['count']:>10,}" + "".join(
-            f"{value:>9,.2f}" if value < 10 else f"{value:>9,.1f}" for value in values
-        )
+    print_line(f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']}")
+    print_line(f"{group}; {pace}; {take}\n")
+    calls = [{"call": CALLS[name], **found} for name, found in results["calls"].items()]
+    figures = {"mean_ms": "mean", **{name: shown for name, (shown, _) in QUANTILES.items()}}
+    shown = [Column(name, header, "milliseconds") for name, header in figures.items()]
+    print_table(calls, [Column("call", "milliseconds", "word"), Column("count", "calls"), *shown])
+    write(["\n"])
+    for name, text in _facts(results):
+        print_line(f"{name:<{_NAME}}{text}")
 
 
 def _facts(results: Results) -> Iterator[tuple[str, str]]:

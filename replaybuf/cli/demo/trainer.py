@@ -18,21 +18,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from replaybuf import ConfigError, RolloutState, Status
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli.demo.policy import Policy
 from replaybuf.cli.demo.worker import (
     BATCH_GROUPS,
-    STALE_THRESHOLD,
     TASK,
     Run,
     RunFolder,
@@ -54,15 +47,12 @@ _PATIENCE_SECONDS = 3.0  # time for a worker to end by itself
 _LOOK_SECONDS = 0.2  # poll interval for dead workers while waiting for a batch
 _BATCH_SECONDS = 60.0
 _SMOOTHING_STEPS = 20
-_LINES = 20  # of a whole run without a terminal
-
-console = Console(highlight=False)
+_LINES = 20  # of a whole run
 
 
 def say(*lines: str) -> None:
-    """Print permanent lines. Only the terminal wraps them, so that commands in them can be copied."""
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
+    """Print lines, which only a terminal wraps, so that commands in them can be copied."""
+    print(*lines, sep="\n", flush=True)
 
 
 class Workers:
@@ -214,14 +204,11 @@ async def train(
     say(f"Buffer: {argument}; weights: {folder.path}", f"Trainer: pid {os.getpid()}", training.begins())
     processes = Workers([WorkerSettings(url, str(folder.path), number) for number in range(workers)])
     try:
-        say(f"Rollout workers: pid {processes.pids}")
+        say(f"Rollout workers: pid {processes.pids} (kill any process, and run this again)")
         await training.publish(finished=False)
-        live = Live(get_renderable=lambda: training.screen(processes.pids), console=console, refresh_per_second=8)
-        with live if console.is_terminal else nullcontext():
-            console.show_cursor(True)  # after kill -9 nothing would restore it
-            while run.step < run.target and (seconds is None or training.seconds < seconds):
-                await training.wait(processes)
-                await training.step()
+        while run.step < run.target and (seconds is None or training.seconds < seconds):
+            await training.wait(processes)
+            await training.step()
         await training.publish(finished=True)
         await asyncio.to_thread(processes.stop)
     finally:
@@ -278,7 +265,7 @@ class Training:
                     ) from error
 
     async def step(self) -> None:
-        """Take a batch and train; then save the buffer, then the weights. Print a line if there is no terminal."""
+        """Take a batch and train; then save the buffer, then the weights. Print a line now and then."""
         run, step = self.run, self.run.step + 1
         batch, _ = await self.buffer.take_batch({TASK: BATCH_GROUPS}, timeout=_BATCH_SECONDS, current_train_step=step)
         groups = sorted(batch[TASK], key=_number)  # makes floating-point sums independent of the order of arrival
@@ -290,8 +277,8 @@ class Training:
         self._staleness = [max(rollout.seq_staleness for rollout in group) for group in groups]
         self.counted = await self.buffer.tallies()
         await self.publish(finished=False)
-        if not console.is_terminal and step % max(1, run.target // _LINES) == 0:
-            say(f"step {step}/{run.target}: {'; '.join(self.status())}")
+        if step % max(1, run.target // _LINES) == 0:
+            say(f"step {step}/{run.target}: {self.status()}")
 
     # For people
 
@@ -311,28 +298,18 @@ class Training:
             return f"Resuming at step {run.step} of {run.target}; in the buffer: {self.buffered or 'nothing'}"
         return f"Training a new policy for {run.target} steps (seed {run.seed})"
 
-    def status(self) -> list[str]:
-        """Return the state of the run, in lines for people."""
-        recent, stale, leased = self.run.rewards[-_SMOOTHING_STEPS:], self._staleness, self._count(Tally.LEASED)
-        mean = sum(stale) / len(stale)
-        return [
-            f"reward {sum(recent) / max(1, len(recent)):.2f}",
-            f"groups generated {self._count(Tally.PUT, Status.COMPLETED):,}, in the making {leased:,}, "
-            f"in the buffer {self.buffered or 'none'}, trained {len(self.run.trained):,}",
-            f"staleness {mean:.1f} (max {max(stale)}, expires at {STALE_THRESHOLD}), {self._aside()}",
-        ]
+    def status(self) -> str:
+        """Return the state of the run in a line for people."""
+        recent, stale = self.run.rewards[-_SMOOTHING_STEPS:], self._staleness
+        return (
+            f"reward {sum(recent) / len(recent):.2f}; groups generated {self._count(Tally.PUT, Status.COMPLETED):,}, "
+            f"in the buffer {self.buffered or 'none'}, trained {len(self.run.trained):,}; "
+            f"staleness {sum(stale) / len(stale):.1f} (max {max(stale)}), {self._aside()}"
+        )
 
     def _aside(self) -> str:
         expired, interrupted = self._count(Tally.EXPIRED), self._count(Tally.PUT, Status.ABORTED)
         return f"{expired:,} expired, {interrupted:,} interruptions"
-
-    def screen(self, pids: str) -> Group:
-        """Return what a terminal shows while the run goes on."""
-        run, bar = self.run, Table.grid(padding=(0, 1))
-        done = ProgressBar(run.target, run.step, width=40)
-        bar.add_row(f"step {run.step}/{run.target}", done, f"{self.seconds:.0f} s")
-        processes = f"processes: pid {os.getpid()}, {pids} (kill any, and run this again)"
-        return Group(bar, *map(Text, [*self.status(), processes]))
 
     def result(self) -> list[str]:
         """Return the result of the run, in lines for people."""

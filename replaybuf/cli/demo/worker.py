@@ -1,4 +1,4 @@
-"""What a run of the demo keeps, and a rollout worker: a process that generates groups with weights that lag behind.
+"""The files of a run of the demo, and a rollout worker: a process that generates groups with weights that lag behind.
 
 `weights.npz` carries the weights from the trainer to the workers, and across a crash. It is replaced atomically: a
 reader always opens the newest complete file, and a kill -9 during a save leaves the one before. The numbers of the

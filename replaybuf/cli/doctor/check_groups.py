@@ -25,9 +25,9 @@ WHERE g.uid {in:uids} AND NOT l.leased ORDER BY g.uid"""
 
 
 def set_groups_aside(tx: Transaction, reasons: Mapping[int, str]) -> list[str]:
-    """Make groups with unreadable payloads FAILED, with the reason as their error; return what was done.
+    """Set groups with unreadable payloads aside as FAILED, each with its reason as error. Return the repairs done.
 
-    Archived groups stay ARCHIVED, with the reason. Leased groups are left to their consumers.
+    Archived groups stay ARCHIVED, and get the reason, too. Leased groups are left to their consumers.
     """
     homes: dict[tuple[str, str, Status], list[int]] = {}
     for uid, buffer, task_name, status in tx.tuples(_FREE, uids=list(reasons)):

@@ -107,20 +107,14 @@ CHECKS = (Check("access", _find_access), _REPLICATION, Check("integrity", _find_
 
 # Each server of a URL
 
-_ASK = """
-SELECT current_setting('server_version'), pg_is_in_recovery(),
-    CAST(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END - '0/0' AS bigint),
-    (SELECT count(*) FROM pg_stat_wal_receiver)
-"""
+_ASK = "SELECT current_setting('server_version'), pg_is_in_recovery()"
 
 
 class _Server(NamedTuple):
-    """A server's version and role, its position in the WAL in bytes, and the number of servers it receives WAL from."""
+    """The version and the role of a server."""
 
     version: str
     is_standby: bool
-    position: int | None
-    receives: int
 
 
 def _check_hosts(reader: Reader, context: CheckContext) -> Sequence[Finding]:
@@ -145,11 +139,16 @@ def _ask(reader: Reader, host: Host) -> _Server | ReplayBufError:
 
 
 def findings(servers: dict[str, _Server | ReplayBufError]) -> Sequence[Finding]:
-    """Return the findings about the servers of a cluster, given by address: their roles, lag, and any split brain."""
+    """Return the findings about the servers of a cluster, given by address: their roles, and any split brain."""
     there = {name: one for name, one in servers.items() if isinstance(one, _Server)}
     primaries = [name for name, one in there.items() if not one.is_standby]
-    newest = max((there[name].position or 0 for name in primaries), default=0)
-    found = [_said(name, one, newest) for name, one in servers.items()]
+    found = []
+    for name, one in servers.items():
+        if isinstance(one, _Server):
+            found.append(fine(f"{name} is a {'standby' if one.is_standby else 'primary'}, PostgreSQL {one.version}"))
+        else:
+            mend = "start it, or correct its host and port in the url: no failover goes there as it is"
+            found.append(warning(f"{name} can't be used: {one}", mend))
     if len(primaries) > 1:
         mend = "end the one that was replaced, or make it a standby (pg_rewind): docs/outages.md, Two primaries"
         found.append(problem(f"{' and '.join(primaries)} both say that they are the primary", mend))
@@ -157,20 +156,3 @@ def findings(servers: dict[str, _Server | ReplayBufError]) -> Sequence[Finding]:
         mend = "promote a standby (pg_ctl promote), start the primary, or name it in the url"
         found.append(problem("none of the servers is a primary: no run can write", mend))
     return found
-
-
-def _said(name: str, one: _Server | ReplayBufError, newest: int) -> Finding:
-    if isinstance(one, ReplayBufError):
-        if one.__cause__ is not None and says_unknown(one.__cause__):
-            return fine(f"{name} answers, and doesn't say whether it is a standby")
-        mend = "start it, or correct its host and port in the url: no failover goes there as it is"
-        return warning(f"{name} can't be used: {one}", mend)
-    if not one.is_standby:
-        return fine(f"{name} is a primary, PostgreSQL {one.version}")
-    what = f"{name} is a standby, PostgreSQL {one.version}"
-    if newest:
-        what += f", {units.size(max(0, newest - (one.position or 0)))} of WAL behind"
-    if not one.receives:
-        mend = "see primary_conninfo and the log of the standby: is its primary the one that others write to?"
-        return warning(f"{what}, which follows no server at the moment", mend)
-    return fine(what)

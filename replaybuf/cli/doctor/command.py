@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf.cli.app import TEXT, Out, Url, option, read_size
+from replaybuf.cli.app import TEXT, Out, Url, option
 from replaybuf.cli.output import Output, print_json
 from replaybuf.common.progress import progress_bar
 from replaybuf.common.redact import escape, escape_line
@@ -158,14 +158,10 @@ def bench(
     minutes: Annotated[float, option("--minutes", "How long; 0.5 is half a minute.", metavar="N")] = 1.0,
     groups: Annotated[int, option("--groups", "Groups of each worker, then it ends; 0: any number.", min=0)] = 0,
     rate: Annotated[float, option("--rate", "Groups a second of each worker; 0: as fast as it can.", min=0)] = 0.0,
-    concurrency: Annotated[int, option("--concurrency", "Puts of a worker at once.", min=1, max=1024)] = 1,
     take: Annotated[int, option("--take", "Groups in a batch.", min=1)] = 64,
     leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
     step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
     most: Annotated[int, option("--most", "Workers pause while there are more groups; 0: never.", min=0)] = 4096,
-    extra: Annotated[
-        str | None, option("--extra", "One more array in each group: 20M for pictures, experts.", metavar="SIZE")
-    ] = None,
     payloads: Annotated[
         str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
@@ -188,7 +184,7 @@ def bench(
       replaybuf bench URL --format json > bench.json
     """
     from replaybuf.cli.bench.load import BenchSettings, parse_group
-    from replaybuf.cli.bench.report import passed, results_of, text_of
+    from replaybuf.cli.bench.report import passed, print_results, results_of
     from replaybuf.cli.bench.run import PREFIX, run
 
     rollouts, tokens = parse_group(group)
@@ -199,11 +195,9 @@ def bench(
         trainers=trainers,
         rollouts=rollouts,
         tokens=tokens,
-        extra=0 if extra is None else read_size(extra, "--extra"),
         seconds=minutes * 60,
         groups=groups,
         rate=rate,
-        concurrency=concurrency,
         take=take,
         leases=leases,
         step_seconds=step_seconds,
@@ -214,7 +208,7 @@ def bench(
     outcome = run(settings, _tell)
     results = results_of(outcome)
     if output.for_people:
-        typer.echo(text_of(results), nl=False)
+        print_results(results)
     else:
         print_json(results)
     if outcome.signalled:

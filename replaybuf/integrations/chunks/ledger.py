@@ -134,7 +134,7 @@ class Ledger:
                 return new
 
     async def _state_cursor(self) -> Cursor:
-        return await self.buffer.cursors.read(f"{self.name}.state")
+        return await self.buffer.cursors.read(f"replaybuf:{self.name}.state")
 
     async def clear(self, state: ModelState) -> int:
         """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
@@ -163,7 +163,7 @@ class Ledger:
 
     async def cursor(self, worker: str) -> Cursor:
         """Return the cursor of a worker."""
-        return await self.buffer.cursors.read(f"{self.name}.worker/{worker}")
+        return await self.buffer.cursors.read(f"replaybuf:{self.name}.worker/{worker}")
 
     async def begin(self, worker: str, cursor: Cursor, progress: WorkerProgress | None) -> int | None:
         """Move a worker to other progress (None: as if it had put nothing), and remove its unfinished fragments.

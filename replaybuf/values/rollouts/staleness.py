@@ -197,14 +197,6 @@ def undated(group: GroupFields) -> int | None:
     return None
 
 
-def is_undated(rollout: Any, kind: RolloutType) -> bool:
-    """Return whether a rollout, of a class that may have model steps, has response tokens without one."""
-    tokens, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
-    if not kind.may_have("response_model_steps") or tokens is None:
-        return False
-    return len(tokens) > (0 if steps is None else len(steps))
-
-
 def unmatched(group: GroupFields) -> int | None:
     """Return the index of the first rollout with model steps beyond its mask, or None.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from replaybuf.view.metrics.catalogue import METRICS as METRICS
     from replaybuf.view.metrics.catalogue import Metric as Metric
-    from replaybuf.view.metrics.completions import Completions as Completions
+    from replaybuf.view.metrics.completions import as_markdown as as_markdown
     from replaybuf.view.metrics.completions import batch_metrics as batch_metrics
     from replaybuf.view.metrics.completions import completions_table as completions_table
     from replaybuf.view.metrics.exposition import CONTENT_TYPE as CONTENT_TYPE
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "catalogue": ("METRICS", "Metric"),
-    "completions": ("Completions", "batch_metrics", "completions_table"),
+    "completions": ("as_markdown", "batch_metrics", "completions_table"),
     "exposition": ("CONTENT_TYPE", "Collector", "prometheus", "read_figures"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

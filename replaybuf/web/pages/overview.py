@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from replaybuf.view.columns import CHECKPOINTS, value_of
 from replaybuf.view.overview import EVENTS, TASKS, event_text, rates_of, read_events
 from replaybuf.view.overview import read_overview as read_view
 from replaybuf.web.ask import LARGEST, Ask
-from replaybuf.web.plots import Across, Plot, areas, bars_of, bars_of_whole, histogram, lines
+from replaybuf.web.plots import Across, Plot, bars_of, histogram, lines
 from replaybuf.web.tables import table_of
 
 _HOURS = ("6", "1", "24", "48")
@@ -56,7 +57,7 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     def of_draws(**fields: str) -> dict[str, Points]:
         return {name: _over_time(drawn, field) for name, field in fields.items()}
 
-    def stacked(by: str) -> dict[str, Points]:
+    def counted(by: str) -> dict[str, Points]:
         names = sorted({name for minute in history for name in value_of(minute, by)})
         return {name: [(one.time.timestamp(), value_of(one, by).get(name, 0)) for one in history] for name in names}
 
@@ -64,13 +65,13 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
     spread = {"mean": "reward", "min": "min_reward", "max": "max_reward"}
     plots: list[Plot | None] = [
         lines("Groups a minute", rate, {"put": "s0", "drawn": "s1"}, across=across),
-        areas("Groups by status", stacked("statuses"), STATUS_CLASSES, across=across),
-        areas("Groups by task", stacked("tasks"), across=across),
+        lines("Groups by status", counted("statuses"), STATUS_CLASSES, across=across),
+        lines("Groups by task", counted("tasks"), across=across),
         lines("Mean reward of draws", of_draws(mean="reward"), across=across, fitted=True),
         lines("Reward of draws", of_draws(**spread), across=across),
         lines("Staleness of draws", of_draws(mean="staleness", max="max_staleness"), across=across),
-        histogram("Rewards", bars_of(newest_ones.rewards), "completed groups put last", "reward"),
-        histogram("Staleness", bars_of_whole(newest_ones.staleness), "completed groups put last", "train steps"),
+        histogram("Rewards", bars_of(Counter(newest_ones.rewards)), "completed groups put last", "reward"),
+        histogram("Staleness", bars_of(newest_ones.staleness, whole=True), "completed groups put last", "train steps"),
     ]
 
     def groups(row: Any) -> str:

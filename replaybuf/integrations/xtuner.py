@@ -1,9 +1,19 @@
-"""xtuner's ReplayBuffer: its calls, over a database; and its configs of replay buffers, with a URL."""
+"""The replay buffer of InternLM xtuner, over a database: the names of `xtuner.v1.rl.replay_buffer`, call for call.
+
+    from replaybuf.integrations.xtuner import AsyncReplayBufferConfig
+
+    trainer = RLColocateTrainerConfig(replay_buffer_config=AsyncReplayBufferConfig(url="sqlite:///run.db"), ...)
+
+xtuner's trainers, agent-loop managers, samplers and producers run over it unchanged. `docs/xtuner.md` explains the
+benefits and differences. xtuner is imported with this module, where it is installed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +23,61 @@ from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
 from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import check_step
-from replaybuf.errors import SnapshotError
-from replaybuf.integrations.xtuner.parts import THEIR_FILE, config_class, release, rollout_class
+from replaybuf.errors import MissingDriverError, SnapshotError
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, fill_model_steps
 from replaybuf.values.rollouts.statuses import OUR_STATUSES, StatusLike
+
+__all__ = ["AsyncReplayBufferConfig", "ReplayBuffer", "SyncReplayBufferConfig"]
+
+_DATA = "xtuner.v1.data_proto.rl_data"
+_SESSIONS = "xtuner.v1.rl.rollout.trace_store"
+_BUFFERS = "xtuner.v1.rl.replay_buffer"
+
+#: The file written by xtuner's own buffer.
+THEIR_FILE = "replay_buffer.pth"
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "xtuner":
+            why = "which is not installed: get it from https://github.com/InternLM/xtuner and pip install it"
+        else:
+            why = f"and can't import {name}: {error}"
+        raise MissingDriverError(f"replaybuf.integrations.xtuner works with xtuner, {why}") from error
+
+
+def rollout_class() -> type[Any]:
+    """Return xtuner's RolloutState. Raises MissingDriverError."""
+    found: type[Any] = _module(_DATA).RolloutState
+    return found
+
+
+async def release(groups: Sequence[list[Any]]) -> None:
+    """Release the resources of rollouts (sessions of the trace store, Ray objects), and reset them to EXPIRED.
+
+    One call for all groups, since their sessions are released by one remote call.
+    """
+    if not groups:
+        return
+    await _module(_SESSIONS).release_and_discard_rollout_groups(list(groups))
+    expired = _module(_DATA).Status(Status.EXPIRED.value)
+    for group in groups:
+        for rollout in group:
+            rollout.status = expired
+
+
+def config_class(name: str) -> type[Any]:
+    """Return xtuner's config class of this name, or `object` if xtuner isn't installed."""
+    if find_spec("xtuner") is None:
+        return object
+    found: type[Any] = getattr(_module(_BUFFERS), name)
+    return found
+
 
 Group = list[Any]
 """The rollouts of a prompt, xtuner's RolloutStates."""
