@@ -236,7 +236,6 @@ _LONG = (
     "places/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
     "places/test_kills.py::test_processes_that_are_killed*sqlite*",
     "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
-    "places/test_lost_places.py::test_damaged_groups_are_set_aside*empty*",  # cut short
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     "web/test_sql.py::test_too_many_rows*postgres*",  # on SQLite

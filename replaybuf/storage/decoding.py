@@ -5,10 +5,11 @@ Open buffers read payloads kept apart themselves; `read_tails` is for copies, th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json
 
@@ -19,6 +20,8 @@ from replaybuf.values.codec.blocks import Instead
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_header import is_apart
 from replaybuf.values.rollouts.marks import Marks
+
+T = TypeVar("T")
 
 #: Exceptions for damaged metadata of a group.
 DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
@@ -121,6 +124,17 @@ def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIEN
         for number, tail in zip(extents, found, strict=True):
             tails[number] = tail
     return tails
+
+
+async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
+    """Return `function()`, run in its own thread, which may hang as long as a mount does.
+
+    Raises PayloadStoreError after `patience` seconds.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(function), patience)
+    except TimeoutError as error:
+        raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
 
 
 def names_its_arrays(payload: bytes) -> bool:

@@ -1,11 +1,10 @@
-"""A relay before an object store, with threads of its own, that is slow, away, broken or unkind when a test says so."""
+"""A relay before an object store, with threads of its own, that is away, broken or unkind when a test says so."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ _REASONS = {403: "Forbidden", 500: "Internal Server Error", 503: "Slow Down"}
 class Relay:
     """Forwards connections to a port. What is set holds for the requests that begin afterwards.
 
-    `status`: requests are answered with it. `away`: connections are refused. `seconds`: each request waits for so long.
+    `status`: requests are answered with it. `away`: connections are refused.
     `cut_after`: answers end after so many bytes, for so many answers as `cuts`. `when` says which requests are meant,
     by their first line. `requests` are the first lines of all.
     """
@@ -25,7 +24,6 @@ class Relay:
     target: int
     status: int | None = None
     away: bool = False
-    seconds: float = 0.0
     cut_after: int = 0
     cuts: int = 0
     when: Callable[[str], bool] = lambda line: True
@@ -50,7 +48,7 @@ class Relay:
 
     def well(self) -> None:
         """Forward everything as it is."""
-        self.status, self.away, self.seconds, self.cut_after, self.cuts = None, False, 0.0, 0, 0
+        self.status, self.away, self.cut_after, self.cuts = None, False, 0, 0
         self.when = lambda line: True
 
     def close(self) -> None:
@@ -96,8 +94,6 @@ class Relay:
         self.requests.append(line)
         if not self.when(line):
             return True
-        if self.seconds:
-            time.sleep(self.seconds)
         if self.status is None:
             return True
         body = b"<Error><Code>Unkind</Code><Message>AKIASECRET said no</Message></Error>"

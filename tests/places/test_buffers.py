@@ -24,7 +24,7 @@ from tests.places.arrays import (
     put,
     take_all,
 )
-from tests.stores import TASK, build, group, until
+from tests.stores import TASK, group, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
@@ -41,25 +41,6 @@ async def test_every_byte_comes_back(where: tuple[str, str]) -> None:
         got = await buffer.get(9, TASK)
     assert numbers_in(got[:-1]) == [0, 1, 2, 3, 4]
     got[3][0].extra_fields["experts"][:] = 0  # it is the reader's own
-
-
-@pytest.mark.parametrize("threshold", [0, 1])
-async def test_a_threshold_of_nothing_leaves_groups_without_arrays_as_they_are(
-    tmp_path: Path, folder: Path, threshold: int
-) -> None:
-    async with apart(f"sqlite:///{tmp_path}/b.db", folder, payload_threshold=threshold) as buffer:
-        await buffer.put(group(1), TASK)
-        await buffer.put(heavy(2), TASK)
-        got = await buffer.get(2, TASK)
-    assert [int(one[0].rollout_id) for one in got] == [1, 2]
-
-
-async def test_other_processes_read_them(where: tuple[str, str]) -> None:
-    """Also those that keep their own in the database."""
-    url, place = where
-    async with apart(url, place) as buffer, build(url) as other:
-        await put(buffer, *range(10))
-        assert sorted(await take_all(other)) == list(range(10))
 
 
 async def test_a_restore_brings_taken_groups_back_with_their_arrays(where: tuple[str, str]) -> None:

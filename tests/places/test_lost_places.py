@@ -37,8 +37,6 @@ async def _damage(place: str, how: str) -> None:
             raw[5000] ^= 1
         case "cut short":
             raw = raw[:5000]
-        case "empty":
-            raw = bytearray()
         case "swapped":
             size = NBYTES + -NBYTES % 64
             raw[:size], raw[size : 2 * size] = raw[size : 2 * size], raw[:size]
@@ -50,7 +48,7 @@ async def _damage(place: str, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "spoilt"),
-    [("changed", 1), ("cut short", 3), ("empty", 3), ("swapped", 2), ("deleted", 3)],
+    [("changed", 1), ("cut short", 3), ("swapped", 2), ("deleted", 3)],
 )
 async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Path, how: str, spoilt: int) -> None:
     """The take goes on with the next, also when a lease is drawn."""

@@ -73,12 +73,6 @@ def test_a_body_that_is_cut_is_asked_for_again(objects: ObjectStore, relay: Rela
     assert read(objects, extent) == [raw]
 
 
-def test_a_slow_store_is_waited_for(objects: ObjectStore, relay: Relay) -> None:
-    [extent] = written(objects, 1, b"x" * 1000)
-    relay.seconds = 0.5
-    assert read(objects, extent) == [b"x" * 1000]
-
-
 def test_a_bucket_that_is_not_there_is_said_so(relay: Relay) -> None:
     store = ObjectStore("s3://nobody-made-it/run", PATIENCE)
     with pytest.raises(PayloadStoreError, match="no such bucket; make it, or correct the name"):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from replaybuf.errors import ConfigError, PayloadStoreError
 from replaybuf.storage.places.owners import parse_place
-from replaybuf.storage.places.store import MARKER
-from replaybuf.storage.sql.tasks import payload_files as tasks
-from replaybuf.storage.sql.tasks import sweeper
 from tests.cli.doctored import examine, wrong
 from tests.faults.ledger import entries
 from tests.faults.processes import end, start
@@ -26,12 +21,6 @@ from tests.postgres import new_database
 from tests.stores import TASK, build
 
 STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
-
-
-@pytest.fixture(autouse=True)
-def _soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture(params=STORES)
@@ -115,24 +104,6 @@ async def test_places_that_were_added_before_and_after_a_backup_was_put_back_are
         assert sorted(await take_all(buffer)) == [1, 3, 4]
 
 
-# Places that are refused
-
-
-def _other_databases(folder: Path) -> None:
-    (folder / MARKER).write_text(json.dumps({"database": "0" * 32, "place": 7}))
-
-
-REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "it is not there": (Path.rmdir, "isn't there: make it"),
-    "it is a file": (lambda folder: (folder.rmdir(), folder.touch())[1], "is a file: name a folder"),
-    "it is that of another database": (_other_databases, "has the payloads of another database"),
-}
-
-
-def everything_in(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*"))
-
-
 @pytest.fixture(params=STORES)
 def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database that isn't there, or has no tables."""
@@ -141,21 +112,6 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     with new_database(request.getfixturevalue("postgres_url")) as url:
         yield url
-
-
-@pytest.mark.parametrize("why", REFUSED)
-async def test_a_database_that_is_refused_its_place_is_not_created(
-    new_url: str, folder: Path, tmp_path: Path, why: str
-) -> None:
-    spoil, said = REFUSED[why]
-    spoil(folder)
-    before = everything_in(tmp_path)
-    with pytest.raises((ConfigError, PayloadStoreError), match=said):
-        async with apart(new_url, folder) as buffer:
-            await put(buffer, 1)
-    assert everything_in(tmp_path) == before
-    if new_url.startswith("postgresql"):
-        assert await ask(new_url, "SELECT 1 FROM pg_class WHERE relname LIKE 'rb_%'") == []
 
 
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in range(1, 10))])

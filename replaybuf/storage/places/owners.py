@@ -63,7 +63,10 @@ def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> in
         found = store.read_marker() or b""
     owner = parse(store, found)
     if owner.database != database:
-        raise _of_another(store, owner)
+        raise ConfigError(
+            f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
+            "for those of this one (payloads=), for example a folder for each run"
+        )
     if not owner.belongs_to(home):
         raise ConfigError(
             f"{store.url} has the payloads of {described(owner.home)}, and this database is a copy of that: both would "
@@ -73,20 +76,6 @@ def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> in
         )
     store.marker = found
     return owner.place
-
-
-def check_unclaimed(store: PlaceStore) -> None:
-    """Raise ConfigError when any database owns the place: it can't be that of a new one."""
-    found = store.read_marker()
-    if found is not None:
-        raise _of_another(store, parse(store, found))
-
-
-def _of_another(store: PlaceStore, owner: Marker) -> ConfigError:
-    return ConfigError(
-        f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
-        "for those of this one (payloads=), for example a folder for each run"
-    )
 
 
 def take_over(store: PlaceStore, home: Home) -> None:

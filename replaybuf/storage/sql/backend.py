@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,7 @@ from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
 from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.statements import cursors, leases, matching, put
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
-from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, read_checkpoints
+from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
@@ -31,7 +32,7 @@ from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks import encoding
-from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Claiming, Drawing, Taken
+from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing, Taken
 from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 from replaybuf.values.rollouts.rollout import Status
@@ -248,10 +249,10 @@ class SQLStorage(Store):
         """Return the groups that still match; undecodable ones have an `error` (database's thread)."""
         read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
         rows = await self.transactions.read(read)
-        await self.encoding.fetch(rows, deferred)
+        await self.files.reader.fetch(rows, deferred)
         if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved
             rows = await self.transactions.read(read)
-            await self.encoding.fetch(rows, deferred)
+            await self.files.reader.fetch(rows, deferred)
         return await self.encoding.decode_leniently(rows, deferred)
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
@@ -310,7 +311,11 @@ class SQLStorage(Store):
 
         All but the last `keep` checkpoints are dropped (None keeps all). Payloads aren't copied.
         """
-        return await self._run(lambda: self.transactions.checkpoint(step, keep))
+
+        def make(tx: Transaction) -> Checkpoint:
+            return make_checkpoint(tx, step, keep, time.time())
+
+        return await self._run(lambda: self.transactions.write(make, alone=True, announce=lambda: False))
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
@@ -348,9 +353,35 @@ class SQLStorage(Store):
 
         Returns None, and changes nothing, when the cursor can't be moved.
         """
-        await self.open()
-        claiming = Claiming(self.transactions, self.encoding, self.presence, groups, cursor, seconds)
-        taken = await self.thread.run(claiming.run, undo=claiming.undo)
+
+        def claimed(tx: Transaction, encoded: list[EncodedGroup]) -> Taken | None:
+            found = cursors.claim(tx, encoded, cursor, seconds)
+            if found is None:
+                return None
+            rows, token, until = found
+            return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
+
+        async def undo(taken: Taken | None) -> None:
+            if taken is not None:  # the next claim or lease gets these prompts
+                lease, uids = taken.lease(), [row.uid for row in taken.rows]
+                await self.transactions.write(lambda tx: leases.unhold(tx, lease, uids))
+
+        async def work() -> Taken | None:
+            taken = await self.encoding.write(groups, claimed)
+            for new in groups:
+                self.presence.of(new.worker)
+            if taken is not None:
+                try:
+                    items = await self.encoding.decode(taken.rows)
+                except BaseException:
+                    await undo(taken)
+                    raise
+                for item in items:
+                    item.times_sampled, item.deliveries = 1, 1
+                    taken.items.setdefault(item.task_name, []).append(item)
+            return taken
+
+        taken = await self._run(work, undo=undo)
         return None if taken is None else taken.lease()
 
     async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor, event: EventKind | None = None) -> bool:

@@ -163,7 +163,12 @@ class Store:
         self.presence = Presence(self.transactions)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
-            self.transactions, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
+            self.transactions,
+            self.codec,
+            self._place,
+            self._payload_threshold,
+            sync=synced,
+            patience=self._reconnect_timeout,
         )
         self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files)
         self.encoding = Encoding(self.codec, self.transactions, self.files)
@@ -194,7 +199,7 @@ class Store:
             if engine.path is not None and not self._on_any_filesystem:
                 refuse_network_filesystem(engine.path)
             if not await self._is_there():
-                await self._create()
+                await engine.write(partial(create_schema, where=engine.where))
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
             await self.files.prepare(transactions.scope, writes=not self._read_only)
@@ -208,16 +213,6 @@ class Store:
         if engine.path is not None and not self._read_only and not os.path.exists(engine.path):  # noqa: ASYNC240
             return False
         return await engine.read(lambda tx: check_schema(tx, engine.where))
-
-    async def _create(self) -> None:
-        """Create the schema. Raises ConfigError when the place for payloads can't be used by this database."""
-        try:
-            await self.files.check_new()
-        except ConfigError:
-            # Another process that creates this database at the same moment may have claimed the place for it.
-            if not await self._is_there():
-                raise
-        await self.engine.write(partial(create_schema, where=self.engine.where))
 
     # Operations
 

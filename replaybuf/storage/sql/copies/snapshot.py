@@ -125,7 +125,7 @@ async def copy_from(
                         await writing.run(check_fence)
                         await writing.run(make_room)
                         ends = snapshot.end, _CopyEnd(target, scope, writing)
-                        if await _copy_rows(*ends, snapshot.converted, progress, anew=True) != payloads:
+                        if await _copy_rows(*ends, snapshot.converted, progress, loads=True) != payloads:
                             raise damaged(path, "not all of its groups can be found")
                         await writing.run(name_files, snapshot.extents.values())
                     return
@@ -204,16 +204,16 @@ async def _copy_rows(
     convert: Callable[[list[Row]], Awaitable[list[Row]]],
     progress: OnProgress | None,
     *,
-    anew: bool = False,
+    loads: bool = False,
 ) -> int:
     """Copy a buffer, and return the number of its payloads.
 
-    `convert` returns rows of `rb_payload` as they are stored in the copy.
+    `convert` returns rows of `rb_payload` as they are stored in the copy, which `loads` a snapshot or is one.
     """
     lanes, tallies = await source.run(_read_lanes)
     last, ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
-    if anew:
+    if loads:
         _begin_anew(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
     await target.run(write_tallies, tallies, ids)

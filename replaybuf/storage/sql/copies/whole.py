@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
-from replaybuf.errors import AccessError, DecodeError, PayloadStoreError, ReplayBufError, SnapshotError
-from replaybuf.storage.decoding import Places, joined, names_its_arrays, read_tails
+from replaybuf.errors import AccessError, DecodeError, ReplayBufError, SnapshotError
+from replaybuf.storage.decoding import Places, in_thread, joined, names_its_arrays, read_tails
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope
@@ -84,10 +85,5 @@ async def tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
     """Return the tails of payloads that are kept apart, read in another thread. Raises PayloadStoreError."""
     if not any(map(names_its_arrays, payloads)):
         return [None] * len(payloads)
-    try:
-        return await asyncio.wait_for(asyncio.to_thread(read_tails, payloads, places, _PATIENCE), _PATIENCE)
-    except TimeoutError as error:
-        where = ", ".join(places[0].values())
-        raise PayloadStoreError(
-            f"payloads that are kept apart could not be read within {_PATIENCE:g} s from {where}"
-        ) from error
+    read = partial(read_tails, payloads, places, _PATIENCE)
+    return await in_thread(read, _PATIENCE, ", ".join(places[0].values()))

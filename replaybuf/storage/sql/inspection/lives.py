@@ -174,8 +174,8 @@ def _drawn(one: Batch) -> str:
 def _came_back(life: Life, one: Batch) -> bool:
     """Return whether the group came back from a draw without a recorded event."""
     later = [other.taken_at for other in life.draws if other.id > one.id]
-    told = (event for event in life.happenings if event.kind in _RETURNS and event.at >= one.taken_at)
-    if not one.back or any(not later or event.at <= later[0] for event in told):
+    returns = (event for event in life.happenings if event.kind in _RETURNS and event.at >= one.taken_at)
+    if not one.back or any(not later or event.at <= later[0] for event in returns):
         return False
     if one.came_back or later:
         return one.came_back and not life.replaced_by

@@ -18,17 +18,15 @@ from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_commi
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import BatchKey, NewBatch, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.counts import set_aside
-from replaybuf.storage.sql.statements.cursors import claim
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
-from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.take import by_home, consume_at_end, draw_behind_fence
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Transactions
-from replaybuf.storage.values import Cursor, Draw, Leased, NewGroup, StorageItem
+from replaybuf.storage.values import Draw, Leased, StorageItem
 
 _logger = logging.getLogger("replaybuf.draws")
 
@@ -220,7 +218,7 @@ class Drawing:
 
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
-        await self._files.reader.fetch(taken.rows, self._codec, self._draw.deferred)
+        await self._files.reader.fetch(taken.rows, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)
@@ -259,58 +257,3 @@ def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
     for item in items:
         result.setdefault(item.task_name, []).append(item)
     return result
-
-
-class Claiming:
-    """Moves a cursor and stores groups already leased to the caller."""
-
-    def __init__(
-        self,
-        transactions: Transactions,
-        encoding: Encoding,
-        presence: Presence,
-        groups: Sequence[NewGroup],
-        cursor: Cursor,
-        seconds: float,
-    ) -> None:
-        self._transactions = transactions
-        self._encoding = encoding
-        self._presence = presence
-        self._groups = groups
-        self._cursor = cursor
-        self._seconds = seconds
-
-    async def run(self) -> Taken | None:
-        """Claim; return None when another process has moved the cursor (database's thread)."""
-
-        def claimed(tx: Transaction, encoded: list[EncodedGroup]) -> Taken | None:
-            found = claim(tx, encoded, self._cursor, self._seconds)
-            if found is None:
-                return None
-            rows, token, until = found
-            return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
-
-        taken = await self._encoding.write(self._groups, claimed)
-        for new in self._groups:
-            self._presence.of(new.worker)
-        if taken is not None:
-            try:
-                items = await self._encoding.decode(taken.rows, self._decode)
-            except BaseException:
-                await self.undo(taken)
-                raise
-            for item in items:
-                taken.items.setdefault(item.task_name, []).append(item)
-        return taken
-
-    async def undo(self, taken: Taken | None) -> None:
-        """Release prompts that never reached the caller, for the next claim or lease (database's thread)."""
-        if taken is not None:
-            lease, uids = taken.lease(), [row.uid for row in taken.rows]
-            await self._transactions.write(lambda tx: unhold(tx, lease, uids))
-
-    def _decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
-        items = [row.decode(self._encoding.codec) for row in rows]
-        for item in items:
-            item.times_sampled, item.deliveries = 1, 1
-        return items

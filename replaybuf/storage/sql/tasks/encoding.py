@@ -62,14 +62,10 @@ class Encoding:
                 self.files.discard(encoded)
             return result
 
-    async def fetch(self, rows: Sequence[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
-        """Read the tails of these groups that are kept apart and weren't read, without arrays in fields `deferred`."""
-        await self.files.reader.fetch(rows, self.codec, deferred)
-
-    async def decode(self, rows: Sequence[GroupRow], decode: Callable[[Sequence[GroupRow]], T]) -> T:
-        """Read the tails of these groups that are kept apart, and return `decode(rows)`."""
-        await self.fetch(rows)
-        return await self._transactions.compute(decode, rows)
+    async def decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
+        """Return groups, whose tails that are kept apart are read. Raises DecodeError."""
+        await self.files.reader.fetch(rows)
+        return await self._transactions.compute(lambda some: [row.decode(self.codec) for row in some], rows)
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return removed groups for their caller, whose payloads are read now, in pieces."""
@@ -77,7 +73,7 @@ class Encoding:
         for some in in_pieces(rows, lambda row: row.column("bytes"), PIECE_GROUPS, PIECE_BYTES):
             try:  # the removal is committed, and can't fail any more
                 await self._transactions.read(partial(read_removed, rows=some))
-                await self.fetch(some)
+                await self.files.reader.fetch(some)
             except ReplayBufError as error:
                 for row in some:
                     row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -164,7 +163,7 @@ def _read(wanted: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) ->
     if first.extent is not None:
         url = local_url(first.database, first.extent.place, first.url)
         ranges = [Range(one.extent, at.block_at, at.block_size) for one, at in wanted if one.extent is not None]
-        return _store(url, first.database, timeout).read(ranges, timeout)
+        return _store(url, timeout, os.getpid()).read(ranges, timeout)
     parts = [(one.uid, one.start + at.block_at, at.block_size) for one, at in wanted]
     return [
         GoneError(f"group {uid} is gone") if part is None else bytearray(part)
@@ -239,17 +238,10 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
             raise UnreachableError(f"{url} did not answer within {timeout:g} s while arrays were read") from error
 
 
-#: Places that handles have read from, by process id, URL and database.
-_stores: dict[tuple[int, str, str], PlaceStore] = {}
-_lock = threading.Lock()
-
-
-def _store(url: str, database: str, timeout: float) -> PlaceStore:
-    key = os.getpid(), url, database
-    with _lock:
-        if key not in _stores:
-            _stores[key] = open_place(url, timeout)
-        return _stores[key]
+@lru_cache(maxsize=8)
+def _store(url: str, timeout: float, process: int) -> PlaceStore:
+    """Return the open place at a URL, one of the last few; another one in each process."""
+    return open_place(url, timeout)
 
 
 def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Instead:

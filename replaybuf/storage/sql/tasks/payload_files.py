@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from replaybuf.errors import ConfigError, PayloadStoreError, ReplayBufError
+from replaybuf.errors import PayloadStoreError, ReplayBufError
+from replaybuf.storage.decoding import in_thread
 from replaybuf.storage.places.owners import unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -21,8 +22,9 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
-from replaybuf.storage.sql.tasks.place_reader import PlaceReader, check_new_place, claimed, in_thread, open_own_place
+from replaybuf.storage.sql.tasks.place_reader import PlaceReader, claimed, open_own_place
 from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.values.codec.payload import Codec
 
 #: Files that are deleted at once.
 _DELETED = 256
@@ -47,7 +49,14 @@ class PayloadFiles:
     """
 
     def __init__(
-        self, transactions: Transactions, place: str | None, threshold: int, *, sync: bool, patience: float
+        self,
+        transactions: Transactions,
+        codec: Codec,
+        place: str | None,
+        threshold: int,
+        *,
+        sync: bool,
+        patience: float,
     ) -> None:
         self._transactions = transactions
         self._engine = transactions.engine
@@ -56,10 +65,9 @@ class PayloadFiles:
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
-        self.reader = PlaceReader(transactions, self._patience)
+        self.reader = PlaceReader(transactions, codec, self._patience)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
-        self._not_ours: set[int] = set()  # places for which this was logged
         self._changed = False  # files may be empty since the last maintenance
         self._tidying: asyncio.Task[bool] | None = None
         self._read: list[int] = []  # removed groups, whose payloads were read
@@ -73,11 +81,6 @@ class PayloadFiles:
         return self._here is not None
 
     # Beginning and end (database's thread)
-
-    async def check_new(self) -> None:
-        """Check that a new database may use the place. Raises PayloadStoreError, ConfigError."""
-        if self._place is not None:
-            await check_new_place(self._place, self._patience)
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if any is to be written; a new place is claimed for this database."""
@@ -176,7 +179,7 @@ class PayloadFiles:
         return error is None and tidied.result()
 
     async def _tidy(self) -> bool:
-        """Delete what can be deleted, beside the sweeps, which don't wait for a place that doesn't answer."""
+        """Delete what can be deleted; sweeps go on meanwhile, though a place doesn't answer."""
         if self.writes and time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + LISTING_SECONDS
             await self._delete_nobodys()
@@ -204,9 +207,7 @@ class PayloadFiles:
             try:
                 await self._delete_from(number, files)
             except (ReplayBufError, KeyError) as error:  # other places come first, and this one again later
-                copied = isinstance(error, ConfigError) and number not in self._not_ours
-                _logger.log(logging.WARNING if copied else logging.DEBUG, "files were not deleted: %s", error)
-                self._not_ours |= {number} if copied else set()
+                _logger.debug("files were not deleted: %s", error)
                 self._unreachable.add(number)
             else:
                 await self._write(partial(statements.forget, numbers=files))

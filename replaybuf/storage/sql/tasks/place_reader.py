@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError
-from replaybuf.storage.decoding import Deferral
-from replaybuf.storage.places.owners import check_unclaimed, claim, local_url, open_place, recognise, register_url
+from replaybuf.storage.decoding import Deferral, in_thread
+from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite_log import sync_wal
@@ -25,19 +25,6 @@ from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_header import is_apart
 
-T = TypeVar("T")
-
-
-async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
-    """Return `function()`, run in its own thread, which may hang as long as a mount does.
-
-    Raises PayloadStoreError after `patience` seconds.
-    """
-    try:
-        return await asyncio.wait_for(asyncio.to_thread(function), patience)
-    except TimeoutError as error:
-        raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
-
 
 class PlaceReader:
     """Reads payloads from the places known to the database, which are opened on demand.
@@ -45,8 +32,9 @@ class PlaceReader:
     Reads time out after `patience` seconds.
     """
 
-    def __init__(self, transactions: Transactions, patience: float) -> None:
+    def __init__(self, transactions: Transactions, codec: Codec, patience: float) -> None:
         self._transactions = transactions
+        self._codec = codec
         self._engine = engine = transactions.engine
         self.scope = Scope()
         self.patience = patience
@@ -54,12 +42,7 @@ class PlaceReader:
         #: The database's URL in handles; a database in memory has none that other processes could use.
         self.url = database_url(engine)
 
-    async def fetch(
-        self,
-        rows: Iterable[GroupRow],
-        codec: Codec,
-        deferred: Collection[str] = (),
-    ) -> None:
+    async def fetch(self, rows: Iterable[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
         """Read the tails of groups whose payloads are kept apart, in another thread.
 
         Arrays in the fields `deferred` are left out. A damaged tail becomes an error when it is decoded. Raises
@@ -70,7 +53,7 @@ class PlaceReader:
             return
         await self.open(_places(apart))
         try:
-            read = partial(self._fetch, codec, frozenset(deferred))
+            read = partial(self._fetch, deferred)
             await asyncio.wait_for(self._transactions.compute(read, apart), self.patience)
         except TimeoutError as error:
             self._transactions.replace_threads()  # those that hang
@@ -103,7 +86,7 @@ class PlaceReader:
     def _names(self, rows: Iterable[GroupRow]) -> str:
         return ", ".join(sorted(self.stores[one].url for one in _places(rows) if one in self.stores))
 
-    def _fetch(self, codec: Codec, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
+    def _fetch(self, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
         by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
         for row in rows:
             assert row.payload is not None
@@ -111,7 +94,7 @@ class PlaceReader:
                 extent = Extent.at_end_of(row.payload)
                 if extent.place not in self.stores:
                     raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
-                for key, one in _ranges(codec, row.payload, extent, deferred):
+                for key, one in _ranges(self._codec, row.payload, extent, deferred):
                     by_place.setdefault(extent.place, []).append((row, key, one))
             except DecodeError as error:
                 row.tail = error
@@ -150,13 +133,6 @@ def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[st
 
 
 # The place of this process
-
-
-async def check_new_place(url: str, patience: float) -> None:
-    """Check that a new database may use a place. Raises PayloadStoreError and ConfigError."""
-    with contextlib.closing(open_place(url, patience)) as store:
-        await in_thread(partial(check_unclaimed, store), patience, url)
-        await in_thread(store.check_writable, patience, url)
 
 
 async def open_own_place(engine: Database, scope: Scope, url: str, patience: float) -> tuple[int, PlaceStore]:

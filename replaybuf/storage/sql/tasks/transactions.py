@@ -12,7 +12,7 @@ from replaybuf.errors import FencedError
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.statements.checkpoints import make_checkpoint, restore
+from replaybuf.storage.sql.statements.checkpoints import restore
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.ordering import RaceNotRunError, begin_races
 from replaybuf.storage.sql.tasks.commit_watch import Watch
@@ -85,12 +85,6 @@ class Transactions:
                 return await self.engine.read(function, scope, brief=True, single=True, follows=True)
             except FencedError as error:
                 await self._rejoin(scope, error)
-
-    async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
-        """Make a checkpoint. Others wait for it no longer than for the writes under way."""
-        return await self.write(
-            lambda tx: make_checkpoint(tx, step, keep, time.time()), alone=True, announce=lambda: False
-        )
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore a checkpoint, and continue in the epoch that begins with it."""
