@@ -18,9 +18,9 @@ import sqlalchemy.ext.asyncio
 from replaybuf.storage.sql.engine.sqlite_connection import _patiently
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.faults.ledger import entries, numbers, wait_for_lines
-from tests.faults.processes import end, kill, reap, start
+from tests.faults.processes import end, reap, start
 from tests.processes import worker
-from tests.stores import TASK, build, fill, group, numbers_of, opened, take_all, until
+from tests.stores import TASK, build, fill, group, numbers_of, opened, until
 
 
 class Crew:
