@@ -42,13 +42,6 @@ def test_an_open_buffer_is_collected_from_any_thread(opened: Any) -> None:
     assert found["replaybuf_up", ()] == 1
 
 
-async def test_an_open_buffer_is_collected_while_its_loop_goes_on(tmp_path: Path) -> None:
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
-        await buffer.put(group(), "math")
-        found = await asyncio.to_thread(collected, Collector(buffer))
-        assert found["replaybuf_staleness_gcount", (("buffer", "default"), ("task", "math"))] == 1
-
-
 def test_it_gives_what_the_text_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replaybuf.view.metrics.exposition.read_figures", lambda *_, **__: EVERYTHING)
     assert collected(Collector("run.db")) == numbers(parse(prometheus(EVERYTHING)))
