@@ -24,12 +24,6 @@ def test_where_is_the_query_language(filled: str) -> None:
     assert all(row["tags"]["level"] < 3 and row["staleness"] <= 2 for row in rows)
 
 
-def test_order_by_may_be_repeated(filled: str) -> None:
-    rows = run_json("ls", filled, "--order-by", "-reward", "--order-by", "-uid")
-    keys = [(-1 if row["reward"] is None else row["reward"], row["uid"]) for row in rows]
-    assert keys == sorted(keys, reverse=True)
-
-
 def test_limit_bounds_the_list_and_all_does_not(filled: str) -> None:
     for limit, there in (("0", 0), ("2", 2), ("all", 13), ("1" + "0" * 30, 13)):
         assert len(uids(filled, "--limit", limit)) == there

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import re
 import sqlite3
 from dataclasses import dataclass
@@ -22,11 +20,6 @@ from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
 from tests.cli.test_escape import UNSAFE
 from tests.stores import TASK, build, fill
-
-
-def test_rows_are_the_rollouts(filled: str) -> None:
-    rows = csv.DictReader(io.StringIO(run("show", filled, 15, "--format=csv").stdout))
-    assert [int(row["position"]) for row in rows] == [0, 1, 2, 3]
 
 
 def test_full_shows_every_message_with_its_lines(filled: str) -> None:

@@ -174,11 +174,3 @@ def test_where_the_terminal_is_too_narrow_a_field_has_a_line(filled: str, monkey
     assert [line for line in lines if line.startswith("─[")] == ["─[ 1 ]" + "─" * 74, "─[ 2 ]" + "─" * 74]
     assert [line.split() for line in lines if line.startswith("uid ")] == [["uid", "15"], ["uid", "14"]]
     assert "status           completed" in [line.rstrip() for line in lines]
-
-
-def test_a_long_text_goes_on_below_itself(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_WIDE", 60)
-    columns = ", ".join(f"'{n}' AS column_number_{n}" for n in range(9))
-    shown = run("sql", filled, f"SELECT {columns}, '{'word ' * 30}' AS long").stdout.splitlines()
-    assert shown[10].startswith("long             word word")
-    assert all(line.startswith(" " * 17 + "word") for line in shown[11:])
