@@ -97,8 +97,6 @@ class Commands(TyperGroup):
             raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
-            for note in filter(None, getattr(error, "__notes__", ())):
-                typer.echo(note, err=True)  # points at the mistake in a query; already escaped
             raise typer.Exit(1) from error
         except BrokenPipeError as error:
             # The interpreter flushes stdout once more at exit; that must not fail again.
@@ -208,20 +206,21 @@ def argument(name: str, help: str) -> Any:
     return typer.Argument(metavar=name, help=help, show_default=False)
 
 
-def _output(format: str | Output) -> Output:
-    if isinstance(format, str) and format not in [*Format]:
-        raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(Format)}.")
-    return Output(format) if isinstance(format, str) else format
+def format_option(help: str, *more: str) -> Any:
+    """Return the option --format, of the formats of `Output` and `more`."""
+    known = (*Format, *more)
+
+    def output(format: str | Output) -> Output:
+        if isinstance(format, str) and format not in known:
+            raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(known)}.")
+        return Output(format) if isinstance(format, str) else format
+
+    return option("--format", help, metavar="FORMAT", parser=output, show_default=False)
 
 
 #: The default of --format.
 TEXT = Output()
-Out = Annotated[
-    Output,
-    option(
-        "--format", "text, json, or csv: the rows of the table.", metavar="FORMAT", parser=_output, show_default=False
-    ),
-]
+Out = Annotated[Output, format_option("text, json, or csv: the rows of the table.")]
 
 
 #: The option --yes of commands that ask for confirmation.

@@ -4,13 +4,11 @@ Modules for writing are imported by the commands that write, so that listing is 
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from replaybuf.cli.app import (
     TEXT,
@@ -51,7 +49,6 @@ def ls(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
     \b
     Examples:
       replaybuf checkpoint ls run.db
-      replaybuf checkpoint run.db
     """
     rows = open_reader(url).read(lambda tx: read_checkpoints(tx, buffer))
     if rows or not output.for_people:
@@ -60,21 +57,7 @@ def ls(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
         output.note("there are no checkpoints")
 
 
-_UsageError: Any = typer.BadParameter.__base__
-
-
-class _Verbs(TyperGroup):
-    """The subcommands; `replaybuf checkpoint URL` is `replaybuf checkpoint ls URL`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in self.commands:
-            return super().resolve_command(ctx, args)
-        if near := difflib.get_close_matches(args[0], self.commands, n=1):
-            raise _UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx=ctx)
-        return super().resolve_command(ctx, ["ls", *args])
-
-
-app = typer.Typer(cls=_Verbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls")(ls)
 
 _Step = Annotated[str, argument("STEP", "The train step of the checkpoint.")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -29,7 +28,7 @@ from replaybuf.cli.app import (
 )
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
-from replaybuf.common.redact import escape, may_hold_password, redact
+from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse
@@ -40,6 +39,7 @@ from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
+from replaybuf.view.queries import read_query
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
@@ -73,12 +73,11 @@ def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | 
 # Selected by options
 
 _TASKS_NAMED = 10
-_CONTEXT = 100
 
 
-def query_of(where: str | None, task: str | None, status: str | None, *, given_as: str = "--where") -> Node:
-    """Return the query of the options. Raises QueryError and usage errors."""
-    nodes = [_parse(where, given_as)] if where else []
+def query_of(where: str | None, task: str | None, status: str | None) -> Node:
+    """Return the query of the options. Raises QueryError."""
+    nodes = [read_query(where)] if where else []
     if task is not None:
         nodes.append(parse({"task_name": task}))
     if status is not None:
@@ -100,47 +99,6 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
         return "no such groups"
     there_are = "there is the task" if len(tasks) == 1 else "there are the tasks"
     return f"no such groups; {there_are} {units.some(tasks, _TASKS_NAMED)}"
-
-
-def _parse(where: str, given_as: str) -> Node:
-    """Parse a query. Raises QueryError, and a usage error that points at the mistake in text that is no JSON."""
-    query = _read_json(where, given_as)
-    return parse(query)
-
-
-def pointed_at(text: str, start: int, end: int) -> str:
-    """Return the line of a text that has the span, and a line below that underlines the span.
-
-    A text that may be a URL with a password, in the wrong place, isn't shown.
-    """
-    from rich.cells import cell_len
-
-    if may_hold_password(text):
-        return ""
-    before = text.rfind("\n", 0, start) + 1
-    after = text.find("\n", start)
-    after = len(text) if after < 0 else after
-    head, marked, tail = (
-        escape(part) for part in (text[before:start], text[start : min(end, after)], text[min(end, after) : after])
-    )
-    head, marked, tail = head[-_CONTEXT:], marked[:_CONTEXT], tail[:_CONTEXT]
-    return f"  {head}{marked}{tail}\n  {' ' * cell_len(head)}{'^' * max(1, cell_len(marked))}"
-
-
-def _read_json(where: str, given_as: str) -> dict[str, Any]:
-    try:
-        query = json.loads(where)
-    except ValueError as error:
-        where_it_is = pointed_at(where, error.pos, error.pos + 1) if isinstance(error, json.JSONDecodeError) else ""
-        raise typer.BadParameter(
-            f'{error}; a query is JSON in single quotes, such as \'{{"task_name": "math"}}\'\n{where_it_is}'.rstrip(),
-            param_hint=given_as,
-        ) from None
-    except RecursionError:
-        raise typer.BadParameter("it nests too deep", param_hint=given_as) from None
-    if not isinstance(query, dict):
-        raise typer.BadParameter("a query is a JSON object, such as {}", param_hint=given_as)
-    return query
 
 
 # Groups, listed
@@ -196,7 +154,7 @@ _VIEWS = [Column("view", "view", "word"), *(Column(name, name, "text") for name 
 def sql(
     url: Url,
     output: Out = TEXT,
-    statement: Annotated[str | None, argument("[STATEMENT]", "One SQL statement; without it the views.")] = None,
+    statement: Annotated[str | None, argument("STATEMENT", "One SQL statement; without it the views.")] = None,
     timeout: Annotated[
         float, option("--timeout", "Stop the statement after this.", metavar="SECONDS", min=0.001, max=_LONGEST)
     ] = 60.0,

@@ -127,24 +127,28 @@ def print_line(text: str, style: str = "", indent: str = "") -> None:
 
 def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Mapping[str, str] = {}) -> None:
     """Print a title, and below it the facts that aren't empty, with their names; one with the name "" without."""
+    from rich.text import Text
+
+    console().print(Text(escape(title), style="bold"), soft_wrap=True)
+    for name, value in facts.items():
+        if value:
+            print_labelled(f"  {name:<{width}}" if name else "  ", str(value), style=styles.get(name, ""))
+
+
+def print_labelled(label: str, text: str, *, label_style: str = "", style: str = "") -> None:
+    """Print a text after a label; on a terminal it is wrapped beside the label."""
     from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    out.print(Text(escape(title), style="bold"), soft_wrap=True)
-    for name, value in facts.items():
-        if not value:
-            continue
-        text = Text(escape(str(value)), style=styles.get(name, ""))
-        label = Text(f"  {name:<{width}}" if name else "  ")
-        if not out.is_terminal:
-            out.print(label.append(text), soft_wrap=True)
-            continue
-        grid = Table.grid()
-        grid.add_column(no_wrap=True, width=len(label))
-        grid.add_column(overflow="fold")
-        grid.add_row(label, text)
-        out.print(grid)
+    out, shown = console(), Text(escape(text), style=style)
+    if not out.is_terminal:
+        out.print(Text(label, style=label_style).append(shown), soft_wrap=True)
+        return
+    grid = Table.grid()
+    grid.add_column(no_wrap=True, width=len(label))
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label, style=label_style), shown)
+    out.print(grid)
 
 
 def print_table(

@@ -37,7 +37,7 @@ _CUT = 2000
 def show(
     url: Url,
     output: Out = TEXT,
-    uids: Annotated[list[str] | None, argument("[UID]...", "The uids of groups, from replaybuf ls.")] = None,
+    uids: Annotated[list[str] | None, argument("UID", "The uids of groups, from replaybuf ls.")] = None,
     full: Annotated[
         bool, option("--full", "Decode the payload: messages and responses in full, all fields in JSON.")
     ] = False,

@@ -6,53 +6,23 @@ import sys
 from datetime import datetime
 from typing import Annotated, Any
 
-import typer
-
 from replaybuf.buffer.metrics import TOTALS
-from replaybuf.cli.app import TEXT, Buffer, Url, option
+from replaybuf.cli.app import TEXT, Buffer, Url, format_option
 from replaybuf.cli.groups import trainer_text
-from replaybuf.cli.output import Format, Output, print_line, print_table, write
+from replaybuf.cli.output import Output, print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape
-from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.measures import (
-    BufferMeasures,
-    count_unswept,
-    list_places,
-    measure,
-    rows_of_lanes,
-)
+from replaybuf.storage.sql.inspection.measures import rows_of_lanes
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from replaybuf.view.columns import LANES, columns
-from replaybuf.view.metrics.exposition import SCANNED, prometheus, read_figures, run_progress, tasks_of
+from replaybuf.view.metrics.exposition import figures_of, prometheus, read_figures
 
 _ALWAYS = ("put", "sampled_new", "taken")
 _PROMETHEUS = "prometheus"
+_Out = Annotated[Output, format_option("text, json, csv, or prometheus.", _PROMETHEUS)]
 
 
-def _output(format: str | Output) -> Output:
-    if isinstance(format, str) and format not in (*Format, _PROMETHEUS):
-        raise typer.BadParameter(f"{format!r:.100} is none of {', '.join((*Format, _PROMETHEUS))}.")
-    return Output(format) if isinstance(format, str) else format
-
-
-_Out = Annotated[
-    Output,
-    option("--format", "text, json, csv, or prometheus.", metavar="FORMAT", parser=_output, show_default=False),
-]
-_Scanned = Annotated[
-    int,
-    option(
-        "--scanned",
-        "For prometheus: without staleness, draws, rewards and bytes of buffers with more groups, of which each is "
-        "looked at.",
-        metavar="N",
-        min=0,
-    ),
-]
-
-
-def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None, scanned: _Scanned = SCANNED) -> None:
+def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
     """Show how many groups there are of each task and status, and what went in and out since the beginning.
 
     "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
@@ -62,9 +32,9 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None, scanned: _Scanne
 
     The second table counts groups and draws since the beginning, whichever process caused them, under the names that
     buffer.metrics() gives them; those that never happened are left out. "put" counts every put, also those of prompts
-    that are handed out (init), of interrupted groups (aborted) and of groups that were too old by then (expired); a
-    line below says how many were of which status. "expired" counts those that became too old in the buffer. Below are
-    the prompts that were drawn from each dataset, where the trainer says that it is, and the steps of the checkpoints.
+    that are handed out (init), of interrupted groups (aborted) and of groups that were too old by then (expired).
+    "expired" counts those that became too old in the buffer. Below are the prompts that were drawn from each dataset,
+    where the trainer says that it is, and the last checkpoint.
 
     Where payloads are kept apart, the bytes are those of the files, each of which goes with its last group.
 
@@ -81,33 +51,17 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None, scanned: _Scanne
     """
     reader = open_reader(url)
     if output.format == _PROMETHEUS:
-        text = prometheus(read_figures(reader, buffer=buffer, scanned=scanned))
+        text = prometheus(read_figures(reader, buffer=buffer))
         write([escape(text, keep="\n") if sys.stdout.isatty() else text])
         return
-    found, now = reader.read(lambda tx: (read(tx, buffer, reader.where), tx.now()))
+    found, now = reader.read(lambda tx: (read(tx, buffer), tx.now()))
     if not output.printed(lambda: found, lambda: found["groups"]):
         print_stats(found, now)
 
 
-def read(tx: ReadTransaction, buffer: str | None, where: str) -> dict[str, Any]:
-    """Return the figures of one buffer or of all in the database at `where`."""
-    sizes = {"database_bytes": tx.database_bytes(), "unswept_payloads": count_unswept(tx)}
-    return {
-        "database": {"url": where, "schema": tx.revision(), **sizes, "places": list_places(tx)},
-        "groups": rows_of_lanes(tx, buffer),
-        "buffers": {name: _metrics(measures) for name, measures in measure(tx, buffer).items()},
-    }
-
-
-def _metrics(figures: BufferMeasures) -> dict[str, Any]:
-    """Return the tasks of `buffer.metrics()`, without rates, and the progress of the run."""
-    tasks = tasks_of(figures)
-    put_of: dict[str, dict[str, int]] = {task: {} for task in tasks}
-    for (task, status, tally), n in sorted(figures.tallies.items()):
-        if tally == Tally.PUT and n:
-            put_of[task][str(status)] = n
-    progress = run_progress(figures.cursors)
-    return {"tasks": tasks, "put_of": put_of, "checkpoints": [one.step for one in figures.checkpoints], **progress}
+def read(tx: ReadTransaction, buffer: str | None) -> dict[str, Any]:
+    """Return the groups by task and status, and the figures of one buffer or of all, as `read_figures` has them."""
+    return {"groups": rows_of_lanes(tx, buffer), **figures_of(tx, buffer)}
 
 
 # Printing
@@ -133,27 +87,18 @@ def print_stats(found: dict[str, Any], now: datetime) -> None:
     lines = [] if rows else ["The buffer is empty."]
     for name, metrics in buffers.items():
         of = f" of {name}" if several else ""
-        lines += [*_puts(metrics["put_of"], of), *_where(metrics, of)]
-    size, waiting = units.size(database["database_bytes"]), units.number(database["unswept_payloads"])
+        lines += _where(metrics, of)
+    size, waiting = units.size(database["bytes"]), units.number(database["unswept_payloads"])
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
     write(["\n"] if rows or totals else [])
-    for line in [*lines, *map(place_text, database["places"])]:
+    for line in [*lines, *(place_text(url, place) for url, place in database["places"].items())]:
         print_line(line)
 
 
-def place_text(place: dict[str, Any]) -> str:
+def place_text(url: str, place: dict[str, Any]) -> str:
     """Return a line about the files in a place."""
     groups, files = (units.number_of(place[f"{name}s"], name) for name in ("group", "file"))
-    return f"payloads in {place['url']}: {units.size(place['bytes'])} of {groups}, {files}"
-
-
-def _puts(put_of: dict[str, dict[str, int]], of: str) -> list[str]:
-    """Return a line with the puts by status, for each task with puts of several statuses."""
-    return [
-        f"put into {task}{of}: {', '.join(f'{units.number(n)} {status}' for status, n in numbers.items())}"
-        for task, numbers in put_of.items()
-        if len(numbers) > 1
-    ]
+    return f"payloads in {url}: {units.size(place['bytes'])} of {groups}, {files}"
 
 
 def _where(metrics: dict[str, Any], of: str) -> list[str]:
@@ -164,8 +109,9 @@ def _where(metrics: dict[str, Any], of: str) -> list[str]:
         lines.append(f"prompts drawn{of}: {drawn}")
     if trainer := metrics["trainer"]:
         lines.append(trainer_text(trainer, of))
-    if metrics["checkpoints"]:
-        lines.append(f"step checkpoints{of}: {', '.join(map(str, metrics['checkpoints']))}")
+    if made := metrics["checkpoints"]["count"]:
+        last = metrics["checkpoints"]["step"]
+        lines.append(f"{units.number_of(made, 'step checkpoint')}{of}, the last of step {last}")
     return lines
 
 

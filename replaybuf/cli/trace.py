@@ -48,8 +48,8 @@ _KINDS = ("steps", "step", "uid", "worker")
 _STEPS, _GROUPS = 20, 10
 _NAMED = 10
 
-_What = Annotated[str | None, argument("[WHAT]", "steps, step, uid or worker, or a step; steps if left out.")]
-_Which = Annotated[str | None, argument("[WHICH]", "The step, the uid or the worker's name.")]
+_What = Annotated[str | None, argument("WHAT", "steps, step, uid or worker, or a step; steps if left out.")]
+_Which = Annotated[str | None, argument("WHICH", "The step, the uid or the worker's name.")]
 
 
 def trace(

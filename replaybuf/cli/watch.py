@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,8 +48,8 @@ def watch(
     The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
     with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
 
-    It only reads. Where that takes long, it is done less often than --interval says, and the screen says so. A database
-    that is gone or locked is told, and tried again. Ctrl-C ends it; on a pipe the view is printed once.
+    It only reads. Where that takes long, it is done less often than --interval says. A database that is gone or locked
+    is told, and tried again. Ctrl-C ends it; on a pipe the view is printed once.
 
     \b
     Examples:
@@ -69,33 +69,29 @@ def _terminate(*_: Any) -> None:
     raise SystemExit(_TERMINATED)  # an exception, so that context managers restore the terminal
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """The waits of each buffer, buffers in which somebody waits first, and the figures of `stats`."""
-
-    waits: list[Waits]
-    figures: dict[str, Any]
-    now: datetime
+#: The waits of each buffer, buffers in which somebody waits first, the figures of `stats`, and the time.
+_View = tuple[list[Waits], dict[str, Any], datetime]
 
 
 def _read(reader: Reader, buffer: str | None) -> _View:
     def read(tx: ReadTransaction) -> _View:
         waits = sorted(read_waits(tx, buffer), key=lambda one: not one.somebody_waits)
-        return _View(waits, stats.read(tx, buffer, reader.where), tx.now())
+        return waits, stats.read(tx, buffer), tx.now()
 
     return reader.read(read, timeout=_READ_TIMEOUT)
 
 
 def _print(view: _View) -> None:
-    several = len(view.waits) > 1
-    for one in view.waits:
+    waits, figures, now = view
+    several = len(waits) > 1
+    for one in waits:
         real = one if one.somebody_waits else replace(one, waits=[])  # without answers to questions that nobody asked
         if not why.print_waits(real, several=several):
             write([f"Nobody waits{f' in {escape_line(one.buffer)}' if several else ''}\n"])
-    for one in view.waits:
+    for one in waits:
         why.print_processes(one, several=several)
     write(["\n"])
-    stats.print_stats(view.figures, view.now)
+    stats.print_stats(figures, now)
 
 
 def _live(reader: Reader, buffer: str | None, interval: float) -> None:
@@ -103,29 +99,22 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    head, body, first = Text(f"reading {reader.where} ..."), Text(), True
+    head, body = Text(f"reading {reader.where} ..."), Text()
     out = console()
     with Live(head, console=out, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:
-            started, wrong = time.monotonic(), ""
+            started, wrong = time.monotonic(), Text()
             try:
                 view = _in_a_thread(lambda: _read(reader, buffer))
-                at, body = view.now, _as_text(view)
+                head = Text(f"{units.moment(view[2])[11:]} UTC  {reader.where}", style="bold")
+                body = _as_text(view)
             except Exception as error:  # of any kind: the next reading may succeed
                 kind = "" if isinstance(error, ReplayBufError) else f"{type(error).__name__}: "
-                wrong = escape_line(f"trying again: {kind}{error}")
-            cost = time.monotonic() - started
-            pause = max(interval, 0 if first or wrong else cost / _SHARE)  # the first one imports SQLAlchemy
-            first = first and bool(wrong)
-            slow = f": reading takes {cost:.2g} s" if pause > interval else ""
-            if not wrong:
-                head = Text(
-                    f"{units.clock(at.timestamp())} UTC  every {pause:.2g} s{slow}  {reader.where}", style="bold"
-                )
+                wrong = Text(escape_line(f"trying again: {kind}{error}"), style="bold red")
+            pause = max(interval, (time.monotonic() - started) / _SHARE if not wrong else 0)
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
-            live.update(Group(head, *([Text(wrong, style="bold red")] if wrong else []), body))
-            live.refresh()
+            live.update(Group(head, *([wrong] if wrong else []), body), refresh=True)
             time.sleep(pause)
 
 

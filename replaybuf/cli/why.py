@@ -28,7 +28,7 @@ from replaybuf.view.waits import TASKS, DrawQuestion, ExplainedWait, Waits, read
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
 
-Task = Annotated[str | None, argument("[TASK]", "Only waits for groups of this task.")]
+Task = Annotated[str | None, argument("TASK", "Only waits for groups of this task.")]
 Size = Annotated[int | None, option("--size", "Ask for a draw of so many groups.", min=1)]
 OfStatus = Annotated[str | None, option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")]
 

@@ -1,1 +1,1 @@
-"""What every room uses: checks of arguments, texts, units, progress, files, cancellation."""
+"""Helpers of every room: checks of arguments, texts, units, progress, files, cancellation."""

@@ -101,11 +101,6 @@ def iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def clock(moment: datetime | float) -> str:
-    """Format the time of day in UTC, of a datetime or of seconds since the epoch."""
-    return (time_of(moment) if isinstance(moment, int | float) else moment.astimezone(UTC)).strftime("%H:%M:%S")
-
-
 def ago(moment: datetime | None, now: datetime) -> str:
     """Format the time since a moment, or until one in the future."""
     if moment is None:

@@ -52,82 +52,7 @@ class JSONLinesWriter:
             self._raw.write(compressor.flush())
 
 
-class ExportFile:
-    """The file of an export, which has its final name when it is `published`. A context manager."""
-
-    def __init__(self, path: Path, *, force: bool) -> None:
-        self.path = path
-        self._form = format_of(path)
-        self._force = force
-        self._stack = contextlib.ExitStack()
-        self._raw: IO[bytes] | None = None
-        self._writer: JSONLinesWriter | TableWriter | None = None
-        self.bytes = 0
-        self.plain = PlainValues()
-
-    def __enter__(self) -> ExportFile:
-        return self
-
-    def check(self) -> None:
-        """Raise FileError if the file would replace another."""
-        shown = redact_path(str(self.path))
-        if self.path.is_dir():
-            raise FileError(f"{shown} is a folder; give the name of a file in it", reason="exists")
-        if self.path.exists() and not self._force:
-            raise FileError(
-                f"{shown} is there already; choose another name, or replace it (--force; force=True in Python)",
-                reason="exists",
-            )
-
-    def __exit__(self, *_: object) -> None:
-        for opened in (self._writer, self._raw):
-            if opened is not None:
-                with contextlib.suppress(Exception):  # a partial file is removed
-                    opened.close()
-        self._stack.close()
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows of whole groups. Raises StorageError."""
-        with self._translating_errors():
-            self._open().write(rows)
-
-    def _open(self) -> JSONLinesWriter | TableWriter:
-        if self._writer is None:
-            self._partial = self._stack.enter_context(partial_file(str(self.path)))
-            self._raw = open(self._partial, "wb")  # noqa: SIM115
-            if self._form == "parquet":
-                self._writer = TableWriter(self._raw, self.plain)
-            else:
-                self._writer = JSONLinesWriter(self._raw, self.plain, gzipped=self._form == "gzip")
-        return self._writer
-
-    def publish(self) -> None:
-        """Give the file its final name. Raises FileError."""
-        with self._translating_errors():
-            self._open().close()
-            assert self._raw is not None
-            self.bytes = self._raw.tell()
-            self._raw.close()  # a full disk raises before an older export is replaced
-        self.check()
-        with self._translating_errors():
-            publish(self._partial, str(self.path))
-
-    @contextlib.contextmanager
-    def _translating_errors(self) -> Iterator[None]:
-        shown = redact_path(str(self.path))
-        try:
-            yield
-        except PermissionError as error:
-            raise AccessError(f"{shown} can't be written: {error.strerror}") from error
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageError(
-                    f"the disk is full: {shown} was not written; make room on its disk, or choose another",
-                    reason="disk full",
-                ) from error
-            raise FileError(f"{shown} can't be written: {error.strerror or error}") from error
-
-
+Writer = JSONLinesWriter | TableWriter
 T = TypeVar("T")
 
 #: Reads and writes payloads of any class unchanged, for exact exports where the classes aren't known.
@@ -175,12 +100,66 @@ async def export_file(
     It gets its name when it is complete; until then, and after an error, there is none. Raises FileError if one exists
     already, unless `force`; StorageError, AccessError, FileError.
     """
-    with ExportFile(path, force=force) as file:
-        await in_thread(file.check)
-        done = await _export(storage, chosen, file, progress)
-        await in_thread(file.publish)
-        done.bytes, done.warnings = file.bytes, file.plain.warnings()
+    form, plain = format_of(path), PlainValues()
+    with _errors_of(path), contextlib.ExitStack() as stack:
+        raw = await in_thread(lambda: _open(path, stack, force=force))
+        writer = TableWriter(raw, plain) if form == "parquet" else JSONLinesWriter(raw, plain, gzipped=form == "gzip")
+        stack.callback(_close_quietly, writer)
+        done = await _export(storage, chosen, writer, progress)
+        done.bytes = await in_thread(lambda: _publish(writer, raw, path, force=force))
+        done.warnings = plain.warnings()
     return done
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    """Raise FileError if the file would replace another."""
+    shown = redact_path(str(path))
+    if path.is_dir():
+        raise FileError(f"{shown} is a folder; give the name of a file in it", reason="exists")
+    if path.exists() and not force:
+        raise FileError(
+            f"{shown} is there already; choose another name, or replace it (--force; force=True in Python)",
+            reason="exists",
+        )
+
+
+def _open(path: Path, stack: contextlib.ExitStack, *, force: bool) -> IO[bytes]:
+    """Open the file under a temporary name. When the stack is closed, it is removed, unless it was published."""
+    _check_free(path, force=force)
+    return stack.enter_context(open(stack.enter_context(partial_file(str(path))), "wb"))
+
+
+def _publish(writer: Writer, raw: IO[bytes], path: Path, *, force: bool) -> int:
+    """Give a complete file its final name. Return its size."""
+    writer.close()
+    size = raw.tell()
+    raw.close()  # a full disk raises before an older export is replaced
+    _check_free(path, force=force)
+    publish(raw.name, str(path))
+    return size
+
+
+def _close_quietly(writer: Writer) -> None:
+    with contextlib.suppress(Exception):  # of a file that is removed
+        writer.close()
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    shown = redact_path(str(path))
+    try:
+        yield
+    except ReplayBufError:
+        raise
+    except PermissionError as error:
+        raise AccessError(f"{shown} can't be written: {error.strerror}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"the disk is full: {shown} was not written; make room on its disk, or choose another",
+                reason="disk full",
+            ) from error
+        raise FileError(f"{shown} can't be written: {error.strerror or error}") from error
 
 
 async def export_lines(
@@ -193,9 +172,7 @@ async def export_lines(
     return done
 
 
-async def _export(
-    storage: SQLStorage, chosen: ExportQuery, writer: JSONLinesWriter | ExportFile, progress: OnProgress | None
-) -> Exported:
+async def _export(storage: SQLStorage, chosen: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
     total = await storage.count(chosen.query, at_most=chosen.limit)
     done, reporter = Exported(), ProgressReporter(progress, total)
     async with aclosing(batches_of(storage, chosen, done)) as batches:

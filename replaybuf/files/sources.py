@@ -29,8 +29,7 @@ from replaybuf.files.row_format import FileGroup, Placed, Row, groups_of, is_our
 _LONGEST: Final = 1 << 30
 #: How many bytes of a file are read at once for its digest.
 _PIECE: Final = 16 << 20
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_ARROW: Final = (b"ARROW1", b"\xff\xff\xff\xff")
+_GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
 #: The formats, for the error about a file that has none of them.
 READABLE: Final = "what can be read is JSONL (also .gz) and Parquet"
@@ -157,8 +156,6 @@ def format_of(path: Path) -> str:
 
 _SQLITE: Final = b"SQLite format 3\0"
 _PARQUET: Final = b"PAR1"
-_ZIP: Final = b"PK\x03\x04"
-_PICKLE: Final = b"\x80"
 _DATABASE: Final = (
     "this is a database: replaybuf checkpoint save and resume, or export, copy the groups of one of replaybuf's; "
     "those of others are imported from JSONL"
@@ -167,6 +164,15 @@ _PICKLED: Final = (
     "this is a pickle, or a file of torch.save or numpy: load it where its classes are, if you trust it, and write its "
     "rollouts as JSONL (docs/files.md, Saved buffers)"
 )
+#: What other files are, by their first bytes.
+_OTHERS: Final = {
+    _SQLITE: _DATABASE,
+    **dict.fromkeys((b"PK\x03\x04", b"\x80"), _PICKLED),
+    **dict.fromkeys(
+        (b"ARROW1", b"\xff\xff\xff\xff", b"\x28\xb5\x2f\xfd"),
+        f"this is an Arrow file, or compressed by zstd: {READABLE}",
+    ),
+}
 #: Extensions of files that are never empty, as opposed to plain lines.
 _FILLED: Final = (".gz", ".parquet")
 
@@ -175,15 +181,6 @@ def is_sqlite(path: Path) -> bool:
     """Return whether a file is a SQLite database (an empty file may become one). OSError when it can't be read."""
     with path.open("rb") as raw:
         return raw.read(len(_SQLITE)) in (b"", _SQLITE)
-
-
-#: Special files: opening one could block for ever.
-_SPECIAL: Final = {
-    stat.S_IFIFO: "a named pipe (FIFO)",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 #: Exceptions of readers about unforeseen content.
@@ -235,18 +232,15 @@ class RolloutFile:
             raise FileError(f"{shown}: after {place}: {what}") from error
 
     def _read(self, path: Path) -> Iterator[FileGroup]:
-        if (kind := stat.S_IFMT(path.stat().st_mode)) in _SPECIAL:
-            raise FileError(f"it is {_SPECIAL[kind]}, not a file; copy what comes out of it to one")
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe could block for ever
+            raise FileError("it is not a file; if it is a pipe or a device, copy what comes out of it to a file")
         with path.open("rb") as raw:
             magic = raw.read(16)
         if not magic and path.name.lower().endswith(_FILLED):
             raise FileError("the file is empty", reason="ends")
-        if magic == _SQLITE:
-            raise FileError(_DATABASE)
-        if magic.startswith((_ZIP, _PICKLE)):
-            raise FileError(_PICKLED)
-        if magic.startswith((*_ARROW, _ZSTD)):
-            raise FileError(f"this is an Arrow file, or compressed by zstd: {READABLE}")
+        for begins, what in _OTHERS.items():
+            if magic.startswith(begins):
+                raise FileError(what)
         return self._grouped(read_parquet(path) if magic.startswith(_PARQUET) else read_rows(path))
 
     def _grouped(self, rows: Generator[Placed, None, None]) -> Iterator[FileGroup]:

@@ -1,4 +1,4 @@
-"""What each worker made of the last train steps, beside the others, and what it drew."""
+"""Workers compared: the groups of each in the last train steps and those of others, and its draws."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a worker made: the last train steps with its groups, these groups (lowest reward first), those in the buffer
-    by task and status, and its own last draws."""
+    """The last train steps with groups of a worker, these groups (lowest reward first), those in the buffer by task and
+    status, and its own last draws."""
 
     worker: str
     steps: list[WorkerStep]
@@ -75,7 +75,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """What a worker made of the last train steps together: `lead` is how far it is above the others.
+    """The groups of a worker in the last train steps together: `lead` is how far it is above the others.
 
     It `stands_out` if it is below them all along.
     """

@@ -141,7 +141,7 @@ def table_of(
 
 
 #: The columns whose link opens what a row is about.
-_OPENING = ("uid", "id", "step", "name", "worker", "task_name")
+_OPENING = ("uid", "step", "name", "worker", "task_name")
 
 
 def _links(ask: Ask) -> dict[str, Link]:
@@ -157,7 +157,6 @@ def _links(ask: Ask) -> dict[str, Link]:
     return {
         "uid": field("uid", "/groups"),
         "last_uid": field("last_uid", "/groups"),
-        "id": field("id", "/batches"),
         "step": field("step", "/steps"),
         "worker": field("worker", "/worker", "worker"),
         "holder": field("holder", "/worker", "worker"),

@@ -138,6 +138,23 @@ async def test_race__a_chunk_of_a_session_that_has_just_ended_is_not_made(stores
     assert await chunks.buffer.count_where({"tags.session": 1}) == 0
 
 
+async def test_race__a_chunk_that_is_stored_as_its_session_ends_leaves_with_it(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = stores.open(1)
+    await send(chunks, [0])
+    make = chunks._ledger._chunk
+
+    async def late(*arguments: Any) -> Any:
+        made = await make(*arguments)
+        assert await chunks.advance(0, session=2) == 1
+        return made
+
+    monkeypatch.setattr(chunks._ledger, "_chunk", late)
+    assert await send(chunks, [1]) == [True]
+    assert await stored(chunks) == []
+
+
 async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:
     async def old(chunks: ChunkBuffer) -> None:
         with suppress(FragmentError):

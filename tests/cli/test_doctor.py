@@ -167,15 +167,6 @@ def test_with_quick_a_sample_is_read_and_said_so(url: str, monkeypatch: pytest.M
     assert examine(url)["payloads"][0]["text"].startswith("6 groups read")
 
 
-def test_people_get_a_line_for_each_check(url: str) -> None:
-    execute(url, "UPDATE rb_tally SET amount = amount + 1 WHERE name = 'size' AND lane = 1")
-    lines = run("doctor", url, code=1).stdout.splitlines()
-    [place] = [place for place, line in enumerate(lines) if line.startswith("problem")]
-    assert lines[place].split()[:2] == ["problem", "counts"]
-    assert lines[place + 1].strip() == "-> replaybuf doctor URL --repair"
-    assert {line.split()[0] for line in lines} <= {"ok", "warning", "problem", "->"}
-
-
 def test_it_is_safe_to_repair_while_a_run_goes_on(url: str) -> None:
     """Groups come and go; in the end as many are there as are counted, and all that was put became of something."""
     execute(url, "UPDATE rb_tally SET amount = amount + 3 WHERE name = 'size'")

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from replaybuf.cli.app import Commands
@@ -58,19 +59,13 @@ def test_a_closed_pipe_ends_quietly(file: Path, format: str) -> None:
     assert end_of(process) == (141, "")
 
 
-def test_a_pipe_that_was_never_read_ends_quietly(file: Path) -> None:
-    process = start("ls", file)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert end_of(process) == (141, "")
-
-
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
 def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend: str) -> None:
     url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")
     process = start("sql", url, statement)
     if backend == "sqlite":
-        time.sleep(3)
+        while file not in [Path(one.path) for one in psutil.Process(process.pid).open_files()]:
+            time.sleep(0.05)
     else:
         asked = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()"
         while not open_reader(url).read_any(lambda tx: tx.values(asked)):

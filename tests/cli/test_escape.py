@@ -44,7 +44,11 @@ def test_json_keeps_its_meaning(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("stats",), ("ls",), ("show", "1"), ("show", "1", "--full"), ("why", "--size", "9")]
+    "command",
+    [
+        *(("stats",), ("ls",), ("show", "1"), ("show", "1", "--full"), ("why", "--size", "9")),
+        ("sql", "SELECT prompt, tags, task_name FROM groups"),
+    ],
 )
 @pytest.mark.parametrize("format", ["", "--format=json"])
 def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str, ...], format: str) -> None:
@@ -52,21 +56,6 @@ def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str,
     stdout = run(*args).stdout
     assert not [character for character in UNSAFE if character in stdout]
     assert "not markup" in stdout
-
-
-@pytest.mark.parametrize("command", [("sql", "SELECT prompt, tags FROM groups"), ("watch",)])
-def test_statements_and_screens_have_no_unsafe_character(hostile: str, command: tuple[str, ...]) -> None:
-    stdout = run(command[0], hostile, *command[1:]).stdout
-    assert not [character for character in UNSAFE if character in stdout]
-    assert "owned" in stdout
-
-
-def test_markup_is_shown_as_it_is(hostile: str) -> None:
-    assert "[red]not markup[/red]" in run("show", hostile, 1).stdout
-
-
-def test_there_are_no_colours_in_a_pipe(filled: str) -> None:
-    assert "\x1b" not in run("ls", filled).output
 
 
 def on_a_terminal(*args: str, columns: int = 80) -> str:

@@ -18,27 +18,10 @@ def uids(*args: object) -> list[int]:
     return [row["uid"] for row in run_json("ls", *args)]
 
 
-def test_lists_the_oldest_first(filled: str) -> None:
-    found = uids(filled)
-    assert len(found) == 13
-    assert found == sorted(found)
-
-
 def test_where_is_the_query_language(filled: str) -> None:
     rows = run_json("ls", filled, "--where", '{"tags.level": {"$in": [1, 2]}, "staleness": {"$lte": 2}}')
     assert rows
     assert all(row["tags"]["level"] < 3 and row["staleness"] <= 2 for row in rows)
-
-
-def test_task_and_status_narrow_the_query(filled: str) -> None:
-    rows = run_json("ls", filled, "--task", "math", "--status", "expired", "--where", '{"uid": {"$gt": 0}}')
-    assert [(row["task_name"], row["status"]) for row in rows] == [("math", "expired")]
-
-
-def test_order_by_may_be_repeated(filled: str) -> None:
-    rows = run_json("ls", filled, "--order-by", "-reward", "--order-by", "-uid")
-    keys = [(-1 if row["reward"] is None else row["reward"], row["uid"]) for row in rows]
-    assert keys == sorted(keys, reverse=True)
 
 
 def test_limit_bounds_the_list_and_all_does_not(filled: str) -> None:

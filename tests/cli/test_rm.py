@@ -80,13 +80,6 @@ def test_nothing_that_matches_is_told(url: str) -> None:
     assert run_json("rm", url, "--task", "nope")[0]["deleted"] == 0
 
 
-def test_what_is_deleted_is_counted_and_recorded(url: str) -> None:
-    run("rm", url, "--task", "code", "--yes")
-    assert run_json("stats", url)["buffers"]["default"]["tasks"]["code"]["deleted"] == 4
-    [event] = [row for row in run_json("sql", url, "SELECT kind, groups FROM events") if row["kind"] == "deleted"]
-    assert event["groups"] == 4
-
-
 def test_leased_groups_stay(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     asyncio.run(fill_busy(url))
@@ -131,7 +124,6 @@ async def _restore_while_open(url: str) -> tuple[list[int], bool]:
 
 def test_checkpoints_are_listed_and_dropped(url: str) -> None:
     asyncio.run(_checkpoints(url, 43, 44))
-    assert run("checkpoint", "ls", url).stdout == run("checkpoint", url).stdout
     assert "Did you mean 'restore'?" in run("checkpoint", "restor", url, 43, code=2).stderr
     code, said = answer("\n", "checkpoint", "drop", url, "43")
     assert (code, "Drop the checkpoint of step 43 of buffer default" in said) == (1, True)
@@ -145,7 +137,7 @@ def test_a_checkpoint_that_is_not_there_is_told_those_that_are(url: str) -> None
         said = run("checkpoint", call, url, 40, code=1).stderr
         assert said == "Error: there is no checkpoint of step 40; there are those of the steps 43\n"
         assert "not a whole number" in run("checkpoint", call, url, "newest", code=2).stderr
-        assert "it is missing" in run("checkpoint", call, url, code=2).stderr
+        assert "STEP" in run("checkpoint", call, url, code=2).stderr
 
 
 def test_keep_new_keeps_what_was_put_since(url: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import SnapshotError
-from tests.cli.conftest import run, run_json, start
+from tests.cli.conftest import run, run_json
 from tests.contract.harness import group
 from tests.reasons import because
 
@@ -114,13 +114,6 @@ def test_errors_are_on_one_line(file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other.db").exists()
 
 
-def test_there_is_no_bar_where_there_is_no_terminal(file: Path, tmp_path: Path) -> None:
-    process = start("checkpoint", "save", file, tmp_path / "backup", "--format=json")
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    assert '"groups": 13' in output
-
-
 async def make_checkpoints(url: str) -> None:
     async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
         await buffer.checkpoint(1)
@@ -142,11 +135,6 @@ def test_checkpoints_are_listed(shared_url: str) -> None:
     assert rows[0]["bytes"] == 0 < rows[1]["bytes"]
     assert [row["step"] for row in run_json("checkpoint", "ls", shared_url, "--buffer", "eval")] == [7]
     assert run("checkpoint", "ls", shared_url).stdout.splitlines()[-1].split()[:2] == ["eval", "7"]
-
-
-def test_no_checkpoints_are_no_error(filled: str) -> None:
-    assert run("checkpoint", "ls", filled).stderr == "there are no checkpoints\n"
-    assert run_json("checkpoint", "ls", filled) == []
 
 
 MOVING = Path(__file__).parents[2].joinpath("docs/checkpoints.md").read_text("utf-8").partition("### Move a run")[2]

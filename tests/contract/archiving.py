@@ -189,17 +189,3 @@ class ArchiveLaws(Harness):
         counted = [await total(buffer, name) for name in ("put", "replaced", "pruned", "dropped")]
         assert counted == [2, 1, 1, 0]
         assert await buffer.put(group(8), "math", keep_unfit=False) is not None
-
-    async def test_an_archive_outlives_the_buffer(self, open_buffer: OpenBuffer) -> None:
-        """It is in the state; a resume into a buffer that has one isn't allowed."""
-        buffer, fresh = await open_buffer(archive_groups=MANY), await open_buffer(archive_groups=2)
-        uids = await fill(buffer, 4)
-        await drawn(buffer, 3)
-        fresh.load_state_dict(buffer.state_dict())
-        assert [item.status for item in await found(fresh)] == [Status.ARCHIVED] * 3 + [Status.COMPLETED]
-        await drawn(fresh, 1)
-
-        async def pruned() -> bool:
-            return [item.uid for item in await found(fresh)] == uids[2:]
-
-        await eventually(pruned)

@@ -140,12 +140,6 @@ class ChanceLaws(Harness):
             counts[batch[2]] += 1
         assert chi_square([counts[uid] for uid in idle], [50] * 4) < CRITICAL[3]
 
-    async def test_priorities_of_zero_only_are_uniform(self, open_buffer: OpenBuffer) -> None:
-        """As if all had the same."""
-        buffer = await open_buffer("prioritized", seed=3, max_times_sampled=0)
-        uids = await fill(buffer, 4, priority=0)
-        assert chi_square(await tally(buffer, uids, 200), [50] * 4) < CRITICAL[3]
-
     async def test_random_eviction_is_uniform(self, open_buffer: OpenBuffer) -> None:
         """Each group is as likely to leave, the newcomer included, whatever its status."""
         buffer = await open_buffer(remover="uniform", capacity=3, seed=2)

@@ -72,20 +72,6 @@ class CheckpointLaws(Harness):
             await buffer.restore(4)
             assert await batches(buffer, 200) == uninterrupted
 
-    async def test_a_buffer_can_be_restored_again_and_again(self, buffer: ReplayBuffer) -> None:
-        """A restore uses nothing up; going back and forth between steps works."""
-        states = {}
-        for step in range(3):
-            await buffer.put(group(step), "math", priority=step)
-            await buffer.put(group(step), "code")
-            await buffer.get(1, "code")
-            await buffer.checkpoint(step)
-            states[step] = held_by(buffer)
-        for step in (1, 0, 2, 2, 0):
-            await buffer.restore(step)
-            assert held_by(buffer) == states[step]
-            await go_on(buffer)
-
     async def test_uids_are_never_given_again(self, buffer: ReplayBuffer) -> None:
         """Also those of groups that a restore has removed."""
         await buffer.put(group(1), "math")
@@ -225,15 +211,6 @@ class CheckpointLaws(Harness):
         await buffer.restore(1)
         batch, _ = await asyncio.wait_for(task, SOON)
         assert ids(batch["math"]) == [1]
-
-    async def test_an_empty_buffer_can_be_kept_and_restored(self, buffer: ReplayBuffer) -> None:
-        """As any other."""
-        before = held_by(buffer)
-        await buffer.checkpoint(0)
-        await fill(buffer)
-        await buffer.restore(0)
-        assert len(buffer) == 0
-        assert held_by(buffer)["tallies"] == before["tallies"] == {}
 
     async def test_keep_new_keeps_a_result_in_the_place_of_its_prompt(self, buffer: ReplayBuffer) -> None:
         """Groups that a kept group has replaced since, also through others, don't come back beside it."""

@@ -14,14 +14,12 @@ from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
     SOON,
     Harness,
-    Open,
     OpenBuffer,
     drawn,
     fill,
     found,
     group,
     ids,
-    new_group,
     only,
     total,
 )
@@ -283,23 +281,3 @@ class LeaseLaws(Harness):
         await lease.acknowledge()
         assert [item.priority for item in await found(buffer)] == [0, 0, 7]
         assert [await drawn(buffer) for _ in range(3)] == [uids[2:]] * 3
-
-    async def test_a_damaged_group_is_not_leased(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
-        """It is set aside, and the next one comes in its place."""
-        storage = await open_storage()
-        uids = [await storage.put(new_group(number)) for number in range(3)]
-        await self.damage(storage, uids[0])
-        buffer = await open_buffer(storage=storage)
-        lease = await lease_of(buffer, 2)
-        assert ids(lease.batch["math"]) == [1, 2]
-        assert [(item.uid, item.status) for item in await found(buffer)] == [(uids[0], Status.FAILED)]
-
-    async def test_a_state_dict_has_leased_groups_as_if_given_back(self, open_buffer: OpenBuffer) -> None:
-        """Their consumers know nothing of another store."""
-        buffer, fresh = await open_buffer(), await open_buffer()
-        uids = await fill(buffer, 3)
-        await lease_of(buffer, 2)
-        fresh.load_state_dict(buffer.state_dict())
-        items = await found(fresh)
-        assert [(item.uid, item.times_sampled, item.deliveries) for item in items] == [(uid, 0, 0) for uid in uids]
-        assert (len(fresh), await total(fresh, "leased"), await total(fresh, "sampled_new")) == (3, 0, 0)

@@ -165,16 +165,6 @@ class RateLaws(Harness):
         assert await put_all(buffer) == 0
         assert len(await drawn(buffer, 2)) == 2
 
-    async def test_the_rate_outlives_the_buffer(self, open_buffer: OpenBuffer) -> None:
-        """After a resume puts and draws are where they were."""
-        buffer, fresh = [await open_buffer(max_times_sampled=0, samples_per_insert=2, error_buffer=4) for _ in range(2)]
-        await put_all(buffer)
-        await drawn(buffer, 2)
-        fresh.load_state_dict(buffer.state_dict())
-        for one in (buffer, fresh):
-            assert await put_all(one) == 1
-            assert [len(await drawn(one, 3)) for _ in range(4)] == [3, 3, 2, 0]
-
     async def test_limits_are_the_configs_not_the_snapshots(self, open_buffer: OpenBuffer) -> None:
         """Reverb's checkpoints bring the old limits back silently, and inserts hang."""
         buffer = await open_buffer(capacity=2, on_full="block", min_size=2)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from replaybuf.buffer.replay_buffer import ReplayBuffer
 from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group, ids
 
 RANDOM = pytest.mark.parametrize("policy", ["uniform", "prioritized"])
@@ -44,19 +40,6 @@ class PolicyLaws(Harness):
         assert sorted(taken) == uids
         assert taken != uids
 
-    @RANDOM
-    async def test_the_same_seed_draws_the_same(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """With the same calls in the same order; another seed draws differently."""
-        draws = []
-        for seed in (1, 1, 2):
-            buffer = await open_buffer(policy, seed=seed, max_times_sampled=2)
-            uids = await fill(buffer, 6)
-            sequence = [await drawn(buffer, 2) for _ in range(3)]
-            await buffer.update_priorities({uids[0]: 3.0, uids[5]: 0.0})
-            await fill(buffer, 3)
-            draws.append(sequence + [await drawn(buffer, 4) for _ in range(3)])
-        assert draws[0] == draws[1] != draws[2]
-
     async def test_priorities_can_be_changed(self, open_buffer: OpenBuffer) -> None:
         """By uid, and by a query; groups that aren't there are not counted."""
         buffer = await open_buffer("prioritized")
@@ -76,28 +59,3 @@ class PolicyLaws(Harness):
             assert set(batch[:2]) == set(weighty)
             assert batch[2] in idle
         assert sorted(await drawn(buffer, 9)) == sorted(idle + weighty)
-
-    @RANDOM
-    @pytest.mark.parametrize("how", ["snapshot", "state"])
-    async def test_a_resumed_buffer_draws_what_would_have_been_drawn(
-        self, open_buffer: OpenBuffer, policy: str, how: str, tmp_path: Path
-    ) -> None:
-        """The sequence of draws goes on as in the uninterrupted buffer, with new groups and priorities too."""
-        rules: dict[str, Any] = {"seed": 11, "max_times_sampled": 3}
-        buffer, fresh = await open_buffer(policy, **rules), await open_buffer(policy, **rules)
-        for number in range(12):
-            await buffer.put(group(number), "math", priority=number / 4)
-        for _ in range(5):
-            await drawn(buffer, 3)
-        if how == "snapshot":
-            await buffer.save(tmp_path)
-            await fresh.resume(tmp_path)
-        else:
-            fresh.load_state_dict(buffer.state_dict())
-        assert await self._go_on(fresh) == await self._go_on(buffer)
-
-    async def _go_on(self, buffer: ReplayBuffer) -> list[list[int]]:
-        sequence = [await drawn(buffer, 2) for _ in range(3)]
-        uids = await fill(buffer, 4, priority=2.0)
-        await buffer.update_priorities({uids[0]: 0.5, uids[1]: 0})
-        return sequence + [await drawn(buffer, 3) for _ in range(8)]

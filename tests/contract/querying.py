@@ -76,12 +76,6 @@ class QueryingLaws(Harness):
         [first, *_] = await found(buffer)
         assert await matching(buffer, {"timestamp_id": first.timestamp_id}) == uids[:1]
 
-    async def test_long_lists_work(self, buffer: ReplayBuffer) -> None:
-        """Thousands of values in one query; as many as one likes: `tests/query/test_sql.py`."""
-        uids = await four(buffer)
-        assert await matching(buffer, {"uid": {"$in": range(3_000)}}) == uids
-        assert await matching(buffer, {"tags.n": {"$in": [str(i) for i in range(3_000)]}}) == uids[1:2]
-
     async def test_find_gives_groups_with_metadata(self, buffer: ReplayBuffer) -> None:
         """Every item has its metadata and its rollouts, and nothing is consumed."""
         uids = await four(buffer)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from replaybuf.errors import FullError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.rollouts.rollout import Status
-from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group
+from tests.contract.harness import Harness, OpenBuffer, drawn, fill, group
 
 TASKS = ("math", "code")
 _GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
@@ -31,47 +29,8 @@ async def conserved(storage: SQLStorage) -> None:
         assert of[Tally.PUT] == sum(of[name] for name in _GONE) + of[Tally.SIZE] + of[Tally.LEASED], (task, of)
 
 
-async def sized(buffer: ReplayBuffer) -> None:
-    """Check that the sizes match the groups that can be found."""
-    tallies = await buffer.storage.tallies()
-    sizes = {(task, status): n for (task, status, name), n in tallies.items() if name == Tally.SIZE and n}
-    assert sizes == Counter((item.task_name, item.status) for item in await found(buffer))
-
-
 class TallyLaws(Harness):
     """A store counts in the same transactions that change groups."""
-
-    @pytest.mark.parametrize(("seed", "times"), [(0, 1), (1, 2)])
-    async def test_every_group_is_accounted_for(self, open_buffer: OpenBuffer, seed: int, times: int) -> None:
-        """After each of many random operations, with archive, eviction, leases and expiry."""
-        rules = {"max_times_sampled": times, "capacity": 6, "max_deliveries": 2, "archive_groups": 4}
-        buffer = await open_buffer("uniform", remover="uniform", seed=seed, **rules)
-        chance = random.Random(seed)
-        leases = []
-        for step in range(60):
-            task, other = chance.choice(TASKS), chance.randrange(8)
-            if other < 4 or step < 6:
-                status = chance.choice([Status.COMPLETED, Status.COMPLETED, Status.ABORTED])
-                items = group(step, status=status, response_model_steps=[step])
-                await buffer.put(items, task, key=chance.choice([None, None, "a"]))
-            elif other == 4:
-                await drawn(buffer, chance.randint(1, 3), task)
-            elif other == 5:
-                leases.append(await buffer.lease_batch({task: 2}, seconds=1000, heartbeat=False))
-                lease = chance.choice(leases)
-                part = [uid for uid in sorted(lease.open) if chance.random() < 0.6]
-                await (lease.acknowledge(part) if chance.random() < 0.5 else lease.give_back(part, failed="?"))
-            elif other == 6:
-                await buffer.refresh_staleness(
-                    task_stale_thresholds={task: 15},
-                    expired_groups_retryable_by_task={task: chance.random() < 0.5},
-                    current_train_step=step,
-                )
-            else:
-                uids = [item.uid for item in await found(buffer) if item.status != Status.ARCHIVED]
-                await buffer.delete({"uid": {"$in": chance.sample(uids, min(len(uids), 1))}})
-            await conserved(buffer.storage)
-            await sized(buffer)
 
     async def test_each_thing_has_its_tally(self, open_buffer: OpenBuffer) -> None:
         """By task and by the status that the group had."""
@@ -96,29 +55,6 @@ class TallyLaws(Harness):
             ("code", Status.EXPIRED, Tally.PUT): 1,
             ("code", Status.EXPIRED, Tally.DROPPED): 1,
         }
-
-    async def test_totals_outlive_the_buffer(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
-        """They are in the state, and in a snapshot."""
-        buffer, fresh, resumed = [await open_buffer(max_times_sampled=2, capacity=3) for _ in range(3)]
-        await fill(buffer, 5)
-        await drawn(buffer, 2)
-        fresh.load_state_dict(buffer.state_dict())
-        assert _counted(await fresh.storage.tallies()) == _counted(await buffer.storage.tallies())
-        await buffer.save(tmp_path)
-        await resumed.resume(tmp_path)
-        assert _counted(await resumed.storage.tallies()) == _counted(await buffer.storage.tallies())
-
-    async def test_a_histogram_counts_values(self, open_buffer: OpenBuffer) -> None:
-        """On the backend itself: of staleness and draws, by task and status."""
-        buffer = await open_buffer(max_times_sampled=0)
-        for staleness in (1, 1, 4):
-            await buffer.put(group(1, seq_staleness=staleness), "math")
-        await buffer.put(group(1, status=Status.ABORTED, seq_staleness=2), "math")
-        await drawn(buffer, 2)
-        lanes = {("math", Status.COMPLETED): {1: 2, 4: 1}, ("math", Status.ABORTED): {2: 1}}
-        times = {("math", Status.COMPLETED): {1: 2, 0: 1}, ("math", Status.ABORTED): {0: 1}}
-        fields = ("staleness", "times_sampled")
-        assert await buffer.storage.histograms(fields) == {"staleness": lanes, "times_sampled": times}
 
 
 class MetricsLaws(Harness):
@@ -174,7 +110,3 @@ class MetricsLaws(Harness):
         waits = (await buffer.metrics())["waits"]["groups"]
         assert (waits["count"], waits["timeouts"]) == (2, 2)
         assert waits["seconds"] > 0
-
-
-def _counted(tallies: dict[tuple[str, Status, Tally], int]) -> dict[tuple[str, Status, Tally], int]:
-    return {key: n for key, n in tallies.items() if n}

@@ -57,16 +57,15 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
 
 
 def test_groups_of_others_in_the_same_database_stay(tmp_path, shared_url):
-    """Also those of the demo's own task, with --fresh, in a run that goes on."""
+    """Also those of the demo's own task, with --fresh."""
 
     async def put():
         async with ReplayBufferConfig(url=shared_url).build() as buffer:
             await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
 
     asyncio.run(put())
-    for more in ([], ["--fresh"], []):
-        output, code = run_demo(tmp_path, shared_url, "--steps", "1", *more)
-        assert code == 0, output
+    output, code = run_demo(tmp_path, shared_url, "--steps", "1", "--fresh")
+    assert code == 0, output
     assert count(ReplayBufferConfig(url=shared_url)) == 1
 
 
@@ -80,15 +79,6 @@ def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):
     output, code = run_demo(tmp_path, shared_url, "--steps", "8", "--workers", "1")
     assert code == 0, output
     assert_trained_once(tmp_path, 8, output)
-
-
-def test_fresh_begins_anew(tmp_path, shared_url):
-    with Demo(tmp_path, shared_url, "--steps", "50", "--seed", "1") as demo:
-        demo.wait_for_step(1)
-    output, code = run_demo(tmp_path, shared_url, "--steps", "2", "--seed", "2", "--fresh")
-    assert code == 0, output
-    assert "Training a new policy for 2 steps (seed 2)" in output
-    assert assert_trained_once(tmp_path, 2, output).seed == 2
 
 
 def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path):

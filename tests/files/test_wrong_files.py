@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import os
 import pickle
-import socket
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +55,13 @@ async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, n
 
 async def test_what_is_no_ordinary_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """To open a pipe waits for who writes into it."""
-    pipe = tmp_path / "a.jsonl"
+    pipe, device = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
     async with ReplayBufferConfig(url="memory://").build() as buffer, asyncio.timeout(30):
-        with pytest.raises(FileError, match=rf"{pipe}: it is a named pipe \(FIFO\), not a file; copy what comes out"):
-            await buffer.import_from(pipe)
-        os.remove(pipe)
-        pipe.symlink_to("/dev/zero")
-        with pytest.raises(FileError, match=rf"{pipe}: it is a device, not a file"):
-            await buffer.import_from(pipe)
-        os.remove(pipe)
-        with closing(socket.socket(socket.AF_UNIX)) as listening, contextlib.chdir(pipe.parent):
-            listening.bind(pipe.name)
-            with pytest.raises(FileError, match=rf"{pipe}: it is a socket, not a file"):
-                await buffer.import_from(pipe)
-        with pytest.raises(FileError, match="Is a directory"):
-            await buffer.import_from(tmp_path)
+        for wrong in (pipe, device, tmp_path):
+            with pytest.raises(FileError, match=rf"{wrong}: it is not a file"):
+                await buffer.import_from(wrong)
         assert len(buffer) == 0
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import InputError
 from replaybuf.view.metrics import Collector, prometheus, read_figures
-from tests.observe.test_exposition import EVERYTHING, numbers
+from tests.observe.test_exposition import numbers
 
 
 def collected(collector: Collector) -> dict[Any, float]:
@@ -40,18 +40,6 @@ def test_an_open_buffer_is_collected_from_any_thread(opened: Any) -> None:
     labels = (("buffer", "train"), ("task", "math"))
     assert found["replaybuf_groups_put_total", labels] == 1
     assert found["replaybuf_up", ()] == 1
-
-
-async def test_an_open_buffer_is_collected_while_its_loop_goes_on(tmp_path: Path) -> None:
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
-        await buffer.put(group(), "math")
-        found = await asyncio.to_thread(collected, Collector(buffer))
-        assert found["replaybuf_staleness_gcount", (("buffer", "default"), ("task", "math"))] == 1
-
-
-def test_it_gives_what_the_text_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaybuf.view.metrics.exposition.read_figures", lambda *_, **__: EVERYTHING)
-    assert collected(Collector("run.db")) == numbers(parse(prometheus(EVERYTHING)))
 
 
 def test_a_database_is_collected_by_its_url(busy: str) -> None:

@@ -114,7 +114,8 @@ def _records(now: float) -> dict[str, list[dict[str, Any]]]:
     ]  # fmt: skip
     history = [
         {"buffer": "default", "since": int(now - 60 * (120 - n)),
-         "data": {"tasks": {"math": {"buffered": {"completed": 60 + n % 7}, "put": 30 * n, "sampled_new": 20 * n}}}}
+         "data": {"tasks": {"math": {"buffered": {"completed": 60 + n % 7}, "put": 30 * n,
+                            "put_of": {}, "sampled_new": 20 * n}}}}
         for n in range(120)
     ]  # fmt: skip
     return {"batch": batches, "worker": workers, "event": events, "history": history}

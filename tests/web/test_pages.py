@@ -112,13 +112,6 @@ def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
     assert all(button.search(read(client_of(url), path)) for path in ("/", "/steps", "/workers", "/events"))
 
 
-def test_a_run_that_is_over_has_no_rates(url: str) -> None:
-    """Also where what was put last was put after the last minute that was noted."""
-    asyncio.run(run_of(url, 3, 90))
-    move_back(url, 2)
-    assert rate(client_of(url)) == 0
-
-
 def test_after_the_end_of_a_run_its_rates_have_no_slope(url: str) -> None:
     """They are those of its last minute until it ended, and 0 ever since."""
     asyncio.run(run_of(url, 3, 90))
@@ -200,19 +193,17 @@ def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "wrong"),
+    ("where", "said"),
     [
-        ('{"stalenes": 3}', '{"stalenes": 3}'),
-        ('{"reward": }', "}"),
-        ("[1]", "[1]"),
-        ("[" * 5000, None),
+        ('{"stalenes": 3}', "stalenes"),
+        ('{"reward": }', "line 1 column 12"),
+        ("[1]", "a query is a JSON object"),
+        ("[" * 5000, "a query is JSON"),
     ],
 )
-def test_a_mistake_in_a_query_is_shown_in_its_place(page: Client, where: str, wrong: str | None) -> None:
+def test_a_mistake_in_a_query_is_said(page: Client, where: str, said: str) -> None:
     text = read(page, "/groups", 400, where=where)
-    assert 'role="alert"' in text
-    if wrong is not None:
-        assert f"<mark>{wrong}</mark>" in text
+    assert said in text.partition('role="alert"')[2].partition("</p>")[0]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +252,6 @@ def test_hostile_texts_are_shown_and_are_never_markup(page: Client) -> None:
     for path in (
         *PATHS,
         f"/groups/{HOSTILE_UID}",
-        "/batches/1",
         "/groups?" + urlencode({"where": SCRIPT, "task": SCRIPT}),
     ):
         answer = page.get(path)
@@ -304,12 +294,12 @@ def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         rollout = {"message": [], "response": "ab" * 500, "response_ids": [1, 2] * 500, "status": Status.COMPLETED}
-        buffer.put([RolloutState(**rollout, reward=float(place)) for place in range(200)], "math")
+        buffer.put([RolloutState(**rollout, reward=float(place)) for place in range(70)], "math")
     text = client_of(url).get("/groups/1?sort=best").text
     assert text.count("<article") == 64
     assert text.count('class="token') < 25_000
-    assert 'title="reward">199.000<' in text
-    assert client_of(url).get("/groups/1?all=1").text.count("<article") == 200
+    assert 'title="reward">69.000<' in text
+    assert client_of(url).get("/groups/1?all=1").text.count("<article") == 70
 
 
 def test_links_repeat_only_what_pages_know(page: Client) -> None:
@@ -473,7 +463,7 @@ def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_own_page(dip
 
 
 def test_what_isnt_there_is_said(page: Client) -> None:
-    for path in ("/nix", "/groups/999999", "/batches/999999", "/steps/5", "/static/../app.py", "/groups/abc"):
+    for path in ("/nix", "/groups/999999", "/steps/5", "/static/../app.py", "/groups/abc"):
         answer = page.get(path)
         assert answer.status_code in (400, 404)
         assert 'role="alert"' in answer.text

@@ -35,8 +35,8 @@ def _find_files(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
     """Check whether this user may write the file and the files beside it, and whether SQLite can rely on them."""
     assert context.path is not None
     path, kind = context.path, filesystem_type(context.path)
-    beside = [Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal")]
-    closed = [str(one) for one in (path, *beside) if one.exists() and not os.access(one, os.R_OK | os.W_OK)]
+    companions = [Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal")]
+    closed = [str(one) for one in (path, *companions) if one.exists() and not os.access(one, os.R_OK | os.W_OK)]
     if not os.access(path.parent, os.W_OK | os.X_OK):
         closed.append(f"{path.parent} (where the log is made)")
     if closed:

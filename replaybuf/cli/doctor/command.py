@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import textwrap
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from replaybuf.cli.app import TEXT, Out, Url, option
-from replaybuf.cli.output import Output, print_json
+from replaybuf.cli.output import Output, print_json, print_labelled
 from replaybuf.common.progress import progress_bar
-from replaybuf.common.redact import escape, escape_line
+from replaybuf.common.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.view.columns import Column
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from replaybuf.cli.doctor import CheckContext, Finding
 
 
-_STYLES: dict[str, Any] = {"ok": {"fg": "green"}, "warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _INDENT = 26
 
 
@@ -126,16 +123,10 @@ def _repaired(reader: Reader, output: Output, context: CheckContext) -> Sequence
 
 
 def print_finding(finding: Finding) -> None:
-    """Print a finding on one line, and its remedy on another; on a terminal, in columns that fit its width."""
-    room = max(20, shutil.get_terminal_size().columns - _INDENT) if sys.stdout.isatty() else sys.maxsize
-    level = typer.style(f"{finding.level!s:<7}", **_STYLES[finding.level])
-    lines = textwrap.wrap(escape(finding.text), room, drop_whitespace=room < sys.maxsize) or [""]
+    """Print a finding, and its remedy below."""
+    print_labelled(f"{finding.level!s:<7}  {finding.check:<15}  ", finding.text, label_style=_STYLES[finding.level])
     if finding.mend:
-        mend = textwrap.wrap(f"-> {escape(finding.mend)}", room, drop_whitespace=room < sys.maxsize)
-        lines += [typer.style(one, dim=True) for one in mend]
-    for place, line in enumerate(lines):
-        start = " " * _INDENT if place else f"{level}  {finding.check:<15}  "
-        typer.echo(start + line, color=False if os.environ.get("NO_COLOR") else None)
+        print_labelled(" " * _INDENT, f"-> {finding.mend}", style="dim")
 
 
 def _upgrade(reader: Reader, output: Output) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 from replaybuf.buffer.sync import run
 from replaybuf.buffer.together import put_together
@@ -74,26 +74,6 @@ class Client:
         uids = run(put_together(puts, timeout=timeout))
         return {table.name: uid for table, uid in zip(chosen, uids, strict=True)}
 
-    @overload
-    def sample(
-        self,
-        table: str,
-        num_samples: int = 1,
-        *,
-        emit_timesteps: Literal[True] = True,
-        timeout: float | None = SAMPLE_TIMEOUT,
-    ) -> Iterator[list[ReplaySample]]: ...
-
-    @overload
-    def sample(
-        self,
-        table: str,
-        num_samples: int = 1,
-        *,
-        emit_timesteps: Literal[False],
-        timeout: float | None = SAMPLE_TIMEOUT,
-    ) -> Iterator[ReplaySample]: ...
-
     def sample(
         self,
         table: str,
@@ -101,7 +81,7 @@ class Client:
         *,
         emit_timesteps: bool = True,
         timeout: float | None = SAMPLE_TIMEOUT,
-    ) -> Iterator[list[ReplaySample]] | Iterator[ReplaySample]:
+    ) -> Iterator[Any]:
         """Yield `num_samples` samples, each a list of one, as Reverb does for items from `insert`.
 
         With `emit_timesteps=False` the samples themselves are yielded.

@@ -49,17 +49,20 @@ def read_figures(
     """
     reader = open_reader(source) if isinstance(source, str) else source
 
-    def read(tx: ReadTransaction) -> dict[str, Any]:
-        return {
-            "database": {
-                "bytes": tx.database_bytes(),
-                "unswept_payloads": count_unswept(tx),
-                "places": {place.pop("url"): place for place in list_places(tx)},
-            },
-            "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
-        }
+    return reader.read(lambda tx: figures_of(tx, buffer, scanned), timeout=timeout)
 
-    return reader.read(read, timeout=timeout)
+
+def figures_of(tx: ReadTransaction, buffer: str | None, scanned: int | None = None) -> dict[str, Any]:
+    """Return the figures of one buffer of a database, or of all, as `read_figures` does; `scanned` may be None."""
+    return {
+        "database": {
+            "schema": tx.revision(),
+            "bytes": tx.database_bytes(),
+            "unswept_payloads": count_unswept(tx),
+            "places": {place.pop("url"): place for place in list_places(tx)},
+        },
+        "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
+    }
 
 
 def _figures(tx: ReadTransaction, name: str, found: BufferMeasures) -> dict[str, Any]:

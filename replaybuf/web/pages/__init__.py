@@ -18,12 +18,10 @@ from replaybuf.web.pages.overview import (
     read_overview,
 )
 from replaybuf.web.pages.steps import (
-    draw_batch,
     draw_step,
     draw_steps,
     draw_worker,
     draw_workers,
-    read_batch,
     read_step_page,
     read_steps_page,
     read_worker_page,
@@ -53,7 +51,6 @@ PAGES = {
     "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
     "steps": Page("/steps", "Steps", read_steps_page, draw_steps),
     "step": Page("/steps/{step}", "Step", read_step_page, draw_step, in_menu=False),
-    "batch": Page("/batches/{batch}", "Draw", read_batch, draw_batch, in_menu=False),
     "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints, draw_checkpoints),
     "workers": Page("/workers", "Workers", read_workers, draw_workers),
     "worker": Page("/worker", "Worker", read_worker_page, draw_worker, in_menu=False),

@@ -12,7 +12,7 @@ from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.files.foreign_rows import SYNONYMS
 from replaybuf.rules.policies import OrderTerm, parse_order
-from replaybuf.rules.query import FIELDS, LogicNode, Node, parse
+from replaybuf.rules.query import FIELDS
 from replaybuf.rules.query.parse import read_value
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer, describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import (
@@ -31,28 +31,13 @@ from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, ti
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import ARRAYS, columns
+from replaybuf.view.queries import read_query
 from replaybuf.view.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.tables import Listed, table_of
 
 _SIZE, _MOST = 50, 500
 STATUSES = tuple(map(str, Status))
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """A text in three parts, the middle one of which is invalid, and the reason."""
-
-    before: str
-    wrong: str
-    after: str
-    reason: str
-
-    @classmethod
-    def at(cls, text: str, span: tuple[int, int], reason: str) -> Marked:
-        """Return the text, split at the span of an error."""
-        start, end = span
-        return cls(text[:start], text[start:end], text[end:], reason)
 
 
 def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -72,9 +57,10 @@ def read_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "statuses": STATUSES,
         "fields": (*FIELDS, "tags.NAME"),
     }
-    query = _query(where)
-    if isinstance(query, Marked):
-        return {**data, "error": query}
+    try:
+        query = read_query(where)
+    except QueryError as error:
+        return {**data, "error": str(error)}
     order = _order(ask)
     chosen = Chosen(query, order, ask.text("buffer"), task, status)
     rows, key = page_of_groups(tx, chosen, _after(ask, order), size)
@@ -95,25 +81,6 @@ _GROUPS = [
     ),
     *columns("leased_until", "tags", "prompt"),
 ]
-
-
-def _query(where: str) -> Node | Marked:
-    """Return the parsed query, or its text with the error marked."""
-    if not where.strip():
-        return LogicNode("$and", ())
-    try:
-        query = json.loads(where)
-    except ValueError as error:
-        place = min(getattr(error, "pos", 0), len(where))
-        return Marked.at(where, (place, place + 1), f"this isn't JSON: {error}")
-    except RecursionError:
-        return Marked.at(where, (0, 1), "this is nested too deeply")
-    if not isinstance(query, dict):
-        return Marked.at(where, (0, len(where)), 'a query is a JSON object, such as {"reward": {"$gte": 0.9}}')
-    try:
-        return parse(query)
-    except QueryError as error:
-        return Marked.at(where, (0, len(where)), str(error))
 
 
 def _order(ask: Ask) -> OrderTerm:
@@ -369,5 +336,5 @@ def _happenings(life: Life, ask: Ask) -> list[tuple[datetime | None, str, str]]:
 def _page_of(row: Mapping[str, Any]) -> str:
     """Return the path of the page with details of an event in a group's life."""
     if row["batch"] is not None:
-        return f"/batches/{row['batch']}" if row["step"] is None else f"/steps/{row['step']}"
+        return "" if row["step"] is None else f"/steps/{row['step']}"
     return "" if row["what"] in ("put", "consumed", "came back") else "/events"

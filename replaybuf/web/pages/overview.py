@@ -58,7 +58,7 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         return {name: _over_time(drawn, field) for name, field in fields.items()}
 
     def counted(by: str) -> dict[str, Points]:
-        names = sorted({name for minute in history for name in value_of(minute, by)})
+        names = sorted({name for minute in history for name, n in value_of(minute, by).items() if n})
         return {name: [(one.time.timestamp(), value_of(one, by).get(name, 0)) for one in history] for name in names}
 
     rate = {name: sorted((time.timestamp(), value_of(one, name)) for time, one in rates) for name in ("put", "drawn")}

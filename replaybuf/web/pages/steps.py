@@ -6,11 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replaybuf.rules.comparison import by_worker, tabulate
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import Member, newest, recorded
+from replaybuf.storage.sql.inspection.run_records import newest, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, Column, columns, value_of
-from replaybuf.view.drawn import span_text
 from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
 from replaybuf.view.workers import (
     BUFFERED,
@@ -113,27 +111,6 @@ def _plain(ask: Ask) -> Ask:
 
 def _worker_link(ask: Ask) -> Callable[[Any], str | None]:
     return lambda row: ask.link("/worker", worker=name) if (name := value_of(row, "name")) else None
-
-
-def read_batch(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return a draw with its groups, and a summary of them by worker. Raises NotThereError."""
-    number = ask.number("batch")
-    found = newest(tx, "batches", None, 1, "id = :id", id=number)
-    if not found:
-        raise NotThereError(f"there is no draw {number} on record; the oldest are forgotten")
-    groups = newest(tx, "batch_groups", None, _MOST_GROUPS, "batch = :batch", batch=number)
-    members = [Member(**{name: row[name] for name in Member.__slots__}) for row in groups]
-    return {"batch": found[0], "groups": members, "workers": by_worker([tabulate(members)])}
-
-
-def draw_batch(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return a page of the groups of a draw in the requested order."""
-    batch, shown = data["batch"], [one for one in MEMBERS if one.name not in ("batch", "now", "prompt")]
-    return {
-        "weights": span_text(batch["oldest_model_step"], batch["newest_model_step"]),
-        "makers": _by_worker(data["workers"], ask, data["now"]),
-        "table": table_of("Groups", data["groups"], shown, ask, data["now"], usual="-uid"),
-    }
 
 
 _MOST_ROWS = 10_000

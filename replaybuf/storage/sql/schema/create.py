@@ -8,16 +8,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import (
-    Column,
-    Index,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    create_mock_engine,
-    insert,
-)
+from sqlalchemy import Index, create_mock_engine
 
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql.schema.records import metadata
@@ -30,12 +21,8 @@ if TYPE_CHECKING:
 
 
 # As created by alembic.
-version = Table(
-    VERSION_TABLE,
-    MetaData(),
-    Column("version_num", String(32), nullable=False),
-    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
-)
+_CREATE_VERSION = f"""CREATE TABLE {VERSION_TABLE} (
+    version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))"""
 
 
 def check_schema(tx: Transaction, where: str) -> bool:
@@ -57,8 +44,8 @@ def create_schema(tx: Transaction, where: str) -> None:
         )
     create_tables(tx)
     create_views(tx)
-    version.create(_running(tx), checkfirst=False)
-    tx.change(insert(version).values(version_num=HEAD))
+    tx.run(_CREATE_VERSION)
+    tx.change(f"INSERT INTO {VERSION_TABLE} VALUES (:revision)", revision=HEAD)  # noqa: S608
 
 
 def create_tables(tx: Transaction) -> None:

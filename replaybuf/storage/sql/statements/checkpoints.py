@@ -24,11 +24,11 @@ from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of, runs_race
-from replaybuf.storage.sql.statements.leases import read_rows, return_all
+from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import OURS, bring_back, changed_since, keep, leave, put_since
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.rows import GroupRow, uid_in
+from replaybuf.storage.sql.statements.rows import GroupRow, read_rows, uid_in
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 from replaybuf.values.rollouts.rollout import ASIDE, Status
 
@@ -237,8 +237,7 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Pin the staleness of these newer groups, and reset their draws; return their rows before that."""
     return_all(tx)
     keep(tx, uids)
-    these = uid_in(tx, uids)
-    found = read_rows(tx, these)
+    found = read_rows(tx, "g.uid {in:uids} {lock:g}", uids=uids)
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for home in lanes_where(tx, "true"):  # before `_set_lanes` changes the train step that the groups follow
         pin(tx, home, [one.uid for one in found if one.lane == home.id])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from pydantic_core import from_json
 from sqlalchemy import ColumnElement
 
 from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
@@ -15,52 +14,25 @@ from replaybuf.rules.policies import KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, go_on
 from replaybuf.storage.sql.statements.past import in_checkpoints, leave
-from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, scoped_key, select_rows, uid_in
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, read_rows, uid_in
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.rollouts.rollout import ASIDE, Status
+from replaybuf.values.rollouts.rollout import ASIDE
 
 #: Collects the groups removed by a transaction, whose payloads are read after it; None if not requested.
 Leaving = list[GroupRow] | None
 
 
-def note(tx: Transaction, uids: Iterable[int], leaving: Leaving) -> None:
-    """Read these groups of the buffer, leased or not, before their removal, if requested."""
-    listed = sorted(uids)
-    if leaving is None or not listed:
-        return
-    query = select_rows().where(lane.c.buffer == tx.scope.buffer, uid_in(tx, listed))
-    leaving += map(GroupRow.of, tx.tuples(query.order_by(group.c.uid)))
-
-
-def by_put(tx: Transaction, rows: Iterable[GroupRow], puts: Mapping[int, NewGroup]) -> dict[int, list[GroupRow]]:
-    """Attribute removed groups to the puts that caused their removal, of several stored together in order.
-
-    Replaced groups belong to the put that named them, or has their key. The other groups of a task were evicted: one
-    for each of the task's last puts, since there was room for earlier ones.
-    """
-    named = {uid: place for place, new in puts.items() for uid in new.replaces}
-    keyed = {scoped_key(tx.scope.buffer, new.task_name, new.key): place for place, new in puts.items() if new.key}
-    left: dict[int, list[GroupRow]] = {}
-    evicted: dict[str, list[GroupRow]] = {}
-    for row in rows:
-        place = named.get(row.uid, keyed.get(row.column("scoped_key")))
-        if place is None:
-            evicted.setdefault(row.task_name, []).append(row)
-        else:
-            left.setdefault(place, []).append(row)
-    for task, gone in evicted.items():
-        places = [place for place, new in puts.items() if new.task_name == task]
-        for number, row in enumerate(gone):
-            left.setdefault(places[(number - len(gone)) % len(places)], []).append(row)
-    return left
+def note(tx: Transaction, uids: Sequence[int], leaving: Leaving) -> None:
+    """Read these groups of the buffer before their removal, if requested."""
+    if leaving is not None and uids:
+        leaving += read_rows(tx, "g.uid {in:uids}", uids=uids)
 
 
 def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
@@ -94,14 +66,14 @@ def replace_groups(tx: Transaction, condition: ColumnElement[bool], leaving: Lea
 
 def replaced_by_place(
     tx: Transaction, groups: Sequence[NewGroup]
-) -> tuple[dict[int, list[Any]], dict[int, ReplayBufError]]:
+) -> tuple[dict[int, list[GroupRow]], dict[int, ReplayBufError]]:
     """Return the groups replaced by each of these groups, or the error, by index. A stored group is replaced once."""
     wanted = sorted({uid for new in groups for uid in new.replaces})
     there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, wanted))} if wanted else {}
-    replaced: dict[int, list[Any]] = {}
+    replaced: dict[int, list[GroupRow]] = {}
     refused: dict[int, ReplayBufError] = {}
     for place, new in enumerate(groups):
-        if new.replaces:
+        if new.replaces or new.lease is not None:
             try:
                 replaced[place] = _check_replaced(tx.scope, new, there)
             except ReplayBufError as error:
@@ -112,19 +84,13 @@ def replaced_by_place(
     return replaced, refused
 
 
-def find_replaced(tx: Transaction, new: NewGroup) -> list[Any]:
-    """Return the groups to be replaced by a put. Raises ConflictError, LeaseLostError and FencedError."""
-    there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, new.replaces))}
-    return _check_replaced(tx.scope, new, there)
-
-
-def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> list[Any]:
+def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, GroupRow]) -> list[GroupRow]:
     """Return the existing groups to be replaced by a put. Raises ConflictError, LeaseLostError and FencedError."""
     token = None
     if new.lease is not None:
         check_lease(new.lease, scope.epoch, scope.database)
         token = new.lease.token
-    found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].lease == token}
+    found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].column("lease") == token}
     missing = [uid for uid in new.replaces if uid not in found]
     if missing and new.lease is not None:
         raise lost_to_others(new.lease, missing)
@@ -133,48 +99,26 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, Any]) -> li
     return list(found.values())
 
 
-def lock_replaced(tx: Transaction, condition: Any) -> list[Replaced]:
-    """Return the stored groups to be replaced, including leased ones, with their lanes and row locks."""
+def lock_replaced(tx: Transaction, condition: ColumnElement[bool]) -> list[GroupRow]:
+    """Return the stored groups to be replaced, including leased ones, with row locks."""
     locked = [uid for uid, _ in lock_groups(tx, condition)]
-    rows = tx.tuples(_REPLACED, buffer=tx.scope.buffer, uids=locked) if locked else ()
-    return [Replaced._make([*row[:-1], from_json(row[-1] or "[]")]) for row in rows]
+    return read_rows(tx, "g.uid {in:uids}", uids=locked) if locked else []
 
 
-class Replaced(NamedTuple):
-    """A group to be replaced, with its lane."""
-
-    uid: int
-    lane: int
-    lease: int | None
-    leased_until: float | None
-    deliveries: int
-    task_name: str
-    status: str
-    leased: bool
-    made_from: list[int]
+def remove_replaced(tx: Transaction, rows: Collection[GroupRow], leaving: Leaving = None) -> None:
+    """Remove replaced groups, and append them to `leaving`."""
+    if leaving is not None:
+        leaving += sorted(rows, key=lambda row: row.uid)
+    apply(tx, [(row.task_name, removed(Place(row.status, row.is_leased), Tally.REPLACED), [row.uid]) for row in rows])
 
 
-_REPLACED = """SELECT g.uid, g.lane, g.lease, g.leased_until, g.deliveries, l.task_name, l.status, l.leased,
-    CAST(g.made_from AS text)
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND g.uid {in:uids}"""
-
-
-def remove_replaced(tx: Transaction, rows: Iterable[Any], leaving: Leaving = None) -> None:
-    rows = list(rows)
-    note(tx, (row.uid for row in rows), leaving)
-    steps = [
-        (row.task_name, removed(Place(Status(row.status), bool(row.leased)), Tally.REPLACED), [row.uid]) for row in rows
-    ]
-    apply(tx, steps)
-
-
-def origins(tx: Transaction, replaced: Iterable[Any]) -> list[int]:
+def origins(tx: Transaction, replaced: Collection[GroupRow]) -> list[int]:
     """Return the uids of these groups, which have just left, and of their predecessors that checkpoints have.
 
     A restore that keeps the group which replaces them doesn't bring them back.
     """
     direct = {row.uid for row in replaced}
-    others = {uid for row in replaced for uid in row.made_from} - direct
+    others = {uid for row in replaced for uid in row.parsed("made_from") or ()} - direct
     return sorted(direct | in_checkpoints(tx, others) if others else direct)
 
 

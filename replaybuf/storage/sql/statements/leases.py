@@ -14,7 +14,6 @@ from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.places.store import Extent
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, add_to_checkpoints, change, move
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
@@ -23,7 +22,7 @@ from replaybuf.storage.sql.statements.new_rows import insert_payloads
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import come_back, keep, lock
 from replaybuf.storage.sql.statements.presence import note_rows
-from replaybuf.storage.sql.statements.rows import PLACES, SELECT_ROWS, GroupRow, select_rows, uid_in
+from replaybuf.storage.sql.statements.rows import PLACES, GroupRow, read_rows
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
 from replaybuf.values.rollouts.statuses import Status
 
@@ -43,7 +42,7 @@ def hold(
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Return these groups of the buffer with their lanes."""
-    rows = _sorted(tx.tuples(f"{_ROWS} {{lock:g}}", buffer=tx.scope.buffer, uids=uids))
+    rows = read_rows(tx, "g.uid {in:uids} {lock:g}", uids=uids)
     lanes = find_lanes(tx, {(row.task_name, row.status) for row in rows})
     for row in rows:
         row.found_in = lanes[(row.task_name, row.status)]
@@ -106,10 +105,10 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
     With `wait`, leases being ended by a concurrent transaction have ended, too, at the end of the call.
     """
     now, limits = tx.dialect.clock(tx), tx.scope.rules.limits
-    uids = tx.values(OVERDUE, now=now, buffer=tx.scope.buffer)
+    uids = tx.values(OVERDUE if wait else f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)
     if not uids:
         return 0
-    rows = read_rows(tx, uid_in(tx, uids), group.c.leased_until <= now, skip_locked=not wait)
+    rows = read_rows(tx, "g.uid {in:uids} AND g.leased_until <= :now {lock:g}", uids=uids, now=now)
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
     _note_returned(tx, EventKind.LEASE_LAPSED, rows)
     return len(rows)
@@ -136,29 +135,14 @@ AND EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane AND l.buffer = :buffer) 
 
 def return_all(tx: Transaction) -> int:
     """End all leases and return the number of their groups: a store's copy is unknown to their consumers."""
-    rows = read_rows(tx, lane.c.leased, group.c.lease.is_not(None), group.c.leased_until.is_not(None))
+    rows = read_rows(tx, "l.leased AND g.lease IS NOT NULL AND g.leased_until IS NOT NULL {lock:g}")
     move(tx, rows, transitions.unleased)
     return len(rows)
 
 
-def read_rows(tx: Transaction, *conditions: Any, skip_locked: bool = False) -> list[GroupRow]:
-    """Return the groups of the buffer that meet the conditions, including leased ones, with row locks."""
-    query = select_rows().where(lane.c.buffer == tx.scope.buffer, *conditions)
-    return _sorted(tx.tuples(tx.dialect.for_update(query, of=group, skip_locked=skip_locked)))
-
-
-def _sorted(rows: Iterable[Sequence[Any]]) -> list[GroupRow]:
-    return sorted(map(GroupRow.of, rows), key=lambda row: row.uid)
-
-
-_ROWS = f"{SELECT_ROWS} WHERE l.buffer = :buffer AND g.uid {{in:uids}}"
-
-
 def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return those of these groups that a lease still holds."""
-    return _sorted(
-        tx.tuples(f"{_ROWS} AND g.lease = :lease {{lock:g}}", buffer=tx.scope.buffer, uids=uids, lease=lease.token)
-    )
+    return read_rows(tx, "g.uid {in:uids} AND g.lease = :lease {lock:g}", uids=uids, lease=lease.token)
 
 
 def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:

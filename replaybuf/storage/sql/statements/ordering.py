@@ -158,7 +158,7 @@ class Source:
             rows = self._read(tx, _Query(order, whole=True, bare=not payloads), size)
         elif pinned := self._read(tx, _Query(order, _PINNED), size):
             uids = [one.uid for one in self._merged(tx, size, order, pinned)]
-            found = {row[0]: row for row in tx.tuples(_WHOLE if payloads else _BARE, uids=tx.dialect.listed(uids))}
+            found = {row[0]: row for row in tx.tuples(_BY_UID[payloads, False], uids=tx.dialect.listed(uids))}
             rows = [found[uid] for uid in uids if uid in found]
         else:
             rows = self._read(tx, _Query(order, _FOLLOWING, whole=True, bare=not payloads), size)
@@ -194,7 +194,7 @@ class Source:
         while left and len(rows) < size:  # others may have locked some
             chosen, left = left[: size - len(rows)], left[size - len(rows) :]
             uids = tx.dialect.listed(chosen)
-            found = {row[0]: row for row in tx.tuples(_LOCKED[payloads], lane=home.id, uids=uids)}
+            found = {row[0]: row for row in tx.tuples(_BY_UID[payloads, True], lane=home.id, uids=uids)}
             rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
         for row in rows:
             row.is_afresh = True
@@ -280,10 +280,7 @@ def _statement(query: _Query, where: Node | None) -> Statement:
 def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
     order, fields = query.order, _fields(query)
     values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
-    if query.bare:
-        statement = select(*STORED, null())
-    else:
-        statement = dialect.with_payload(STORED) if query.whole else select(group.c.uid, group.c.priority, *values)
+    statement = _whole(dialect, not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
     if query.pinned is not None:
         missing = group.c.pinned_staleness.is_(None)
         statement = statement.where(~missing if query.pinned else missing)
@@ -330,8 +327,23 @@ _NONE_PINNED = (
     .scalar_subquery()
     .is_(None)
 )
-_WHOLE = Statement(lambda dialect: dialect.with_payload(STORED).where(dialect.one_of(group.c.uid, "uids")))
-_BARE = Statement(lambda dialect: select(*STORED, null()).where(dialect.one_of(group.c.uid, "uids")))
+
+
+def _whole(dialect: Dialect, payloads: bool) -> Select[Any]:
+    return dialect.with_payload(STORED) if payloads else select(*STORED, null())
+
+
+def _by_uid(payloads: bool, lock: bool) -> Statement:
+    """Return the statement for whole groups by uid; to lock those of a lane that others haven't locked."""
+
+    def build(dialect: Dialect) -> Select[Any]:
+        found = _whole(dialect, payloads).where(dialect.one_of(group.c.uid, "uids"))
+        return dialect.for_update(found.where(group.c.lane == _LANE), of=group, skip_locked=True) if lock else found
+
+    return Statement(build)
+
+
+_BY_UID = {(payloads, lock): _by_uid(payloads, lock) for payloads in (False, True) for lock in (False, True)}
 
 
 @lru_cache(maxsize=128)
@@ -348,20 +360,6 @@ def _matching(where: Node | None, *, counted: bool = False) -> Statement:
         return found.where(group.c.uid <= bindparam("last", type_=group.c.uid.type)) if counted else found
 
     return Statement(build)
-
-
-def _locked(payloads: bool) -> Statement:
-    """Return the statement for whole groups of a lane by uid, with row locks, without those locked by others."""
-
-    def build(dialect: Dialect) -> Select[Any]:
-        found = dialect.with_payload(STORED) if payloads else select(*STORED, null())
-        found = found.where(group.c.lane == _LANE, dialect.one_of(group.c.uid, "uids"))
-        return dialect.for_update(found, of=group, skip_locked=True)
-
-    return Statement(build)
-
-
-_LOCKED = {payloads: _locked(payloads) for payloads in (False, True)}
 
 
 def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from replaybuf.errors import FullError, ReplayBufError, StorageError
 from replaybuf.rules import transitions
@@ -17,9 +16,7 @@ from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import (
     Leaving,
-    by_put,
     evict,
-    find_replaced,
     keep_leaving,
     lock_replaced,
     origins,
@@ -44,7 +41,6 @@ from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_more
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
-from replaybuf.values.rollouts.rollout import Status
 
 
 @dataclass(slots=True)
@@ -72,11 +68,10 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
     replacing = any(one.group.replaces for one in groups)
-    asked = any(one.group.dropped is not None for one in groups)
-    keys = [(one.group.task_name, one.group.key) for one in groups if one.group.key]
-    apart = any(one.group.stays_leased for one in groups) or (asked and len(set(keys)) < len(keys))
-    if apart or (keys and (replacing or limits.slows_puts)):
-        return [_put_one(tx, one) for one in groups]
+    keyed = any(one.group.key for one in groups)
+    alone = any(one.group.stays_leased or one.group.dropped is not None for one in groups)
+    if alone or (keyed and (replacing or limits.slows_puts)):
+        return [outcome for one in groups for outcome in _put_together(tx, [one])]
     return _put_together(tx, groups)
 
 
@@ -97,40 +92,55 @@ def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, Sto
 
 
 def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
-    """Store groups that don't depend on each other, and return their outcomes."""
+    """Store groups that don't depend on each other, and return their outcomes.
+
+    One that stays leased, or with a `dropped` list, comes alone.
+    """
     replaced, refused = replaced_by_place(tx, [one.group for one in groups])
-    if tx.scope.rules.limits.slows_puts:
+    first, stays_leased = groups[0].group, groups[0].group.stays_leased
+    if tx.scope.rules.limits.slows_puts and not stays_leased:
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
     made_from: Sequence[Sequence[int]] = ()
-    leaving: Leaving = [] if any(groups[place].group.dropped is not None for place in kept) else None
+    leaving: Leaving = None if first.dropped is None else []
     if replaced:
         gone = [row for place in kept for row in replaced.get(place, ())]
         made_from = [origins(tx, replaced.get(place, ())) for place in kept]
         remove_replaced(tx, gone, leaving)
-    uids = store(tx, [groups[place] for place in kept], made_from=made_from, leaving=leaving)
+    uids = store(tx, [groups[place] for place in kept], not stays_leased, made_from, leaving)
     keep_leaving(tx, leaving)
-    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
-    for place, rows in by_put(tx, leaving or (), {place: groups[place].group for place in kept}).items():
-        if groups[place].group.dropped is not None:
-            outcomes[place] = Stored(uids[kept.index(place)], rows)
+    if stays_leased and uids:
+        held = replaced[0]
+        delivered = max(row.deliveries for row in held)
+        lease, until = held[0].column("lease"), held[0].column("leased_until")
+        hold(tx, rows_of(tx, uids), lease, until, first.worker, deliveries=delivered)
+    stored: Iterable[Outcome] = uids if leaving is None else (Stored(uid, leaving) for uid in uids)
+    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, stored, strict=True))}
     return [outcomes[place] for place in range(len(groups))]
 
 
 def _refused(
     tx: Transaction,
     groups: Sequence[EncodedGroup],
-    replaced: Mapping[int, Sequence[Any]],
+    replaced: Mapping[int, Sequence[GroupRow]],
     passed_over: Container[int],
 ) -> dict[int, FullError]:
-    """Return the errors of groups without room, by index."""
+    """Return the errors of groups without room, by index; one with a key comes alone, and leaves the room of another.
+
+    `replaced` has the groups that each names.
+    """
     limits = tx.scope.rules.limits
     levels = read_levels(tx, {one.group.task_name for one in groups})
     refused = {}
     for place, new in enumerate(one.group for one in groups):
         if place in passed_over:
             continue
-        level = levels[new.task_name].without(_buffered(replaced.get(place, ()), new.task_name))
+        gone = {row.uid: row for row in replaced.get(place, ())}
+        if (key := _key_of(tx, new)) is not None:
+            gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
+        # Leased groups take no room.
+        room = [row.status for row in gone.values() if row.task_name == new.task_name and not row.is_leased]
+        level = levels[new.task_name].without(room)
         if limits.insertable(level, new.status) == 0:
             refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
         else:
@@ -138,49 +148,9 @@ def _refused(
     return refused
 
 
-def _buffered(replaced: Iterable[Any], task_name: str) -> list[Status]:
-    """Return the statuses of the replaced groups that count towards the task's level."""
-    return [Status(row.status) for row in replaced if row.task_name == task_name and not row.leased]
-
-
-def _put_one(tx: Transaction, encoded: EncodedGroup) -> Outcome:
-    """Store a group that replaces others, and return its outcome."""
-    new = encoded.group
-    try:
-        replaced = find_replaced(tx, new)
-        if not new.stays_leased:
-            _check_room(tx, new, replaced)
-    except ReplayBufError as error:  # nothing was changed
-        return error
-    leaving: Leaving = None if new.dropped is None else []
-    made_from = origins(tx, replaced)
-    remove_replaced(tx, replaced, leaving)
-    [uid] = store(tx, [encoded], evicting=not new.stays_leased, made_from=[made_from], leaving=leaving)
-    keep_leaving(tx, leaving)
-    if new.stays_leased:
-        delivered = max(row.deliveries for row in replaced)
-        rows = rows_of(tx, [uid])
-        hold(tx, rows, replaced[0].lease, replaced[0].leased_until, new.worker, deliveries=delivered)
-    return uid if leaving is None else Stored(uid, leaving)
-
-
-def _check_room(tx: Transaction, new: NewGroup, replaced: Iterable[Any]) -> None:
-    """Raise FullError when there is no room for a group, given that it replaces these and the one with its key."""
-    limits = tx.scope.rules.limits
-    if not limits.slows_puts:
-        return
-    keyed = lock_replaced(tx, group.c.scoped_key == _key_of(tx, new)) if new.key else []
-    gone = {row.uid: row for row in (*keyed, *replaced)}
-    level = read_levels(tx, [new.task_name])[new.task_name]
-    level = level.without(_buffered(gone.values(), new.task_name))
-    if limits.insertable(level, new.status) == 0:
-        raise FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
-
-
 def store(
     tx: Transaction,
     groups: Sequence[EncodedGroup],
-    *,
     evicting: bool = True,
     made_from: Sequence[Sequence[int]] = (),
     leaving: Leaving = None,
@@ -273,7 +243,10 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     Returns the removed groups if the put has a `dropped` list.
     """
     leaving: Leaving = None if new.dropped is None else []
-    gone = {row.uid: row for row in find_replaced(tx, new)}
+    replaced, refused = replaced_by_place(tx, [new])
+    if refused:
+        raise refused[0]
+    gone = {row.uid: row for row in replaced.get(0, ())}
     if (key := _key_of(tx, new)) is not None:
         tx.dialect.lock_names(tx, NamedLock.KEY, [key])
         gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}

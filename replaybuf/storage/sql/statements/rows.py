@@ -68,9 +68,10 @@ def select_rows(*, payloads: bool = False) -> Select[Any]:
     return select(*columns).select_from(joined)
 
 
-#: The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
-STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
-SELECT_ROWS = f"SELECT {STORED_TEXT}, l.task_name, l.status, l.step FROM rb_group g JOIN rb_lane l ON l.id = g.lane"  # noqa: S608
+# The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
+_STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
+_SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND"""  # noqa: S608
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
@@ -203,6 +204,10 @@ class GroupRow:
         return _ORIGIN(self.values)
 
     @property
+    def is_leased(self) -> bool:
+        return self.values[PLACES["lease"]] is not None
+
+    @property
     def ticket(self) -> int:
         """The group's sampling id."""
         ticket = self.column("ticket")
@@ -265,6 +270,12 @@ class GroupRow:
             )
         except DAMAGE as problem:
             raise damaged(self.uid, problem) from problem
+
+
+def read_rows(tx: Transaction, condition: str, **values: Any) -> list[GroupRow]:
+    """Return the groups of the buffer, leased or not, that meet a condition on groups `g` and lanes `l`, by uid."""
+    rows = tx.tuples(f"{_SELECT_ROWS} {condition}", buffer=tx.scope.buffer, **values)
+    return sorted(map(GroupRow.of, rows), key=lambda row: row.uid)
 
 
 def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral | None = None) -> list[StorageItem]:
