@@ -62,7 +62,7 @@ async def test_two_primaries_of_one_timeline_are_refused(asynchronous: Cluster) 
     await asyncio.to_thread(primary.start)
     await asyncio.to_thread(primary.promote)
     assert primary is asynchronous.standby
-    with pytest.raises(UnreachableError, match=r"both say that they are the primary, on timeline \d+, and each has"):
+    with pytest.raises(UnreachableError, match=r"both say that they are the primary, and each has"):
         async with build(url):
             pass
 

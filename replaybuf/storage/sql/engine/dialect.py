@@ -68,9 +68,7 @@ class Dialect(ABC):
     name: str
     #: SQLAlchemy's dialect, by which statements are compiled and values are converted.
     compiler: Compiler
-    #: Whether transactions write concurrently, so that row locks are needed.
-    locks_rows: bool
-    #: Whether each statement is a round trip to a server.
+    #: Whether it is a server: each statement is a round trip, and transactions write concurrently, with row locks.
     is_remote: bool
     #: In texts of SQL: the time in seconds since the epoch; the locks of a query's rows; the same without those that
     #: others have locked.
@@ -89,33 +87,33 @@ class Dialect(ABC):
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         """Return values as one list parameter of a prepared statement."""
 
-    @abstractmethod
+    # Locks: none by default, for a database with one writer at a time.
+
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
         """Return the query with FOR UPDATE, if there are row locks; `skip_locked` as in SQL."""
+        return query
 
-    @abstractmethod
-    def lock(self, tx: Transaction, key: Lock) -> None:
+    def lock(self, tx: Transaction, key: Lock) -> None:  # noqa: B027
         """Take an advisory lock exclusively, until the end of the transaction."""
 
     def lock_schema(self, tx: Transaction) -> None:
         """Take the lock for creating the schema, until the end of the transaction."""
         self.lock(tx, Lock.SCHEMA)
 
-    @abstractmethod
     def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
         """Try to take an advisory lock without waiting; return whether it was free."""
+        return True
 
-    @abstractmethod
-    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
+    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:  # noqa: B027
         """Take the advisory locks of these names exclusively, in sorted order."""
 
     @abstractmethod
     def clock(self, tx: Transaction) -> float:
         """Return the time of the lease clock, in seconds since the epoch, the same for all users of the database."""
 
-    @abstractmethod
     def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a write transaction, and make the clock monotonic from now on."""
+        return self.clock(tx)
 
     @abstractmethod
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:

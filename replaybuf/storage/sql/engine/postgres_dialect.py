@@ -48,7 +48,6 @@ def array(parameter: str, kind: str) -> str:
 class PostgresDialect(Dialect):
     name = "postgresql"
     compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
-    locks_rows = True
     is_remote = True
     now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
     locked = "FOR UPDATE"
@@ -94,9 +93,6 @@ class PostgresDialect(Dialect):
     def clock(self, tx: Transaction) -> float:
         [(seconds,)] = tx.run(f"SELECT {NOW}")
         return float(seconds)
-
-    def start_clock(self, tx: Transaction) -> float:
-        return self.clock(tx)
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         # With `lane = n` the planner treats the lane as a constant and may walk the primary key from its beginning,

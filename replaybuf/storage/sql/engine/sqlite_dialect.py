@@ -11,7 +11,6 @@ from pydantic_core import to_json
 from sqlalchemy import (
     ColumnElement,
     Select,
-    Table,
     Text,
     bindparam,
     case,
@@ -22,7 +21,6 @@ from sqlalchemy.dialects.sqlite import pysqlite
 
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
-from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, payload
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ _LARGE = 16 * 1024
 class SqliteDialect(Dialect):
     name = "sqlite"
     compiler = pysqlite.dialect(**JSON_OPTIONS)
-    locks_rows = False
     is_remote = False
     now = "(julianday('now') - 2440587.5) * 86400.0"
     locked = skip = ""
@@ -63,18 +60,6 @@ class SqliteDialect(Dialect):
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return to_json(list(values)).decode()
-
-    def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
-        return query
-
-    def lock(self, tx: Transaction, key: Lock) -> None:
-        pass
-
-    def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
-        return True
-
-    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
-        pass
 
     def clock(self, tx: Transaction) -> float:
         start = _host_start(tx)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import sys
 import time
@@ -189,62 +190,60 @@ def quote_path(path: Path) -> str:
 
 # Errors
 
-# SQLite's codes for failed writes; exceeded quotas and file size limits have these, too.
-_WRITING = {
-    "SQLITE_IOERR_WRITE",
-    "SQLITE_IOERR_FSYNC",
-    "SQLITE_IOERR_DIR_FSYNC",
-    "SQLITE_IOERR_TRUNCATE",
-    "SQLITE_IOERR_SHMSIZE",
-    "SQLITE_IOERR_DELETE",
-}
+#: What SQLite's errors mean: a pattern of its code and message, the error, its reason, and our message, in which {0}
+#: is the database, {1} SQLite's message and {2} the lock timeout. Exceeded quotas and file size limits fail as writes.
+_MEANINGS: list[tuple[str, type[ReplayBufError], str, str]] = [
+    (
+        "locked",
+        LockedError,
+        "",
+        "another process held the write lock of {0} for more than {2:g} s: look for a long transaction (a shell with "
+        "BEGIN open?), or raise lock_timeout",
+    ),
+    ("too big", StorageError, "too large", "{0}: {1}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH"),
+    (
+        r"disk is full|SQLITE_IOERR_(WRITE|FSYNC|DIR_FSYNC|TRUNCATE|SHMSIZE|DELETE)\b",
+        StorageError,
+        "disk full",
+        "{0}: {1} in writing: the disk is full or failing, or a quota or a limit of the file's size is reached; free "
+        "some space (what was committed before is safe)",
+    ),
+    (
+        "disk I/O error",
+        StorageError,
+        "not a database",
+        "{0}: {1}: the file or its log (-wal) can't be read; it was truncated, deleted or damaged, or the disk fails",
+    ),
+    ("read-?only", AccessError, "", "{0} is read-only: check the permissions of the file and of its folder"),
+    (
+        "malformed",
+        StorageError,
+        "not a database",
+        "{0}: {1}: the file is damaged; replaybuf doctor says how far, docs/outages.md how to save it",
+    ),
+    (
+        "not a database|encrypted",
+        StorageError,
+        "not a database",
+        "{0}: {1}; give the path of a replaybuf database, or of a file to create",
+    ),
+]
 
 
 def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: float) -> ReplayBufError:
     """Translate an error of the `sqlite3` module to an error of replaybuf with advice."""
-    text, name = str(error), getattr(error, "sqlite_errorname", "")
-    if "locked" in text:
-        return LockedError(
-            f"another process held the write lock of {where} for more than {lock_timeout:g} s: look for a long "
-            "transaction (a shell with BEGIN open?), or raise lock_timeout"
-        )
-    if "too big" in text:
-        return StorageError(
-            f"{where}: {text}: a value is larger than SQLite's limit SQLITE_MAX_LENGTH", reason="too large"
-        )
-    if "disk is full" in text:
-        return StorageError(f"{where}: {text}; free some space (what was committed before is safe)", reason="disk full")
-    if name in _WRITING:
-        return StorageError(
-            f"{where}: {text} in writing: the disk is full or failing, or a quota or a limit of the file's size is "
-            "reached; free some space (what was committed before is safe)",
-            reason="disk full",
-        )
-    if "disk I/O error" in text:
-        return StorageError(
-            f"{where}: {text}: the file or its log (-wal) can't be read; it was truncated, deleted or damaged, or the "
-            "disk fails",
-            reason="not a database",
-        )
-    if "readonly" in text or "read-only" in text:
-        return AccessError(f"{where} is read-only: check the permissions of the file and of its folder")
-    if "malformed" in text:
-        return StorageError(
-            f"{where}: {text}: the file is damaged; replaybuf doctor says how far, docs/outages.md how to save it",
-            reason="not a database",
-        )
-    if "not a database" in text or "encrypted" in text:
-        return StorageError(
-            f"{where}: {text}; give the path of a replaybuf database, or of a file to create", reason="not a database"
-        )
-    if "unable to open" in text:
-        folder = Path(path).absolute().parent
-        if os.path.isdir(path):
-            return AccessError(f"{where} is a folder; give a database file in it")
-        permissions = "can't be opened or created: check the permissions of the file and of its folder"
-        reason = permissions if os.path.isdir(folder) else f"can't be created: there is no folder {redact(str(folder))}"
-        return AccessError(f"{where} {reason}")
-    return StorageError(f"{where}: {text}")
+    text = str(error)
+    for pattern, kind, reason, message in _MEANINGS:
+        if re.search(pattern, f"{getattr(error, 'sqlite_errorname', '')} {text}"):
+            return kind(message.format(where, text, lock_timeout), reason=reason)
+    if "unable to open" not in text:
+        return StorageError(f"{where}: {text}")
+    folder = Path(path).absolute().parent
+    if os.path.isdir(path):
+        return AccessError(f"{where} is a folder; give a database file in it")
+    permissions = "can't be opened or created: check the permissions of the file and of its folder"
+    why = permissions if os.path.isdir(folder) else f"can't be created: there is no folder {redact(str(folder))}"
+    return AccessError(f"{where} {why}")
 
 
 def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> None:

@@ -222,7 +222,7 @@ def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]
     rows = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.order_by(group.c.uid))]
     for start in range(0, len(rows), _CHUNK):
         some = rows[start : start + _CHUNK]
-        if tx.dialect.locks_rows:
+        if tx.dialect.is_remote:
             chosen = uid_in(tx, [uid for uid, _ in some])
             lock_groups(tx, chosen)
             some = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.where(chosen))]

@@ -102,7 +102,7 @@ def come_back(tx: Transaction, uid: int, since: int) -> None:
 
 def lock(tx: Transaction, uids: Iterable[int]) -> None:
     """Lock the past of groups: a sweep of them, and of their payloads, has ended or skips them."""
-    if tx.dialect.locks_rows:
+    if tx.dialect.is_remote:
         tx.tuples("SELECT uid FROM rb_past WHERE uid {in:uids} ORDER BY uid, since {lock}", uids=sorted(uids))
 
 

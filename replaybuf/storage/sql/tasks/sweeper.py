@@ -132,7 +132,7 @@ class Sweeper:
             await self._tidy()
 
     async def _tidy(self) -> None:
-        if self._engine.dialect.locks_rows:
+        if self._engine.dialect.is_remote:
             with contextlib.suppress(LockedError):  # leases that end don't wait for the locks of others
                 await self._engine.write(merge_shards, patience=_PATIENCE)
                 await self._engine.write(forget_old, patience=_PATIENCE)
