@@ -41,6 +41,17 @@ async def test_advance__stale_first_fragments_leave_without_the_fresh_ones(store
     assert (await chunks.dropped())["stale"] == 1
 
 
+async def test_advance__several_fresh_fragments_stay(stores: Stores) -> None:
+    chunks = stores.open(4, max_staleness=1)
+    for index, version in enumerate([3, 5, 5]):
+        await send(chunks, [index], version=version)
+    await chunks.advance(5)
+    await send(chunks, [3, 4], version=5)
+    [chunk] = await stored(chunks)
+    assert (chunk.start, numbers(chunk)) == (1, [1, 2, 3, 4])
+    assert (await chunks.dropped())["damaged"] == 0
+
+
 async def test_advance__needs_a_session_that_is_not_over(stores: Stores) -> None:
     chunks = stores.open(1)
     with pytest.raises(InputError, match="session="):

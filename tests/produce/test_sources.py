@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from replaybuf import RolloutState
 from replaybuf.errors import InputError
 from replaybuf.produce.datasets import PromptDataset, epoch_order
+from tests.datasets import Shuffled
 
 
 class Again:
@@ -259,6 +260,16 @@ class Wrapped:
 
     def __iter__(self) -> Iterator[int]:
         return (item for item in self._items) if self._anew else self._items
+
+
+def test_workers_whose_datasets_begin_in_other_states_follow_the_first() -> None:
+    """Also one that has read ahead from its own, and was too late."""
+    first, second = (PromptDataset(Shuffled(6, seed), 2) for seed in (0, 1))
+    expected = [one.rollout_id for one in read_all(PromptDataset(Shuffled(6, 0), 2))]  # type: ignore[attr-defined]
+    second.read(b"", 2)
+    items, place = first.read(b"", 2)
+    found: list[Any] = [*items, *read_all(second, place)]
+    assert [one.rollout_id for one in found] == expected
 
 
 def test_an_iterator_is_refused_at_once() -> None:
