@@ -119,7 +119,9 @@ class Actor:
         """Let it go on to its next point. Return "ended", "blocked", or the name of the point."""
         if self.may_go:
             self.may_go = False
-            self.tell("cancel" if self.passed == self.cancel_at else "go")
+            cancels = self.passed == self.cancel_at
+            self.cancel_at = None if cancels else self.cancel_at  # once, also where it waits for a lock
+            self.tell("cancel" if cancels else "go")
         heard = self.hear(_BLOCKED_SECONDS)
         if heard is None:
             return "blocked"
