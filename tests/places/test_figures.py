@@ -71,7 +71,7 @@ def test_stats_metrics_and_the_page_say_the_same(shared_url: str, tmp_path: Path
     folder = tmp_path / "payloads"
     asyncio.run(fill(shared_url, folder, 2))
     row = place(shared_url)
-    assert run_json("stats", shared_url)["database"]["places"] == [row]
+    assert run_json("stats", shared_url)["database"]["places"] == {row.pop("url"): row}
     [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
     assert line == f"payloads in {folder}: 200 kB of 2 groups, 2 files"
     found = numbers(parse(run("stats", shared_url, "--format=prometheus").stdout))

@@ -59,8 +59,9 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
 
     Groups that depend on each other are stored one after the other, others together.
     """
-    too_large = _too_large(tx, groups)
-    if too_large:
+    if not groups:
+        return []
+    if too_large := _too_large(tx, groups):
         others = iter(put_groups(tx, [one for place, one in enumerate(groups) if place not in too_large]))
         return [too_large[place] if place in too_large else next(others) for place in range(len(groups))]
     limits = tx.scope.rules.limits
