@@ -99,7 +99,7 @@ def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
         return  # of a checkpoint that was made before another restore nothing simple can be said
     cut = made[-1]
     calls = [call for call in calls if all(other.before(call) for other in others)]
-    got = [(call, number) for call in _of(calls, "take", "lease") for number in call.groups]
+    got = [(call, number) for call in _of(calls, "take", "lease", "acknowledge") for number in call.groups]
     later = {number for call, number in got if last.before(call)}
     beside = {number for call, number in got if not call.before(last)}
     removing = [call for call in _of(calls, "take", "acknowledge", known=False) if call.begin < cut.end]
