@@ -50,7 +50,7 @@ EXPLAINED = {
     "given back by a take that was cancelled": [*PUTS, Call("take", 6, 7, asked=1), take(7, 8, 2, 3), take(9, 10, 1)],
     "leased again after its time": [*PUTS[:1], lease(2, 3, 1), lease(2 * SECOND, 2 * SECOND + 1, 1),
                                     acknowledge(2 * SECOND + 2, 2 * SECOND + 3, 1)],
-    "restored": [*RESTORED, take(22, 23, 1, 2, 3)],
+    "restored": [*RESTORED, take(22, 23, 1, 2), acknowledge(24, 25, 3)],
 }  # fmt: skip
 
 PLANTED = {
