@@ -12,7 +12,14 @@ from pathlib import Path
 from replaybuf import PromptLedger, ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import LeaseLostError
 
-COMMANDS = [["--help"], ["stats"], ["ls"], ["checkpoint"], ["sql", "SELECT reward FROM rollouts"], ["doctor"]]
+COMMANDS = [
+    ["--help"],
+    ["stats", "URL"],
+    ["ls", "URL"],
+    ["checkpoint", "ls", "URL"],
+    ["sql", "URL", "SELECT reward FROM rollouts"],
+    ["doctor", "URL"],
+]
 
 
 def group(number: int) -> list[RolloutState]:
@@ -67,9 +74,8 @@ async def use(url: str, folder: Path) -> None:
 def command(url: str) -> None:
     """Run each command once."""
     for arguments in COMMANDS:
-        first, *rest = arguments
-        where = [] if first.startswith("-") else [url]
-        subprocess.run([sys.executable, "-m", "replaybuf", first, *where, *rest], check=True, stdout=subprocess.DEVNULL)
+        given = [url if argument == "URL" else argument for argument in arguments]
+        subprocess.run([sys.executable, "-m", "replaybuf", *given], check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> None:
