@@ -70,18 +70,16 @@ async def test_clients_that_are_refused_are_told_why(server: TLSServer, tmp_path
     authority = server.authority
     strange = Authority(tmp_path / "strange", "strangers").sign("certified")
     expired = authority.sign("certified", days=-1, file="expired")
-    await refused(
-        verified(server, "certified"), AccessError, "requires a valid client certificate; give one, and its key"
-    )
+    await refused(verified(server, "certified"), AccessError, "requires a valid client certificate; create the role")
     await refused(
         verified(server, "certified", authority.sign("somebody").options),
         AccessError,
-        'certificate authentication failed for user "certified"; the name (CN) in the certificate must be the role',
+        'certificate authentication failed for user "certified"; create the role',
     )
     # The reason, or, if the end of the connection overtakes it, the question.
     for unfit in (strange, expired):
         await refused(verified(server, "certified", unfit.options), UnreachableError, "client's certificate (sslcert)")
-    await refused(server.url("guarded", "sslmode=disable"), AccessError, "connect by TLS (sslmode=verify-full), or let")
+    await refused(server.url("guarded", "sslmode=disable"), AccessError, "by TLS (sslmode=verify-full) or")
     await refused(server.url("nobody", "sslmode=disable"), AccessError, "no pg_hba.conf entry")
     await refused(verified(server, "guarded"), AccessError, "password")
 
