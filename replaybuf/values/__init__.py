@@ -1,1 +1,1 @@
-"""What is stored: rollouts and their fields, and their bytes."""
+"""Rollouts, their fields, and the codec that serialises them."""

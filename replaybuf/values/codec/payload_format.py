@@ -38,7 +38,7 @@ VERSION: Final = 1
 ZSTD: Final = 1
 HEADER: Final = struct.Struct("<4sBBHIIIIQ")
 CHECKSUM: Final = struct.Struct("<Q")
-#: The position of what follows the header.
+#: The offset of the first byte after the header and its checksum.
 BODY_AT: Final = HEADER.size + CHECKSUM.size
 #: How a payload begins that isn't compressed; and two numbers of the header, for draws, which ask for these alone.
 _BEGINNING: Final = HEADER.pack(MAGIC, VERSION, 0, 0, 0, 0, 0, 0, 0)[:8]
@@ -113,7 +113,7 @@ class Head:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether the payload has blocks, which can be stored and read apart from its head."""
+        """Whether the payload has blocks of arrays, which can be stored in another file than its head."""
         return self.blocks > 0 and not self.flags
 
     @property
@@ -217,7 +217,7 @@ def digest(buffers: Any) -> int:
 
 
 def head_digest(header: Buffer, body: Buffer) -> int:
-    """Return the checksum of what follows a header, seeded with the rest of that header."""
+    """Return the XXH3 of the bytes after a header, seeded with the hash of the header itself."""
     return xxh3_64_intdigest(body, xxh3_64_intdigest(header))
 
 

@@ -334,7 +334,7 @@ def _whole(dialect: Dialect, payloads: bool) -> Select[Any]:
 
 
 def _by_uid(payloads: bool, lock: bool) -> Statement:
-    """Return the statement for whole groups by uid; to lock those of a lane that others haven't locked."""
+    """Return the SELECT of all columns of groups by uid; with a lane, FOR UPDATE SKIP LOCKED of those in it."""
 
     def build(dialect: Dialect) -> Select[Any]:
         found = _whole(dialect, payloads).where(dialect.one_of(group.c.uid, "uids"))

@@ -76,17 +76,12 @@ def forget_old(tx: Transaction) -> None:
     tx.change("DELETE FROM rb_counter WHERE name LIKE :stamps AND value < :old", stamps=f"{PREFIX}%", old=old)
 
 
-def wall_clock(tx: Transaction) -> float:
-    """Return the time for `removed_at`: a server's, because hosts' clocks differ."""
-    return tx.dialect.clock(tx) if tx.dialect.is_remote else time.time()
-
-
 @dataclass(frozen=True, slots=True)
 class Chores:
     """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have versions.
 
-    `now` is the time of `wall_clock` at the query, `next` the seconds from then on until another lease of any buffer
-    ends or payloads can be swept, `connections` the server's number of connections to the database.
+    `now` is the server's time at the query (SQLite: this host's), `next` the seconds from then on until another lease
+    of any buffer ends or payloads can be swept, `connections` the server's number of connections to the database.
     """
 
     overdue: bool = False
