@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from replaybuf import RolloutState, Status
-from replaybuf.buffer.lease import Heartbeats
+from replaybuf.buffer.lease_renewal import Heartbeats
 from replaybuf.errors import StorageError
 from replaybuf.storage.values import Leased
 from replaybuf.values.rollouts import normalise
