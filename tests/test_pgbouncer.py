@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
 from replaybuf.cli.doctor.probe import probe
-from replaybuf.errors import AccessError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
 from tests.certificates import Authority
@@ -106,32 +106,6 @@ async def use(buffer: ReplayBuffer) -> None:
     for number in range(100):
         await buffer.put(group(number), "other")
         await buffer.get(1, "other")
-
-
-async def refused(url: str, message: str) -> None:
-    """At once, and with a sentence."""
-    error = str(await refused_put(url, StorageError))
-    assert message in error
-    assert "docs/operating.md has the settings" in error
-
-
-async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Pooler) -> None:
-    async with build(pooler.direct) as owner:
-        await fill(owner, 3)
-    with pooler.running("statement"):
-        await refused(
-            pooler.url, "transaction blocks not allowed in statement pooling mode; it needs pool_mode = transaction"
-        )
-    with pooler.running(settings=""):
-        await refused(pooler.url, "unsupported startup parameter")
-    with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
-        # Of two buffers that share few connections, one meets the other's statements.
-        async with build(pooler.url.partition("?")[0]) as left, build(pooler.url.partition("?")[0]) as right:
-            # (without what asyncpg advises instead)
-            with pytest.raises(StorageError, match=r'"__asyncpg_\w+" [a-z ]+; it needs .*statement_cache_size=0'):
-                await asyncio.gather(use(left), use(right), use(left), use(right))
-        async with build(pooler.url) as buffer:
-            assert await take_all(buffer) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["scram-sha-256", "md5"])

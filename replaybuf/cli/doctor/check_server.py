@@ -11,8 +11,8 @@ from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.errors import says_unknown
-from replaybuf.storage.sql.engine.standbys import ASK as ASK_STANDBYS
-from replaybuf.storage.sql.engine.standbys import WHAT_TO_DO, Synchronous
+from replaybuf.storage.sql.engine.outage import ASK as ASK_STANDBYS
+from replaybuf.storage.sql.engine.outage import WHAT_TO_DO, Synchronous
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
