@@ -19,7 +19,6 @@ from replaybuf.cli.doctor.probe import probe
 from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
-from tests.certificates import Authority
 from tests.pgbouncer import IS_INSTALLED, documented_settings, free_port, pooled
 from tests.postgres import execute, own_server
 from tests.stores import TASK, build, fill, group, take_all
@@ -163,18 +162,3 @@ async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(
         async with build(url) as left, build(url) as right:
             await asyncio.gather(use(left), use(right), use(left), use(right))
             assert await left.count("other", "completed") == 0
-
-
-async def test_tls_to_a_pooler(pooler: Pooler, tmp_path: Path) -> None:
-    """It speaks TLS to clients whose certificate it knows, and nothing but that."""
-    authority = Authority(tmp_path / "ca")
-    server, client = authority.sign("server", "127.0.0.1"), authority.sign("trainer")
-    os.chmod(tmp_path / "ca", 0o755)
-    server.key.chmod(0o644)  # PgBouncer isn't root
-    settings = f"client_tls_sslmode = verify-full\nclient_tls_ca_file = {authority.certificate}\n"
-    settings += f"client_tls_cert_file = {server.certificate}\nclient_tls_key_file = {server.key}"
-    with pooler.running(more=settings):
-        url = f"{pooler.url}&sslmode=verify-full&sslrootcert={authority.certificate}&{client.options}"
-        async with build(url) as buffer:
-            await fill(buffer, 20)
-            assert await take_all(buffer) == list(range(20))

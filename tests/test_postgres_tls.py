@@ -1,7 +1,6 @@
 """TLS to PostgreSQL: who is trusted, what is refused before and while connecting, and certificates that are renewed.
 
-The proxy speaks TLS for the tests' server, which is built without. `tests/test_tls_server.py` has a server that speaks
-it itself, and says why it refuses clients.
+The proxy speaks TLS for the tests' server, which is built without.
 """
 
 from __future__ import annotations

@@ -206,8 +206,6 @@ _LOST_NAMES = {"TargetServerAttributeNotMatched", "InternalClientError"}
 def _says_lost(cause: BaseException, connected: bool) -> bool:
     if isinstance(getattr(cause, "sqlstate", None), str):
         return _state(cause) in ("lost", "not admitted")
-    if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
-        return True
     # asyncio's timeout, not the network's; or a file of the URL that is just being replaced
     if (isinstance(cause, TimeoutError) and cause.errno is None) or _is_configuration(cause):
         return not connected
@@ -219,8 +217,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     seen = error.__cause__ if isinstance(error, ReplayBufError) else error
     while seen is not None:
         yield seen
-        inner = getattr(seen, "orig", None) or seen.__cause__
-        seen = inner if inner is not seen else None
+        seen = seen.__cause__
 
 
 def is_telling(error: BaseException) -> bool:

@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar

@@ -38,7 +38,6 @@ class Host(NamedTuple):
         return f"[{self.name}]" if ":" in self.name else self.name
 
 
-_ATTRS = ("any", "read-write", "primary", "read-only", "standby", "prefer-standby")
 _ATTRS = "target_session_attrs"
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
 # Up to the last @ before the path, since a password may have one, too.
