@@ -123,14 +123,6 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        """Return a query for these columns of groups and the payload, NULL if it is left to `read_payload`."""
-
-    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
-        """Return a payload that a query `with_payload` has left out, or None if it doesn't exist."""
-        return None
-
-    @abstractmethod
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         """Return byte ranges of payloads, given the uid, the offset and the length of each.
 

@@ -15,14 +15,13 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
-    select,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.schema.tables import group, payload, uid_sequence
+from replaybuf.storage.sql.schema.tables import group, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -100,11 +99,6 @@ class PostgresDialect(Dialect):
         query = query.where(group.c.lane.between(LANE, LANE))
         query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(SIZE)
         return query.with_for_update(skip_locked=True)
-
-    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        # A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
-        data = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
-        return select(*columns, data)
 
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         if not ranges:

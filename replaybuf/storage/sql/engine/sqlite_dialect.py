@@ -13,7 +13,6 @@ from sqlalchemy import (
     Select,
     Text,
     bindparam,
-    case,
     func,
     select,
 )
@@ -26,10 +25,6 @@ from replaybuf.storage.sql.schema.tables import group, payload
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
     from replaybuf.storage.sql.engine.transaction import Transaction
-
-
-#: Payloads from this size on, in bytes, are read as blobs, one by one.
-_LARGE = 16 * 1024
 
 
 class SqliteDialect(Dialect):
@@ -77,14 +72,6 @@ class SqliteDialect(Dialect):
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         return query.where(group.c.lane == LANE).order_by(*keys).limit(SIZE)
-
-    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        # A query copies each value twice; for large payloads that costs more than a blob read for each.
-        data = case((group.c.bytes < _LARGE, payload.c.data))
-        return select(*columns, data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
-
-    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
-        return _session(tx).read_blob(payload.name, payload.c.data.name, uid)
 
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         session = _session(tx)

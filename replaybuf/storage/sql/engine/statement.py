@@ -129,9 +129,11 @@ def of_core(statement: Any, dialect: Dialect) -> Form:
     if compiled.post_compile_params:  # lists: then all of its values must be in the statement
         compiled = statement.compile(dialect=dialect.compiler, compile_kwargs={"render_postcompile": True})
     required = {name for parameter, name in compiled.bind_names.items() if parameter.required}
-    given, fixed = compiled.construct_params(dict.fromkeys(required)), {}
-    for parameter, name in compiled.bind_names.items():
-        if not parameter.required:
-            convert = parameter.type.dialect_impl(dialect.compiler).bind_processor(dialect.compiler)
-            fixed[name] = given[name] if convert is None else convert(given[name])
+    kinds = {name: parameter.type for parameter, name in compiled.bind_names.items()}
+    fixed = {}
+    for name, value in compiled.construct_params(dict.fromkeys(required)).items():
+        if name not in required:
+            kind = kinds.get(name)
+            convert = kind and kind.dialect_impl(dialect.compiler).bind_processor(dialect.compiler)
+            fixed[name] = convert(value) if convert else value
     return Form(str(compiled), compiled.positiontup or (), fixed)
