@@ -70,11 +70,6 @@ class Dialect(ABC):
     compiler: Compiler
     #: Whether it is a server: each statement is a round trip, and transactions write concurrently, with row locks.
     is_remote: bool
-    #: In texts of SQL: the time in seconds since the epoch; the locks of a query's rows; the same without those that
-    #: others have locked.
-    now: str
-    locked: str
-    skip: str
     #: What begins the number of a parameter, and the macros of statements (`statement`).
     parameter: str
     macros: ClassVar[Mapping[str, str]]

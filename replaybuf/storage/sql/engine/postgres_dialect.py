@@ -44,13 +44,14 @@ def array(parameter: str, kind: str) -> str:
     return f"CAST(CAST({parameter} AS text[]) AS {kind}[])"
 
 
+#: The time in seconds since the epoch.
+NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
 class PostgresDialect(Dialect):
     name = "postgresql"
     compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
     is_remote = True
-    now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-    locked = "FOR UPDATE"
-    skip = "FOR UPDATE SKIP LOCKED"
     parameter = "$"
     macros: ClassVar = {
         "in": f"= ANY ({array('{}', 'bigint')})",
@@ -58,13 +59,13 @@ class PostgresDialect(Dialect):
         "in_texts": "= ANY (CAST({} AS text[]))",
         "not_in_texts": "<> ALL (CAST({} AS text[]))",
         "json": "CAST({} AS jsonb)",
-        "moment": f"CAST({{}} AS double precision) * 0 + {now}",
+        "moment": f"CAST({{}} AS double precision) * 0 + {NOW}",
         # In a subquery, evaluated once: a volatile function would rule out an index.
-        "clock": f"coalesce(CAST({{}} AS double precision), (SELECT {now}))",
-        "lock_of": f"{locked} OF {{}}",
-        "lock": locked,
-        "skip": skip,
-        "now": now,
+        "clock": f"coalesce(CAST({{}} AS double precision), (SELECT {NOW}))",
+        "lock_of": "FOR UPDATE OF {}",
+        "lock": "FOR UPDATE",
+        "skip": "FOR UPDATE SKIP LOCKED",
+        "now": NOW,
         "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
     }
@@ -134,7 +135,6 @@ ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less tha
 _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
 
 
-NOW = PostgresDialect.now
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Uncompressed values (`schema.create`) are read in part.
 _PARTS = f"""SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))

@@ -31,8 +31,6 @@ class SqliteDialect(Dialect):
     name = "sqlite"
     compiler = pysqlite.dialect(**JSON_OPTIONS)
     is_remote = False
-    now = "(julianday('now') - 2440587.5) * 86400.0"
-    locked = skip = ""
     parameter = "?"
     macros: ClassVar = {
         "in": "IN (SELECT value FROM json_each({}))",
@@ -45,7 +43,7 @@ class SqliteDialect(Dialect):
         "lock_of": "",
         "lock": "",
         "skip": "",
-        "now": now,
+        "now": "(julianday('now') - 2440587.5) * 86400.0",
         "connections": "1",
         "shard": "0",
     }
