@@ -254,7 +254,6 @@ _VIEWS = [
     ("text-behind-the-last", "values/codec/payload_format.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "values/codec/payload_format.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "values/rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "cli/doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [
