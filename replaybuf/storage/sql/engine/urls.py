@@ -247,9 +247,7 @@ def _checked_postgres(url: URL) -> URL:
         query["host"] = ",".join(map(str, _read(listed)))
     if "port" in query:
         if len(listed) > 1:
-            raise ConfigError(
-                f"the url has several hosts and an option port: write each port after its host; {_EXAMPLE}"
-            )
+            raise ConfigError(f"the url has several hosts and an option port: write a port after each; {_EXAMPLE}")
         [(_, port)] = _read([f":{_one(query['port'])}"])
         if url.host:
             url, _ = url.set(port=url.port or port), query.pop("port")
