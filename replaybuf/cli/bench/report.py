@@ -64,7 +64,7 @@ def results_of(outcome: Outcome) -> Results:
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
         "notes": [redact_words(note) for note in outcome.notes],
-        "failed": [f"{child.name}: {redact_words(child.why)}" for child in outcome.children if child.why],
+        "failed": [redact_words(why) for why in outcome.failed],
         "processors": {
             "there": os.cpu_count() or 1,
             "load_average": outcome.load,
@@ -111,7 +111,7 @@ def ledger_of(outcome: Outcome) -> dict[str, Any]:
     put, taken, left = outcome.reports["worker"].put, outcome.reports["trainer"].taken, outcome.left or []
     lost, doubled = len(set(put).difference(taken, left)), len(taken) + len(left) - len({*taken, *left})
     in_doubt = outcome.reports["worker"].in_doubt
-    unknown = outcome.left is None or in_doubt or any(child.why for child in outcome.children)
+    unknown = outcome.left is None or in_doubt or outcome.failed
     balanced = None if unknown and (lost or doubled or outcome.left is None) else not (lost or doubled)
     counts = {"put": len(put), "taken": len(taken), "left": len(left), "in_doubt": in_doubt}
     return {**counts, "lost": lost, "doubled": doubled, "balanced": balanced}
