@@ -122,7 +122,7 @@ class Report:
     """The work of a process: uids, latencies in seconds by call, and errors by call and text.
 
     `waited` are the seconds in which calls waited inside the buffer, for groups or for room; `in_doubt` counts puts
-    that may or may not be stored; `cpu` is in seconds.
+    that may or may not be stored.
     """
 
     put: list[int] = field(default_factory=list)
@@ -131,7 +131,6 @@ class Report:
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     waited: float = 0.0
     in_doubt: int = 0
-    cpu: float = 0.0
 
     def error(self, call: str, error: BaseException) -> None:
         """Count an error that a user would see."""
@@ -147,7 +146,6 @@ class Report:
         self.errors.update(other.errors)
         self.waited += other.waited
         self.in_doubt += other.in_doubt
-        self.cpu += other.cpu
 
 
 @dataclass(slots=True)
@@ -193,8 +191,8 @@ class Load:
 async def work(load: Load) -> None:
     """Put groups, as fast as possible or on schedule.
 
-    With a rate, latencies are also measured from when a put was due, so that the wait of a put behind a slow one counts
-    (no coordinated omission).
+    With a rate, latencies are measured from when a put was due, so that the wait of a put behind a slow one counts (no
+    coordinated omission).
     """
     maker = GroupMaker(load.settings, load.number)
     for due in islice(load.put_at(), load.settings.groups or None):
@@ -222,9 +220,7 @@ async def _put(load: Load, group: list[RolloutState], due: float) -> None:
         now, held = time.monotonic(), waits.seconds - waited
         assert uid is not None, "a completed group is stored"
         load.report.put.append(uid)
-        load.report.latencies["put"].append(now - begun - held)
-        if load.settings.rate:
-            load.report.latencies["put_due"].append(now - due)
+        load.report.latencies["put"].append(now - (due if load.settings.rate else begun) - held)
         return
 
 

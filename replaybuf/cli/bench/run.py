@@ -94,7 +94,6 @@ async def _run(role: Role, number: int) -> Report:
         start = time.monotonic()
         load = Load(settings, number, buffer, start, start + settings.seconds, _shared.stop, _shared.workers_ended)
         await (work(load) if role == "worker" else train(load))
-        load.report.cpu = time.process_time()
         return load.report
 
 
@@ -117,7 +116,6 @@ class Outcome:
     seconds: float = 0.0
     reports: dict[Role, Report] = field(default_factory=lambda: {"worker": Report(), "trainer": Report()})
     left: list[int] | None = None
-    load: float = 0.0
     signalled: int = 0
     failed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -211,7 +209,6 @@ def _measure(outcome: Outcome, tell: Tell) -> None:
         outcome.seconds = max(1e-3, min(time.monotonic() - start, settings.seconds))
         shared.workers_ended.set()
         _collect(outcome, "trainer", trainers, time.monotonic(), shared)
-        outcome.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def _why_not(futures: list[Future[Report]]) -> ReplayBufError:
