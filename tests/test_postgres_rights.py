@@ -100,31 +100,17 @@ def viewer(postgres_url: str) -> Iterator[str]:
             yield url
 
 
-@pytest.mark.parametrize("command", LOOKS)
-def test_a_viewer_sees_what_there_is(viewer: str, command: str) -> None:
-    name, *arguments = shlex.split(command)
-    if name == "checkpoint":
-        found = run(name, arguments[0], viewer)
-    else:
-        found = run(name, viewer, *arguments)
-    assert found.stdout
-    assert "permission" not in found.output
-
-
-def test_a_viewer_sees_the_page(viewer: str) -> None:
+def test_a_viewer_sees_what_there_is(viewer: str) -> None:
+    """By commands, and on the page."""
+    for command in LOOKS:
+        name, *arguments = shlex.split(command)
+        place = 1 if name == "checkpoint" else 0
+        found = run(name, *arguments[:place], viewer, *arguments[place:])
+        assert found.stdout
+        assert "permission" not in found.output
     client = client_of(viewer)
-    for path in (
-        "/",
-        "/groups",
-        "/groups/1",
-        "/steps",
-        "/steps/430",
-        "/workers",
-        "/checkpoints",
-        "/events",
-        "/metrics",
-    ):
-        assert client.get(path).status_code == 200, path
+    for page in ("", "groups", "groups/1", "steps", "steps/430", "workers", "checkpoints", "events", "metrics"):
+        assert client.get(f"/{page}").status_code == 200, page
 
 
 def test_the_doctor_says_what_a_viewer_lacks_and_finds_no_damage(viewer: str) -> None:

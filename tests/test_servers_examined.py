@@ -6,7 +6,7 @@ import pytest
 
 from replaybuf.cli.doctor.check_database import Server, servers_of
 from replaybuf.errors import ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine.standbys import Synchronous
+from replaybuf.storage.sql.engine.outage import Synchronous
 
 pytestmark = pytest.mark.fast
 

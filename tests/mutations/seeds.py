@@ -205,7 +205,7 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("standby-for-ever", f"{_ENGINE}/standbys.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
+    ("standby-for-ever", f"{_ENGINE}/outage.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
     ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(port) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip

@@ -16,8 +16,8 @@ from replaybuf.common.units import some
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine.errors import says_unknown
-from replaybuf.storage.sql.engine.standbys import ASK as ASK_STANDBYS
-from replaybuf.storage.sql.engine.standbys import WHAT_TO_DO, Synchronous
+from replaybuf.storage.sql.engine.outage import ASK as ASK_STANDBYS
+from replaybuf.storage.sql.engine.outage import WHAT_TO_DO, Synchronous
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, url_at
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
@@ -33,7 +33,7 @@ SAVE_THE_REST = "stop the run, and save what can be read: docs/outages.md, What 
 #: Free space on the disk below which the next puts may fail.
 LITTLE_SPACE = 64 * 1024 * 1024
 #: Bytes. The WAL is checkpointed into the database whenever it has grown by at most a sixteenth of that
-#: (`engine.sqlite_log.ALONE_PAGES`), unless a reader blocks the checkpoint.
+#: (`engine.sqlite_connection.ALONE_PAGES`), unless a reader blocks the checkpoint.
 LARGE_LOG = 256 << 20
 _MOST_MESSAGES = 100
 

@@ -15,7 +15,7 @@ from replaybuf.storage.decoding import Deferral, in_thread
 from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.sqlite_log import sync_wal
+from replaybuf.storage.sql.engine.sqlite import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import home_of
