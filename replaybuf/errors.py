@@ -108,8 +108,6 @@ class FullError(ReplayBufError, TimeoutError):
 
     #: The Diagnosis of why there isn't, where one was made.
     diagnosis: Any = None
-    #: Of several groups that were to be put together, the place of the one that has no room.
-    place: int = 0
 
 
 class ConflictError(ReplayBufError, RuntimeError):
