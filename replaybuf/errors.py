@@ -238,8 +238,8 @@ class FragmentError(ReplayBufError, ValueError):
         reason: str = "",
         worker: str = "",
         index: int = 0,
-        session: int | str = 0,
-        expected: int | str = 0,
+        session: int = 0,
+        expected: int = 0,
     ) -> None:
         super().__init__(message, reason=reason)
         self.worker = worker

@@ -163,7 +163,7 @@ def test_a_buffer_says_that_its_config_can_be_pickled(buffer: SyncReplayBuffer) 
 def test_chunks_without_await() -> None:
     with ChunkBufferConfig(url="memory://", fragments_per_chunk=2).build_sync() as chunks:
         for index in range(4):
-            assert chunks.put(index, worker="a", index=index, session=1, version=0)
+            chunks.put(index, worker="a", index=index, session=1, version=0)
         drawn = chunks.fetch(2, timeout=5).chunks
         assert sorted(fragment for chunk in drawn for fragment in chunk.fragments) == [0, 1, 2, 3]
         assert chunks.expected("a") == 4
