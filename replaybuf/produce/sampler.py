@@ -25,7 +25,7 @@ from replaybuf.values.rollouts.statuses import StatusLike
 class Sampler(PromptLedger):
     """Draws prompts from a dataset, each as a group of `prompt_repeat_k` rollouts to be generated.
 
-    The dataset is indexed (`len` and `[]`), stateful, or any iterable; its items are rollouts, or records that
+    The dataset is indexed (`len` and `[]`), or any iterable; its items are rollouts, or records that
     `make_rollout` converts into rollouts (`to_rollout` supports the chat formats of OpenAI, verl and xtuner). It is
     read `epochs` times (None: for ever), with `shuffle` (a seed) in another order each time; items are read when drawn.
 
