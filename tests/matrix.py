@@ -188,7 +188,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),
     ("torch/test_loading.py::*", ("postgresql",)),
     ("torch/test_ranks.py::*killed_one_had*", _DATABASES),
-    ("torch/test_ranks.py::*lockstep_goes_on*", _DATABASES),
     ("torch/test_ranks.py::*split*source*", ("postgresql",)),
     ("torch/test_ranks.py::*", ("sqlite",)),
     ("rollouts/test_frameworks.py::*", _DATABASES),
