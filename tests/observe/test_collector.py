@@ -56,14 +56,6 @@ def test_registering_reads_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_meter_of_the_buffer_is_left_alone(opened: Any) -> None:
-    """`put_per_second` is since the caller's last reading, not since the last scrape."""
-    collector, meter = Collector(opened), getattr(opened, "asynchronous", opened)._meter
-    before = meter._time
-    collected(collector)
-    assert meter._time == before
-
-
 def test_what_cannot_be_read_is_down_and_takes_nothing_else_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

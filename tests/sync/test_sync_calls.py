@@ -73,7 +73,7 @@ def test_errors_keep_their_types_and_a_readable_traceback(buffer: SyncReplayBuff
     assert names[1:4] == ["call", "run", "take_batch"]
     with pytest.raises(QueryError):
         buffer.find({"nothing": 1})
-    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'priorty'"):
+    with pytest.raises(TypeError, match=r"a put has no option 'priorty'; it has model_step, "):
         buffer.put(group(1), TASK, priorty=2)  # type: ignore[call-arg]
 
 
