@@ -17,7 +17,7 @@ from replaybuf.buffer.sync import SyncLease, run
 from replaybuf.buffer.sync.loop import end
 from replaybuf.common.checks import check_train_step
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
-from replaybuf.integrations.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
+from replaybuf.integrations.torch.dataset import GroupDataset, Loaded, LoadedBatch
 
 _logger = logging.getLogger("replaybuf.integrations.torch")
 
@@ -131,8 +131,6 @@ def _received(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch |
         loaded = next(batches, None)
     if isinstance(loaded, NotReadyError):
         raise loaded
-    if loaded is not None:
-        dataset.handover.receive(loaded)
     return loaded
 
 
@@ -172,8 +170,6 @@ def _checked(loader: DataLoader[Any]) -> GroupDataset:
         raise InputError("the GroupDataset makes the batches: build its DataLoader with batch_size=None")
     if workers > 0 and isinstance(dataset.source, ReplayBuffer):
         raise InputError("workers open a buffer of their own: give the GroupDataset a config, or num_workers=0")
-    if workers > MOST_WORKERS:
-        raise InputError(f"num_workers is {workers}; the limit is {MOST_WORKERS}")
     if workers > 1 and getattr(loader, "in_order", True):
         raise InputError(
             "with several workers build the DataLoader with in_order=False (torch 2.6 or later): in order, the trainer "
