@@ -26,8 +26,7 @@ _INSTEAD = (
     "opens the file"
 )
 
-#: An upper bound of positions.
-FAR = 1 << 62
+_FAR = 1 << 62  # an upper bound of positions
 
 _END: Any = object()
 
@@ -51,7 +50,7 @@ class _Place(NamedTuple):
         try:
             place = cls(*msgpack.unpackb(position))
             numbers = (place.epoch, place.item, place.mark, place.size if indexed else 0)
-            if (place.size is not None) == indexed and all(type(n) is int and 0 <= n < FAR for n in numbers):
+            if (place.size is not None) == indexed and all(type(n) is int and 0 <= n < _FAR for n in numbers):
                 return place
         except (ValueError, TypeError, msgpack.UnpackException):
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import pickle
 import pydoc
 import threading
 import traceback
@@ -153,11 +152,6 @@ def test_a_call_inside_a_call_is_refused_instead_of_waiting_for_itself(buffer: S
 
     with pytest.raises(InputError, match="await it there"):
         run(inside())
-
-
-def test_a_buffer_says_that_its_config_can_be_pickled(buffer: SyncReplayBuffer) -> None:
-    with pytest.raises(InputError, match="pickle its config"):
-        pickle.dumps(buffer)
 
 
 def test_chunks_without_await() -> None:
