@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import InputError
-from replaybuf.view.metrics import Collector, prometheus, read_figures
+from replaybuf.view.metrics import Collector, exposition, prometheus, read_figures
 from tests.observe.test_exposition import numbers
 
 
@@ -74,7 +74,7 @@ def test_a_collection_ends_after_its_time(
         await asyncio.sleep(600)
 
     collector = Collector(opened, timeout=0.05)
-    monkeypatch.setattr(collector._meter, "read", hang)
+    monkeypatch.setattr(exposition, "read_metrics", hang)
     with caplog.at_level(logging.WARNING, "replaybuf.view.metrics"):
         assert collected(collector)["replaybuf_up", ()] == 0
     assert "nothing came for 0.05 s" in caplog.text
