@@ -165,10 +165,12 @@ async def test_a_put_that_is_probably_a_mistake_warns_once(
 async def test_none_among_the_values_of_tokens_is_refused_by_its_place(name: str) -> None:
     """Of completed groups; what became of a failed one may be anything."""
     async with build("memory://") as buffer:
-        for values in ([1, 1, None], np.array([1, 1, None])):
-            broken = [completed(), completed(**{name: values})]
-            with pytest.raises(RolloutError, match=rf"rollouts\[1\]: {name}\[2\] is None; give each of its 3 tokens"):
-                await buffer.put(broken, TASK)
+        for values in ([1, 1, None], (1, 1, None), [1, 1, None] * 200, np.array([1, 1, None])):
+            refusal = rf"rollouts\[1\]: {name}\[2\] is None; give each of its {len(values)} tokens"
+            with pytest.raises(RolloutError, match=refusal):
+                await buffer.put([completed(), completed(**{name: values})], TASK)
+            with pytest.raises(RolloutError, match=refusal.replace("1", "0", 1)):
+                await buffer.put([completed(**{name: values})], TASK)
         await buffer.put([completed(logprobs=[None])], TASK, status=Status.FAILED)
 
 

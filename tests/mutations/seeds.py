@@ -205,7 +205,7 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("standby-for-ever", f"{_ENGINE}/standbys.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
+    ("standby-for-ever", f"{_ENGINE}/outage.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
     ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(port) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
@@ -254,7 +254,6 @@ _VIEWS = [
     ("text-behind-the-last", "values/codec/payload_format.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "values/codec/payload_format.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "values/rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "cli/doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [

@@ -70,11 +70,6 @@ class Dialect(ABC):
     compiler: Compiler
     #: Whether it is a server: each statement is a round trip, and transactions write concurrently, with row locks.
     is_remote: bool
-    #: In texts of SQL: the time in seconds since the epoch; the locks of a query's rows; the same without those that
-    #: others have locked.
-    now: str
-    locked: str
-    skip: str
     #: What begins the number of a parameter, and the macros of statements (`statement`).
     parameter: str
     macros: ClassVar[Mapping[str, str]]
@@ -121,14 +116,6 @@ class Dialect(ABC):
 
         `backwards`: the order of the keys is a backward scan of the index.
         """
-
-    @abstractmethod
-    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        """Return a query for these columns of groups and the payload, NULL if it is left to `read_payload`."""
-
-    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
-        """Return a payload that a query `with_payload` has left out, or None if it doesn't exist."""
-        return None
 
     @abstractmethod
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:

@@ -21,12 +21,11 @@ from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_ra
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import OtherServerError, is_conflict, is_lost, translated
 from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.engine.outage import Attempt, Outage, OutcomeUnknownError, Patience
+from replaybuf.storage.sql.engine.outage import Attempt, CommitWaits, Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.postgres_changes import Notifications
 from replaybuf.storage.sql.engine.postgres_connect import Connection, is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
-from replaybuf.storage.sql.engine.standbys import CommitWaits
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.values import RECONNECT_SECONDS
 
@@ -129,7 +128,7 @@ class PostgresDatabase(Database):
 
     async def _commit(self, connection: Connection, last: Sequence[str] = (), since: float | None = None) -> None:
         """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
-        async with self._waits.bounded(since, patient=self.opened):
+        async with self._waits.bounded(since):
             await commit(connection, last)
 
     def _check_followed(self, follows: bool) -> None:
@@ -302,19 +301,12 @@ class PostgresDatabase(Database):
                     if write
                     else self._begun(connection, self._begin(_READS))
                 ):
-                    session = PostgresSession(connection)
-                    steps = Steps(Transaction(session, scope), run, lambda: send(connection, "ROLLBACK;"))
-                    yield steps
-                    if not steps.is_over:
-                        await self._commit(connection)
-                        self._committed(attempt)
+                    yield Steps(Transaction(PostgresSession(connection), scope), run)
+                    await self._commit(connection)
+                    self._committed(attempt)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return Notifications(self.url, self.lock_timeout, self.pool, hint)
-
-    @property
-    def lent(self) -> int:
-        return self.pool.lent
+        return Notifications(self.pool, hint)
 
     async def dispose(self) -> None:
         await self.pool.close()

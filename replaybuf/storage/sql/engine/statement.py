@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 
 if TYPE_CHECKING:
-    from sqlalchemy.sql.compiler import SQLCompiler
-
     from replaybuf.storage.sql.engine.dialect import Dialect
 
 Convert = Callable[[Any], Any]
@@ -127,25 +125,15 @@ def of_core(statement: Any, dialect: Dialect) -> Form:
 
     Its parameters without a value are given later, in the driver's form.
     """
-    compiled = compile_core(statement, dialect)
+    compiled = statement.compile(dialect=dialect.compiler)
+    if compiled.post_compile_params:  # lists: then all of its values must be in the statement
+        compiled = statement.compile(dialect=dialect.compiler, compile_kwargs={"render_postcompile": True})
     required = {name for parameter, name in compiled.bind_names.items() if parameter.required}
-    converts = converters(compiled, dialect)
-    found = compiled.construct_params(dict.fromkeys(required))
-    fixed = {name: converts[name](value) if name in converts else value for name, value in found.items()}
-    return Form(str(compiled), compiled.positiontup or (), {name: fixed[name] for name in fixed.keys() - required})
-
-
-def compile_core(statement: Any, dialect: Dialect, given: Sequence[str] | None = None) -> SQLCompiler:
-    """Return a statement compiled by SQLAlchemy, with its lists expanded; `given` are the parameters given later."""
-    compiled = statement.compile(dialect=dialect.compiler, column_keys=given)
-    if compiled.post_compile_params:  # then all of its values must be in the statement
-        options = {"render_postcompile": True}
-        compiled = statement.compile(dialect=dialect.compiler, column_keys=given, compile_kwargs=options)
-    return compiled  # type: ignore[no-any-return]
-
-
-def converters(compiled: SQLCompiler, dialect: Dialect) -> dict[str, Convert]:
-    """Return SQLAlchemy's converters of the parameters that have one, by name."""
     kinds = {name: parameter.type for parameter, name in compiled.bind_names.items()}
-    found = {name: kind.dialect_impl(dialect.compiler).bind_processor(dialect.compiler) for name, kind in kinds.items()}
-    return {name: convert for name, convert in found.items() if convert is not None}
+    fixed = {}
+    for name, value in compiled.construct_params(dict.fromkeys(required)).items():
+        if name not in required:
+            kind = kinds.get(name)
+            convert = kind and kind.dialect_impl(dialect.compiler).bind_processor(dialect.compiler)
+            fixed[name] = convert(value) if convert else value
+    return Form(str(compiled), compiled.positiontup or (), fixed)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
@@ -38,8 +38,6 @@ class Host(NamedTuple):
         return f"[{self.name}]" if ":" in self.name else self.name
 
 
-#: Values of libpq's `target_session_attrs`.
-SESSION_ATTRS = ("any", "read-write", "primary", "read-only", "standby", "prefer-standby")
 _ATTRS = "target_session_attrs"
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
 # Up to the last @ before the path, since a password may have one, too.
@@ -253,10 +251,15 @@ def _check_places(url: str, parsed: URL) -> None:
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that are known. Raises ConfigError."""
     query, secret = dict(url.query), "password" in url.query
-    if len(listed := _listed(query.get("host", ""))) > 1:
-        query["host"] = ",".join(map(str, _read(listed, _listed(query.pop("port", "")))))
-    if (attrs := query.get(_ATTRS)) is not None and attrs not in SESSION_ATTRS:
-        raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
+    listed, ports = _listed(query.get("host", "")), _listed(query.pop("port", ""))
+    if len(listed) > 1:
+        query["host"] = ",".join(map(str, _read(listed, ports)))
+    elif ports:
+        [(_, port)] = _read([""], ports)
+        if url.host:
+            url = url.set(port=url.port or port)
+        else:
+            query["port"] = str(port)
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
     options: dict[str, Any] = {
         _SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)
@@ -277,58 +280,29 @@ def _checked_postgres(url: URL) -> URL:
                 given = f", not {value!r}" if str(value).isalnum() else ""
                 raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
         elif name in _FILES and value and value != _SYSTEM:
-            options[name] = os.path.abspath(str(value))
-    url = url.set(query=options)
-    try:
-        check_files(url)
-    except ConfigError as error:
-        raise ConfigError(f"the PostgreSQL url: {error}") from None
-    return url
-
-
-def check_files(url: URL, *, read: bool = False) -> None:
-    """Raise ConfigError where a file that the URL names can't be read, or would have no effect.
-
-    With `read` each is read, for as long as its file system takes.
-    """
-    files = {name: str(url.query[name]) for name in _FILES if name in url.query and url.query[name] != _SYSTEM}
-    for name, path in files.items():
-        if not os.access(path, os.R_OK):
-            raise ConfigError(f"{name}: {path} can't be read: {'no permission' if os.path.exists(path) else 'no file'}")
-        if read:
-            Path(path).read_bytes()
-        found = os.stat(path)
-        others = 0o037 if name == "sslkey" and found.st_uid == 0 else 0o077  # root's may be for a group, as of libpq
-        if name in ("passfile", "sslkey") and os.name == "posix" and found.st_mode & others:
-            raise ConfigError(f"{name}: {path} can be read by others; allow nobody else to: chmod 600 {path}")
-    if url.query.get("sslmode", "prefer") in ("prefer", "allow") and (unused := [one for one in files if "ssl" in one]):
+            options[name] = path = os.path.abspath(str(value))
+            if not os.access(path, os.R_OK):
+                raise ConfigError(f"the PostgreSQL url: {name}: {path} can't be read, or isn't there")
+    unused = [name for name in options if name in _FILES and "ssl" in name and options[name] != _SYSTEM]
+    if unused and options.get("sslmode", "prefer") in ("prefer", "allow"):
         raise ConfigError(
-            f"the option {unused[0]} needs sslmode=verify-full (or verify-ca, or require): without it a server "
-            "without TLS is accepted, too"
+            f"the PostgreSQL url: the option {unused[0]} needs sslmode=verify-full (or verify-ca, or require): without "
+            "it a server without TLS is accepted, too"
         )
+    return url.set(query=options)
 
 
 def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
     query = {name: str(_one(value)) for name, value in url.query.items()}
-    hosts = hosts_of(url) or _read(_listed(url.host or query.get("host", "")))
-    default = url.port or query.get("port") or None
-    found: dict[str, Any] = {"user": url.username, "password": url.password or None, "database": url.database}
-    if hosts:
-        ports = [host.port or default or os.environ.get("PGPORT") or 5432 for host in hosts]
-        found |= {"host": [host.name for host in hosts], "port": [int(port) for port in ports]}
-    else:
-        found["port"] = default
-    if hosts and all(host.name.startswith("/") for host in hosts):  # Unix sockets have no TLS
-        found["ssl"] = False
-    elif query.get("sslrootcert") == _SYSTEM:
+    found: dict[str, Any] = {"timeout": _CONNECT_SECONDS, "command_timeout": _COMMAND_SECONDS}
+    found |= {name: read(query[name]) for name, read in _NUMBERS.items() if name in query}
+    if query.get("sslrootcert") == _SYSTEM:
         found["ssl"] = True  # as verify-full
-    named = urlencode({name: query[name] for name in (*_FILES, *_OPTIONS, _ATTRS) if query.get(name)})
-    return {
-        **found,
-        "dsn": f"postgresql://?{named}" if named else None,
-        "timeout": _CONNECT_SECONDS,
-        "command_timeout": _COMMAND_SECONDS,
-        **{name: read(query[name]) for name, read in _NUMBERS.items() if name in query},
-        "server_settings": {"application_name": query.get("application_name", "replaybuf"), **settings},
-    }
+        url = url.difference_update_query(["sslrootcert"])
+    hosts = _listed(query.get("host", "")) if not url.host else []
+    if hosts and all(host.startswith("/") for host in hosts):  # Unix sockets have no TLS
+        found["ssl"] = False
+    dsn = url.set(drivername="postgresql").difference_update_query([*_NUMBERS, "application_name"])
+    settings = {"application_name": query.get("application_name", "replaybuf"), **settings}
+    return {**found, "dsn": dsn.render_as_string(hide_password=False), "server_settings": settings}
