@@ -218,10 +218,10 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "produce/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
-    ("epochs-one-more", "produce/datasets.py", "if epoch + 1 == self._epochs:", "if epoch == self._epochs:", "a dataset is read so many times"),
+    ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
-    ("shuffle-other-seed", "produce/datasets.py", "if seed != self._shuffle:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "produce/datasets.py", "index > size or (seed is not None and size != size_then)", "index > size", "a shuffled dataset can't change its size"),
+    ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "produce/datasets.py", "(index > source.size or (seed is not None and source.size != size_then))", "index > source.size", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [

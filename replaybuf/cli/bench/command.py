@@ -26,7 +26,7 @@ def bench(
     take: Annotated[int, option("--take", "Groups in a batch.", min=1)] = 64,
     leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
     step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
-    most: Annotated[int, option("--most", "Workers pause while there are more groups; 0: never.", min=0)] = 4096,
+    most: Annotated[int, option("--most", "Workers wait while there are so many groups; 0: never.", min=0)] = 4096,
     payloads: Annotated[
         str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
