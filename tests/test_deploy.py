@@ -7,7 +7,6 @@ docs/operating.md.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -179,9 +178,6 @@ def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(ro
     services = {name: one.get("environment", {}).get("REPLAYBUF_URL", "") for name, one in COMPOSE["services"].items()}
     assert [name for name, url in services.items() if url.startswith("postgresql://owner:")] == ["schema"]
     urls = urls_of(roles)
-    examined = {row["check"]: row for row in json.loads(run("doctor", urls["trainer"], "--format=json", code=1).stdout)}
-    assert "the user trainer may not make the tables" in examined["access"]["text"]
-    assert "GRANT CREATE ON SCHEMA public TO trainer" in examined["access"]["mend"]
     run("doctor", "--upgrade", urls["owner"])
     with ReplayBufferConfig(url=urls["trainer"]).build_sync() as buffer:
         buffer.put(group(1), "math")

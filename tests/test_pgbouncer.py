@@ -16,10 +16,9 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer
 from replaybuf.cli.doctor.probe import probe
-from replaybuf.errors import AccessError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.calls import refused_put
-from tests.certificates import Authority
 from tests.pgbouncer import IS_INSTALLED, documented_settings, free_port, pooled
 from tests.postgres import execute, own_server
 from tests.stores import TASK, build, fill, group, take_all
@@ -108,32 +107,6 @@ async def use(buffer: ReplayBuffer) -> None:
         await buffer.get(1, "other")
 
 
-async def refused(url: str, message: str) -> None:
-    """At once, and with a sentence."""
-    error = str(await refused_put(url, StorageError))
-    assert message in error
-    assert "docs/operating.md has the settings" in error
-
-
-async def test_a_pooler_that_is_not_set_up_for_this_says_what_to_set(pooler: Pooler) -> None:
-    async with build(pooler.direct) as owner:
-        await fill(owner, 3)
-    with pooler.running("statement"):
-        await refused(
-            pooler.url, "transaction blocks not allowed in statement pooling mode; it needs pool_mode = transaction"
-        )
-    with pooler.running(settings=""):
-        await refused(pooler.url, "unsupported startup parameter")
-    with pooler.running(more="" if version() < (1, 21) else "max_prepared_statements = 0"):
-        # Of two buffers that share few connections, one meets the other's statements.
-        async with build(pooler.url.partition("?")[0]) as left, build(pooler.url.partition("?")[0]) as right:
-            # (without what asyncpg advises instead)
-            with pytest.raises(StorageError, match=r'"__asyncpg_\w+" [a-z ]+; it needs .*statement_cache_size=0'):
-                await asyncio.gather(use(left), use(right), use(left), use(right))
-        async with build(pooler.url) as buffer:
-            assert await take_all(buffer) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("kind", ["scram-sha-256", "md5"])
 async def test_who_a_pooler_refuses_is_told_who_refuses_and_what_to_do(pooler: Pooler, kind: str) -> None:
     """It says all in one code, its own refusals and those of the server behind it; here each is the error it means."""
@@ -189,18 +162,3 @@ async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(
         async with build(url) as left, build(url) as right:
             await asyncio.gather(use(left), use(right), use(left), use(right))
             assert await left.count("other", "completed") == 0
-
-
-async def test_tls_to_a_pooler(pooler: Pooler, tmp_path: Path) -> None:
-    """It speaks TLS to clients whose certificate it knows, and nothing but that."""
-    authority = Authority(tmp_path / "ca")
-    server, client = authority.sign("server", "127.0.0.1"), authority.sign("trainer")
-    os.chmod(tmp_path / "ca", 0o755)
-    server.key.chmod(0o644)  # PgBouncer isn't root
-    settings = f"client_tls_sslmode = verify-full\nclient_tls_ca_file = {authority.certificate}\n"
-    settings += f"client_tls_cert_file = {server.certificate}\nclient_tls_key_file = {server.key}"
-    with pooler.running(more=settings):
-        url = f"{pooler.url}&sslmode=verify-full&sslrootcert={authority.certificate}&{client.options}"
-        async with build(url) as buffer:
-            await fill(buffer, 20)
-            assert await take_all(buffer) == list(range(20))

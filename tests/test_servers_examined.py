@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from replaybuf.cli.doctor.check_server import _Server, findings
+from replaybuf.cli.doctor.check_database import Server, servers_of
 from replaybuf.errors import ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine.standbys import Synchronous
+from replaybuf.storage.sql.engine.outage import Synchronous
 
 pytestmark = pytest.mark.fast
 
@@ -19,15 +19,15 @@ def test_how_many_standbys_a_commit_waits_for(names: str, wanted: int) -> None:
     assert Synchronous(names, 0, 0).wanted == wanted
 
 
-PRIMARY = _Server("17.2", False)
-STANDBY = _Server("17.2", True)
+PRIMARY = Server("17.2", False)
+STANDBY = Server("17.2", True)
 
 
 AWAY = UnreachableError("can't reach it")
 
 
-def said(servers: dict[str, _Server | ReplayBufError]) -> list[tuple[str, str]]:
-    return [(str(one.level), one.text) for one in findings(servers)]
+def said(servers: dict[str, Server | ReplayBufError]) -> list[tuple[str, str]]:
+    return [(str(one.level), one.text) for one in servers_of(servers)]
 
 
 def test_each_server_of_a_cluster_has_a_line() -> None:
@@ -36,7 +36,7 @@ def test_each_server_of_a_cluster_has_a_line() -> None:
         ("ok", "b:2 is a standby, PostgreSQL 17.2"),
         ("warning", "c:3 can't be used: can't reach it"),
     ]
-    assert all(one.mend for one in findings({"a:1": PRIMARY, "c:3": AWAY}) if str(one.level) != "ok")
+    assert all(one.mend for one in servers_of({"a:1": PRIMARY, "c:3": AWAY}) if str(one.level) != "ok")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_each_server_of_a_cluster_has_a_line() -> None:
         ({"a": STANDBY, "b": STANDBY}, "problem", "none of the servers is a primary"),
     ],
 )
-def test_a_cluster_that_is_not_one_is_said(servers: dict[str, _Server | ReplayBufError], level: str, text: str) -> None:
+def test_a_cluster_that_is_not_one_is_said(servers: dict[str, Server | ReplayBufError], level: str, text: str) -> None:
     assert any(found == level and text in what for found, what in said(servers))
 
 

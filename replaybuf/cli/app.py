@@ -50,7 +50,7 @@ COMMANDS = {
     "requeue": ("replaybuf.cli.groups:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "serve": ("replaybuf.cli.watch:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor.command:doctor", "Check a database, mend it, or upgrade its schema."),
-    "bench": ("replaybuf.cli.doctor.command:bench", "Put load on a database, and say what it does under it."),
+    "bench": ("replaybuf.cli.bench.command:bench", "Put load on a database, and say what it does under it."),
     "demo": ("replaybuf.cli.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 

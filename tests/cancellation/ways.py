@@ -41,7 +41,8 @@ async def no_connection_out(buffer: ReplayBuffer) -> None:
     state = buffer.storage
 
     async def all_back() -> bool:
-        return state.engine.lent <= (getattr(state.watch._changes, "_listening", None) is not None)
+        pool = state.engine.pool if state.engine.dialect.is_remote else state.engine.connections
+        return bool(pool.lent <= (getattr(state.watch._changes, "_listening", None) is not None))
 
     await until(all_back)
 

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.cli.doctor import check_server
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
 from tests.faults.proxy import proxied
@@ -35,22 +34,6 @@ def test_a_user_without_rights(url: str) -> None:
     finally:
         execute(url, "DROP OWNED BY rb_reader")
         execute(url, "DROP ROLE rb_reader")
-
-
-@pytest.mark.parametrize(
-    ("facts", "level", "said"),
-    [
-        ("2, true", "problem", "2 damaged pages"),
-        ("0, false", "warning", "no checksums"),
-        ("0, true", "ok", "no damage"),
-    ],
-)
-def test_what_the_server_says_of_its_pages(
-    url: str, monkeypatch: pytest.MonkeyPatch, facts: str, level: str, said: str
-) -> None:
-    monkeypatch.setattr(check_server, "_PAGES", f"SELECT {facts}")
-    [(seen, text)] = found(url, "integrity")[:1]
-    assert (seen, said in text) == (level, True)
 
 
 def test_an_index_that_was_not_finished_is_made_anew(url: str) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -203,35 +201,6 @@ def test_failovers_skip_and_double_no_prompt(synchronous: Cluster, tmp_path: Pat
     seconds = fail_over_again_and_again(synchronous, storm)
     judge_prompts(figures, FAILOVERS, storm.finish(), *storm.prompts)
     print_recovery(seconds)
-
-
-@pytest.mark.long
-async def test_checkpoints_and_restores_are_exact_whatever_fails_over_meanwhile(
-    synchronous: Cluster, figures: Figures
-) -> None:
-    """Each restore brings back what its checkpoint had."""
-    chance, failovers = random.Random(1), FAILOVERS // 2
-
-    async def fail_again_and_again() -> None:
-        for _ in range(failovers):
-            await asyncio.sleep(0.3 + 0.3 * chance.random())
-            await fail_over(synchronous)
-            await asyncio.to_thread(partial(synchronous.get_ready, synchronous=True))
-
-    async with build(synchronous.new_database()) as buffer:
-        failing, step = asyncio.create_task(fail_again_and_again()), 0
-        while not failing.done():
-            step += 1
-            expected = list(range(3 * step, 3 * step + 3))
-            await fill(buffer, 3, first=3 * step)
-            await buffer.checkpoint(step)
-            await buffer.get(2, TASK)
-            await buffer.restore(step)
-            found = await take_all(buffer)
-            figures.compare(0, expected, found)
-            assert found == expected
-        await failing
-    figures.add(faults=failovers)
 
 
 def fail_over_again_and_again(cluster: Cluster, storm: Storm) -> list[float]:

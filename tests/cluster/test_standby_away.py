@@ -17,7 +17,6 @@ from replaybuf.errors import ClosedError, UnreachableError
 from tests.cli.doctored import examine
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
-from tests.postgres import execute
 from tests.reasons import because
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
@@ -154,7 +153,7 @@ async def test_a_buffer_is_not_opened_without_the_standby(synchronous: Cluster) 
     async with away(synchronous):
         began = time.monotonic()
         with pytest.raises(UnreachableError, match=SAID, check=because("standby awaited")):
-            async with build(url) as buffer:
+            async with build(url, reconnect_timeout=1) as buffer:
                 await buffer.put(group(1), TASK)
         async with build(there, reconnect_timeout=1) as buffer:
             assert await buffer.count(TASK, "completed") == 1
@@ -210,33 +209,6 @@ async def test_closing_and_cancelling_do_not_wait_for_a_standby(synchronous: Clu
             await other
     async with build(url) as buffer:
         assert await take_all(buffer) == [0, 1]
-
-
-@pytest.mark.long
-async def test_a_promoted_server_that_waits_for_a_standby_goes_on_when_it_is_told_not_to(
-    synchronous: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is followed at once, whatever its commits wait for."""
-    caplog.set_level(logging.INFO, "replaybuf.database")
-    url = synchronous.new_database()
-    async with build(url) as buffer:
-        await fill(buffer, 2)
-        promoted = synchronous.standby.url("postgres")
-        await asyncio.to_thread(execute, promoted, "ALTER SYSTEM SET synchronous_standby_names = '*'")
-        await asyncio.to_thread(execute, promoted, "SELECT pg_reload_conf()")
-        await asyncio.to_thread(synchronous.fail_over)
-        putting = asyncio.create_task(buffer.put(group(2), TASK))
-
-        async def is_said() -> bool:
-            return any("asks for 1 standby, and 0 are connected" in one for one in said(caplog))
-
-        await until(is_said, 20)
-        assert any("follows" in one for one in said(caplog))
-        assert not putting.done()
-        await asyncio.to_thread(execute, promoted, "ALTER SYSTEM SET synchronous_standby_names = ''")
-        await asyncio.to_thread(execute, promoted, "SELECT pg_reload_conf()")
-        await asyncio.wait_for(putting, 20)
-        assert await take_all(buffer) == [0, 1, 2]
 
 
 #: How often the standby is ended and started again.

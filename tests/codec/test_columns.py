@@ -118,6 +118,29 @@ def test_equal_values_of_other_types_stay_apart() -> None:
     back([{"a": {"x": 1, "y": 2}}, {"a": {"y": 1, "x": 2}}])
 
 
+NUMBERS = [
+    st.integers(),
+    st.integers(-(2**31), 2**31 - 1),
+    st.integers(0, 255),
+    st.just(1),
+    st.floats(),
+    st.sampled_from([1, True, 0, False]),
+    st.sampled_from([1.0, 1, None]),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@given(st.one_of(*(st.lists(numbers, min_size=1, max_size=8) for numbers in NUMBERS)), st.integers(1, 300))
+@settings(deadline=None, max_examples=60)
+def test_long_lists_of_numbers_keep_the_type_and_the_bits_of_each(rows: int, numbers: list[Any], times: int) -> None:
+    back([{"a": numbers * times, "b": {"c": [numbers[0]] * times}, "n": row} for row in range(rows)])
+    back([{"a": (numbers * (times if row else 300))[row:]} for row in range(rows)])
+
+
+def test_a_number_that_is_repeated_takes_no_room() -> None:
+    assert len(DICTS.encode([{"mask": [1] * 1500, "steps": [7] * 1500, "n": row} for row in range(4)])) < 2500
+
+
 @pytest.mark.parametrize(
     "arrays",
     [

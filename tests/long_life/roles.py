@@ -55,7 +55,7 @@ class Role:
 
     def __init__(self, url: str, place: str, record: Path, ends: float) -> None:
         self._url, self._place, self._ends = url, place, ends
-        self._recorder = Recorder(record)
+        self._recorder = Recorder(Ledger(record))
         self._chance = random.Random(record.name)
         self._number = 0
 

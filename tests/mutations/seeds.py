@@ -205,7 +205,7 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("standby-for-ever", f"{_ENGINE}/standbys.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
+    ("standby-for-ever", f"{_ENGINE}/outage.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
     ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(port) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
@@ -218,10 +218,10 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "produce/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
-    ("epochs-one-more", "produce/datasets.py", "if epoch + 1 == self._epochs:", "if epoch == self._epochs:", "a dataset is read so many times"),
+    ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
-    ("shuffle-other-seed", "produce/datasets.py", "if seed != self._shuffle:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "produce/datasets.py", "index > size or (seed is not None and size != size_then)", "index > size", "a shuffled dataset can't change its size"),
+    ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "produce/datasets.py", "(index > source.size or (seed is not None and source.size != size_then))", "index > source.size", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [
@@ -254,7 +254,6 @@ _VIEWS = [
     ("text-behind-the-last", "values/codec/payload_format.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "values/codec/payload_format.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "values/rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
-    ("doctor-loses-places", "cli/doctor/check_payloads.py", "outline(rollouts, kind, Texts(data).find)", "outline(rollouts, kind)", "outlines written anew have whole texts"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.cli.doctor import CheckContext, Severity
+from replaybuf.cli.doctor import Examination, Severity
 from replaybuf.cli.doctor.examine import examine
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.power.disk import Disk, Event, compiled, recorded
@@ -142,8 +142,7 @@ async def wrong_in(run: Run, event: int, chance: random.Random) -> list[str]:
 def problems_in(run: Run) -> list[str]:
     """Return what `replaybuf doctor` finds in the folder."""
     reader = open_reader(f"sqlite:///{run.folder / DATABASE}")
-    context = CheckContext(reader.where, path=reader.path)
-    return [f"doctor: {one}" for one in examine(reader, context) if one.level == Severity.PROBLEM]
+    return [f"doctor: {one}" for one in examine(Examination(reader)) if one.level == Severity.PROBLEM]
 
 
 def losses(run: Run, chance: random.Random, states: int, forgets: str | None = None) -> Iterator[str]:

@@ -37,4 +37,4 @@ async def test_who_waits_notices_what_others_put(
         assert len(proxy.links) <= 12
     told = [record.getMessage() for record in caplog.records]
     assert 1 <= len(told) <= 2  # once for each store
-    assert all(f" has no {lacking} (" in one for one in told)
+    assert all(f"the server has no {lacking} (" in one for one in told)

@@ -37,16 +37,6 @@ async def test_functions_run_one_after_the_other_in_one_thread_of_its_own(connec
     assert threads.isdisjoint({threading.get_ident()})
 
 
-async def test_a_function_gets_the_connection_of_sqlite3_itself(connection: SqliteConnection) -> None:
-    assert isinstance(await connection.in_thread(lambda session: session.raw), sqlite3.Connection)
-    assert await connection.in_thread(lambda session: session.raw.execute("SELECT 7").fetchone()) == (7,)
-
-
-async def test_what_a_function_raises_reaches_its_caller(connection: SqliteConnection) -> None:
-    with pytest.raises(sqlite3.OperationalError, match="no such table"):
-        await connection.in_thread(lambda session: session.raw.execute("SELECT * FROM missing"))
-
-
 async def test_the_thread_does_not_keep_the_process_alive(connection: SqliteConnection) -> None:
     assert await connection.in_thread(lambda _: threading.current_thread().daemon)
 

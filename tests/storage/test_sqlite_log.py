@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.storage.sql.engine import sqlite, sqlite_log
+from replaybuf.storage.sql.engine import sqlite
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.sqlite import checkpoint_wal, salts_at
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
 from replaybuf.storage.sql.engine.transaction import Transaction
-from tests.stores import build, fill, take_all
 
 PAGES = 32
 
@@ -27,14 +27,14 @@ PAGES = 32
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is copied after a few pages; nothing waits for the disk, which may take as long as hundreds of writes."""
     for name in ("ALONE_PAGES", "_GROWTH_PAGES"):
-        monkeypatch.setattr(sqlite_log, name, PAGES)
+        monkeypatch.setattr(sqlite, name, PAGES)
     monkeypatch.setattr(sqlite, "sync_wal", lambda path: None)
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy_unflushed)
 
 
 def copy_unflushed(connection: sqlite3.Connection) -> int:
     connection.execute("PRAGMA synchronous = OFF")
-    return sqlite_log.checkpoint_wal(connection)
+    return checkpoint_wal(connection)
 
 
 @asynccontextmanager
@@ -75,29 +75,13 @@ async def test_nobody_else_writes_while_the_log_is_copied(tmp_path: Path, monkey
 
     def copy(connection: sqlite3.Connection) -> int:
         seen.append(may_write(path))
-        return sqlite_log.checkpoint_wal(connection)
+        return checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine:
         await insert(engine, 3 * PAGES)
     assert seen
     assert not any(seen)
-
-
-async def test_others_write_while_the_log_is_flushed_before_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, seen = tmp_path / "run.db", []
-
-    def flush(log: str) -> None:
-        seen.append(may_write(path, timeout=5))
-        sqlite_log.sync_wal(log)
-
-    monkeypatch.setattr(sqlite, "sync_wal", flush)
-    async with opened(path) as engine, asyncio.timeout(60):
-        while not seen:
-            await insert(engine, PAGES)
-    assert all(seen)
 
 
 async def test_no_connection_copies_the_log_by_itself(tmp_path: Path) -> None:
@@ -117,7 +101,7 @@ async def test_the_log_begins_anew_while_somebody_writes_without_a_pause(tmp_pat
         while len(logs) < 4:
             await insert(engine, PAGES)
             count += PAGES
-            logs.add(sqlite_log.salts_at(f"{path}-wal", 1))
+            logs.add(salts_at(f"{path}-wal", 1))
         rows = await engine.read(lambda tx: tx.run("SELECT count(*) FROM numbers")[0][0])
         assert rows == count
 
@@ -130,7 +114,7 @@ async def test_a_log_that_can_not_be_copied_is_copied_later(tmp_path: Path, monk
         failures -= 1
         if failures >= 0:
             raise sqlite3.OperationalError("disk I/O error")
-        return sqlite_log.checkpoint_wal(connection)
+        return checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine, asyncio.timeout(60):
@@ -152,24 +136,13 @@ async def test_a_reader_that_holds_the_log_back_does_not_hold_up_writers(tmp_pat
         assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (12 * PAGES,)
 
 
-async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/run.db"
-    first, second = build(url), build(url)
-    await asyncio.gather(fill(first, 100), fill(second, 100, 100))
-    await second.close()
-    assert sorted(await take_all(first)) == list(range(200))
-    await first.close()
-    with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-
-
 async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection is about to be closed; and whoever closes it waits for the one that is under way."""
     closing_began, copies = False, []
 
     def copy(connection: sqlite3.Connection) -> int:
         copies.append(closing_began)
-        return sqlite_log.checkpoint_wal(connection)
+        return checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(tmp_path / "run.db") as engine:
@@ -184,17 +157,17 @@ async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch
 def test_the_pages_of_a_log_are_known_by_their_salts(tmp_path: Path) -> None:
     path = tmp_path / "some.db"
     log = f"{path}-wal"
-    assert sqlite_log.salts_at(log, 1) is None
+    assert salts_at(log, 1) is None
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("CREATE TABLE numbers (data BLOB)")
         connection.execute("INSERT INTO numbers VALUES (zeroblob(100000))")
         pages = connection.execute("PRAGMA wal_checkpoint").fetchone()[1]
-        before = sqlite_log.salts_at(log, pages)
+        before = salts_at(log, pages)
         assert before is not None
-        assert before == sqlite_log.salts_at(log, 1)
-        assert sqlite_log.salts_at(log, pages + 1) is None
+        assert before == salts_at(log, 1)
+        assert salts_at(log, pages + 1) is None
         connection.execute("INSERT INTO numbers VALUES (1)")  # in a new log, over the old one
-        assert sqlite_log.salts_at(log, 1) not in (None, before)
-        assert sqlite_log.salts_at(log, pages) is None
+        assert salts_at(log, 1) not in (None, before)
+        assert salts_at(log, pages) is None

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli.doctor import CheckContext
-from replaybuf.cli.doctor.check_payloads import PAYLOADS
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import Texts
 from replaybuf.values.rollouts.outline import preview, reward_parts
@@ -199,10 +197,6 @@ async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None
     whole = [(LONG, LONG)]
     async with build(url) as buffer:
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
-        spoil = "UPDATE rb_payload SET outline = CAST(x'5ba5' AS TEXT)"
-        await buffer.storage._write(lambda tx: tx.run(spoil))
-        await buffer.storage._write(lambda tx: PAYLOADS.repairs[0](tx, CheckContext("", damaged={1})))
-        assert await rows(buffer, query) == whole
         await buffer.save(tmp_path / "saved")
         state = buffer.state_dict()
     async with build(f"sqlite:///{tmp_path}/resumed.db") as resumed:

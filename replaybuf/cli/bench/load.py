@@ -7,7 +7,6 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
 from multiprocessing.synchronize import Event
@@ -15,18 +14,17 @@ from multiprocessing.synchronize import Event
 import numpy as np
 
 from replaybuf import NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.errors import InputError, ReplayBufError, StorageError
+from replaybuf.errors import FullError, InputError, ReplayBufError, StorageError
 from replaybuf.storage.values import StorageItem
 
 TASK = "bench"
 _GROUP = re.compile(r"(\d{1,4})x(\d{1,7})")
 _POOL = 1 << 20  # tokens from which responses are sliced
 _PROMPT_TOKENS = 64
-#: The timeout of a take in seconds, after which it is repeated.
-TAKE_SECONDS = 2.0
+#: The timeout of a wait for groups or for room in seconds, after which it is repeated.
+WAIT_SECONDS = 2.0
 #: Pause after an error, in seconds, so that an unreachable database isn't called in a busy loop.
 _PAUSE_SECONDS = 0.2
-_LOOK_SECONDS = 0.5
 MODEL_STEP, TRAIN_STEP = 1, 2
 
 
@@ -36,8 +34,8 @@ class BenchSettings:
 
     A group has `rollouts` responses of `tokens` tokens each. A worker puts `rate` groups a second (0: as fast as
     possible), one after the other, and at most `groups` (0: any number); the load ends when all workers have. Workers
-    pause while they see more than `most` groups (0: never). Trainers train for `step_seconds` after each batch.
-    `payloads` is the config's.
+    wait while there are `most` groups (0: never). Trainers train for `step_seconds` after each batch. `payloads` is the
+    config's.
     """
 
     url: str
@@ -67,7 +65,15 @@ class BenchSettings:
 
     def config(self, worker: str | None = None) -> ReplayBufferConfig:
         """Return the config of the buffer, with the name of a worker."""
-        return ReplayBufferConfig(url=self.url, name=self.buffer, policy="fifo", payloads=self.payloads, worker=worker)
+        return ReplayBufferConfig(
+            url=self.url,
+            name=self.buffer,
+            policy="fifo",
+            payloads=self.payloads,
+            capacity=self.most or None,
+            on_full="block",
+            worker=worker,
+        )
 
 
 def parse_group(text: str) -> tuple[int, int]:
@@ -115,8 +121,8 @@ class GroupMaker:
 class Report:
     """The work of a process: uids, latencies in seconds by call, and errors by call and text.
 
-    `waited` are the seconds in which takes waited inside the buffer, or a worker paused because there were enough
-    groups; `in_doubt` counts puts that may or may not be stored; `cpu` is in seconds.
+    `waited` are the seconds in which calls waited inside the buffer, for groups or for room; `in_doubt` counts puts
+    that may or may not be stored.
     """
 
     put: list[int] = field(default_factory=list)
@@ -125,7 +131,6 @@ class Report:
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     waited: float = 0.0
     in_doubt: int = 0
-    cpu: float = 0.0
 
     def error(self, call: str, error: BaseException) -> None:
         """Count an error that a user would see."""
@@ -141,7 +146,6 @@ class Report:
         self.errors.update(other.errors)
         self.waited += other.waited
         self.in_doubt += other.in_doubt
-        self.cpu += other.cpu
 
 
 @dataclass(slots=True)
@@ -159,8 +163,6 @@ class Load:
     stop: Event
     workers_ended: Event
     report: Report = field(default_factory=Report)
-    looked: float = 0.0
-    is_full: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -172,71 +174,54 @@ class Load:
         while not self.is_over:
             if (left := due - time.monotonic()) <= 0:
                 return True
-            await asyncio.sleep(min(left, _LOOK_SECONDS))
+            await asyncio.sleep(min(left, _PAUSE_SECONDS))
         return False
 
-
-# Workers
+    def put_at(self) -> Iterator[float]:
+        """Yield the due times of puts: at a constant rate, with an offset per worker; without a rate always now."""
+        interval = 1 / self.settings.rate if self.settings.rate else 0.0
+        first = self.start + interval * (self.number * 0.618034 % 1)
+        for number in count():
+            due = first + number * interval if interval else time.monotonic()
+            if due >= self.until:
+                return
+            yield due
 
 
 async def work(load: Load) -> None:
     """Put groups, as fast as possible or on schedule.
 
-    With a rate, latencies are also measured from when a put was due, so that the wait of a put behind a slow one counts
-    (no coordinated omission).
+    With a rate, latencies are measured from when a put was due, so that the wait of a put behind a slow one counts (no
+    coordinated omission).
     """
     maker = GroupMaker(load.settings, load.number)
-    for due in islice(_arrivals(load), load.settings.groups or None):
-        if not await load.at(due) or not await _room(load):
-            return
+    for due in islice(load.put_at(), load.settings.groups or None):
+        if not await load.at(due):
+            break
         await _put(load, maker.make(), due)
-
-
-def _arrivals(load: Load) -> Iterator[float]:
-    """Yield the due times of puts: at a constant rate, with an offset per worker; without a rate always now."""
-    if not load.settings.rate:
-        while time.monotonic() < load.until:
-            yield time.monotonic()
-        return
-    interval = 1 / load.settings.rate
-    due = load.start + interval * (load.number * 0.618034 % 1)
-    while due < load.until:
-        yield due
-        due += interval
+    load.report.waited = load.buffer.waits.for_room.seconds
 
 
 async def _put(load: Load, group: list[RolloutState], due: float) -> None:
-    begun = time.monotonic()
-    try:
-        uid = await load.buffer.put(group, TASK, model_step=MODEL_STEP, current_train_step=TRAIN_STEP)
-    except StorageError as error:
-        load.report.error("put", error)
-        await asyncio.sleep(_PAUSE_SECONDS)
+    """Put a group, after a wait for room if there are many."""
+    waits = load.buffer.waits.for_room
+    while not load.is_over:
+        begun, waited = time.monotonic(), waits.seconds
+        try:
+            uid = await load.buffer.put(
+                group, TASK, model_step=MODEL_STEP, current_train_step=TRAIN_STEP, timeout=WAIT_SECONDS
+            )
+        except FullError:
+            continue
+        except StorageError as error:
+            load.report.error("put", error)
+            await asyncio.sleep(_PAUSE_SECONDS)
+            return
+        now, held = time.monotonic(), waits.seconds - waited
+        assert uid is not None, "a completed group is stored"
+        load.report.put.append(uid)
+        load.report.latencies["put"].append(now - (due if load.settings.rate else begun) - held)
         return
-    now = time.monotonic()
-    assert uid is not None, "a completed group is stored"
-    load.report.put.append(uid)
-    load.report.latencies["put"].append(now - begun)
-    if load.settings.rate:
-        load.report.latencies["put_due"].append(now - due)
-
-
-async def _room(load: Load) -> bool:
-    """Wait while there are too many groups; return False if the load ends first."""
-    begun = time.monotonic()
-    while load.settings.most and not load.is_over:
-        if time.monotonic() - load.looked >= _LOOK_SECONDS:
-            load.looked = time.monotonic()
-            with suppress(StorageError):
-                load.is_full = await load.buffer.count(TASK, Status.COMPLETED) > load.settings.most
-        if not load.is_full:
-            break
-        await asyncio.sleep(_LOOK_SECONDS)
-    load.report.waited += time.monotonic() - begun if load.is_full else 0.0
-    return not load.is_over
-
-
-# Trainers
 
 
 async def train(load: Load) -> None:
@@ -249,6 +234,7 @@ async def train(load: Load) -> None:
         except StorageError as error:
             load.report.error("take", error)
             await asyncio.sleep(_PAUSE_SECONDS)
+    load.report.waited = load.buffer.waits.for_groups.seconds
 
 
 async def _train_step(load: Load) -> None:
@@ -256,16 +242,12 @@ async def _train_step(load: Load) -> None:
     settings, waits = load.settings, load.buffer.waits.for_groups
     sizes, begun, waited = {TASK: settings.take}, time.monotonic(), waits.seconds
     lease = None
-    try:
-        if settings.leases:
-            lease = await load.buffer.lease_batch(sizes, timeout=TAKE_SECONDS)
-            items = lease.items[TASK]
-        else:
-            items = (await load.buffer.sample(sizes, timeout=TAKE_SECONDS))[TASK]
-    finally:
-        held = waits.seconds - waited
-        load.report.waited += held
-    load.report.latencies["take"].append(time.monotonic() - begun - held)
+    if settings.leases:
+        lease = await load.buffer.lease_batch(sizes, timeout=WAIT_SECONDS)
+        items = lease.items[TASK]
+    else:
+        items = (await load.buffer.sample(sizes, timeout=WAIT_SECONDS))[TASK]
+    load.report.latencies["take"].append(time.monotonic() - begun - (waits.seconds - waited))
     _check(settings, items)
     if settings.step_seconds:
         await load.at(time.monotonic() + settings.step_seconds)

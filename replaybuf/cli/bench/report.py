@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,16 +21,11 @@ from replaybuf.view.columns import Column
 Results = dict[str, Any]
 
 #: The calls whose latencies are recorded: their names in JSON, and in the text.
-CALLS = {
-    "put": "put",
-    "put_due": "put, from when it was due",
-    "take": "take, less its wait",
-    "acknowledge": "acknowledge",
-}
+CALLS = {"put": "put", "take": "take, less its wait", "acknowledge": "acknowledge"}
 #: The reported quantiles, by their names in JSON and in the text.
 QUANTILES = {"p50_ms": ("p50", 0.5), "p90_ms": ("p90", 0.9), "p99_ms": ("p99", 0.99), "max_ms": ("max", 1.0)}
-#: Thresholds of a bottleneck: the fraction of time waited, of processors used, and of the due puts that were made.
-_MUCH_WAITING, _MUCH_BUSY, _ENOUGH = 0.2, 0.9, 0.98
+#: Thresholds of a bottleneck: the fraction of time waited, and of the due puts that were made.
+_MUCH_WAITING, _ENOUGH = 0.2, 0.98
 _NAME = 11
 
 
@@ -64,13 +58,7 @@ def results_of(outcome: Outcome) -> Results:
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
         "notes": [redact_words(note) for note in outcome.notes],
-        "failed": [f"{child.name}: {redact_words(child.why)}" for child in outcome.children if child.why],
-        "processors": {
-            "there": os.cpu_count() or 1,
-            "load_average": outcome.load,
-            "workers": puts.cpu / seconds,
-            "trainers": takes.cpu / seconds,
-        },
+        "failed": [redact_words(why) for why in outcome.failed],
     }
     return {**found, "limits": limits_of(found)}
 
@@ -111,7 +99,7 @@ def ledger_of(outcome: Outcome) -> dict[str, Any]:
     put, taken, left = outcome.reports["worker"].put, outcome.reports["trainer"].taken, outcome.left or []
     lost, doubled = len(set(put).difference(taken, left)), len(taken) + len(left) - len({*taken, *left})
     in_doubt = outcome.reports["worker"].in_doubt
-    unknown = outcome.left is None or in_doubt or any(child.why for child in outcome.children)
+    unknown = outcome.left is None or in_doubt or outcome.failed
     balanced = None if unknown and (lost or doubled or outcome.left is None) else not (lost or doubled)
     counts = {"put": len(put), "taken": len(taken), "left": len(left), "in_doubt": in_doubt}
     return {**counts, "lost": lost, "doubled": doubled, "balanced": balanced}
@@ -132,22 +120,15 @@ def _limit_of_puts(results: Results) -> str:
     due, put, room = results["per_second"]["due"], results["per_second"]["put"], results["waited"]["workers"]
     if room >= _MUCH_WAITING:
         return (
-            f"Workers paused {room:.0%} of their time, because there were enough groups: the trainers, or --most, were "
-            "the limit, not the database."
+            f"Workers waited for room {room:.0%} of their time: the trainers, or --most, were the limit, not the "
+            "database."
         )
     if due and put >= _ENOUGH * due:
         return f"The {units.figure(due, 1)} groups a second that were due were put: the limit wasn't reached."
     behind = "" if not due else f"Of {units.figure(due, 1)} groups a second that were due, {put:,.1f} were put. "
-    processors = results["processors"]
-    there, used = processors["there"], processors["workers"] + processors["trainers"]
-    if max(used, processors["load_average"]) >= _MUCH_BUSY * there:
-        return (
-            f"{behind}This machine's {units.number_of(there, 'processor')} were the limit. This load used {used:.1f}, "
-            "other programs the rest, perhaps the database itself: workers on other hosts may get more out of it."
-        )
     return (
-        f"{behind}Workers waited for the answers to their puts, and this machine's processors weren't the limit: the "
-        "database, its disk or the network was, or the number of workers."
+        f"{behind}Workers waited for the answers to their puts: the database, its disk, the network or this machine's "
+        "processors were the limit (see top), or the number of workers."
     )
 
 
@@ -177,7 +158,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "groups", f"{rates['put']:,.1f}/s put{due} ({size}/s), {rates['taken']:,.1f}/s taken"
     yield (
         "waits",
-        f"workers paused {waited['workers']:.1%} of their time, trainers waited {waited['trainers']:.1%} for groups",
+        f"workers waited {waited['workers']:.1%} of their time for room, trainers {waited['trainers']:.1%} for groups",
     )
     counts = f"{ledger['put']:,} put, {ledger['taken']:,} taken, {ledger['left']:,} left"
     if ledger["balanced"] is None:
@@ -189,10 +170,4 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "errors", "; ".join(errors) or "none"
     for failed in (*results["failed"], *results["notes"]):
         yield "failed", failed
-    used = results["processors"]
-    yield (
-        "processors",
-        f"{used['workers']:.2f} used by workers, {used['trainers']:.2f} by trainers, of {used['there']}; load average "
-        f"{used['load_average']:.1f}",
-    )
     yield from (("" if place else "limit", text) for place, text in enumerate(results["limits"]))

@@ -1,7 +1,6 @@
 """The processes of a load: the parent starts workers and trainers, collects their reports, and cleans up.
 
-A process opens the buffer, says so, gets the time of the first call, and sends its report at its end. It ends with its
-parent, also by kill -9.
+All processes open the buffer, and begin together. They end with their parent, also by kill -9.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from threading import BrokenBarrierError
 from types import FrameType
 from typing import Any, Literal
 
@@ -33,12 +33,12 @@ Role = Literal["worker", "trainer"]
 PREFIX = "replaybuf-bench-"
 #: Timeouts in seconds: for the processes to open the buffer (in all, and more for each), and to end after the load.
 _OPENING, _OPENING_EACH, _ENDING = 60.0, 1.0, 60.0
-_SOON = 0.3  # seconds from when all processes are ready to the first call
 _LOOK_SECONDS = 0.2
 _SWEEP_SECONDS = 60.0
+#: The signals that end a load early. They may be sent to the whole process group.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Modules that the fork server imports once, before it forks the processes.
 PRELOADED = ["replaybuf.cli.bench.run"]
-_READY = "ready"
 
 Tell = Callable[[str], object]
 
@@ -46,20 +46,25 @@ Tell = Callable[[str], object]
 # A worker or a trainer
 
 
-def _main(connection: Connection, role: Role, number: int, settings: BenchSettings, stop: Any, ended: Any) -> None:
-    """Run a process, whose last message is its report, or why it failed."""
-    for one in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group: the parent decides
-        signal.signal(one, signal.SIG_IGN)
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the processes of a load share: when all have opened the buffer, when to stop, when no worker is left."""
+
+    settings: BenchSettings
+    opened: Any
+    stop: Any
+    workers_ended: Any
+
+
+_shared: _Shared
+
+
+def _prepare(shared: _Shared) -> None:
+    """Prepare a process of the pool."""
+    global _shared
+    _shared = shared
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.getLogger("replaybuf").setLevel(logging.ERROR)  # sixty processes would write to one terminal
-    message: Report | str
-    try:
-        message = asyncio.run(_run(connection, role, number, settings, stop, ended))
-    except BaseException as error:
-        message = str(error) if isinstance(error, ReplayBufError) else f"{type(error).__name__}: {error}"
-    with suppress(OSError):
-        connection.send(message)
-    sys.exit(isinstance(message, str))
 
 
 def _end_with_parent() -> None:
@@ -69,17 +74,26 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-async def _run(
-    connection: Connection, role: Role, number: int, settings: BenchSettings, stop: Any, ended: Any
-) -> Report:
+def _main(role: Role, number: int) -> Report:
+    """Run a process, and return its report. Raises BrokenBarrierError if another one can't begin."""
+    try:
+        return asyncio.run(_run(role, number))
+    except BrokenBarrierError:
+        raise
+    except BaseException as error:
+        _shared.opened.abort()  # nobody waits for this one
+        text = str(error) if isinstance(error, ReplayBufError) else f"{type(error).__name__}: {error}"
+        raise ReplayBufError(f"{role} {number}: {text}") from None
+
+
+async def _run(role: Role, number: int) -> Report:
+    settings = _shared.settings
     async with settings.config(f"{role}-{number}").build() as buffer:
         await buffer.count(TASK, "completed")  # opens the buffer
-        connection.send(_READY)
-        start = await asyncio.to_thread(connection.recv)
-        load = Load(settings, number, buffer, start, start + settings.seconds, stop, ended)
-        if await load.at(start):
-            await (work(load) if role == "worker" else train(load))
-        load.report.cpu = time.process_time()
+        await asyncio.to_thread(_shared.opened.wait)
+        start = time.monotonic()
+        load = Load(settings, number, buffer, start, start + settings.seconds, _shared.stop, _shared.workers_ended)
+        await (work(load) if role == "worker" else train(load))
         return load.report
 
 
@@ -87,38 +101,23 @@ async def _run(
 
 
 @dataclass(slots=True)
-class Child:
-    """A process, and why it failed, if it did."""
-
-    role: Role
-    number: int
-    process: Any
-    connection: Connection
-    why: str | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.role} {self.number}"
-
-
-@dataclass(slots=True)
 class Outcome:
     """The measurements of a load.
 
     `began` is in seconds since the epoch; `seconds` is the time in which puts were begun. `reports` are the sums of the
-    workers' and the trainers' reports. `left` are the uids in the buffer at the end, None if they can't be read, with
-    the reason in `notes`. `signalled`: the number of the signal that ended the load early, 0 for none.
+    workers' and the trainers' reports, `failed` says which processes have none, and why. `left` are the uids in the
+    buffer at the end, None if they can't be read, with the reason in `notes`. `signalled`: the number of the signal
+    that ended the load early, 0 for none.
     """
 
     settings: BenchSettings
     where: str
     began: float = 0.0
     seconds: float = 0.0
-    children: list[Child] = field(default_factory=list)
     reports: dict[Role, Report] = field(default_factory=lambda: {"worker": Report(), "trainer": Report()})
     left: list[int] | None = None
-    load: float = 0.0
     signalled: int = 0
+    failed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -135,7 +134,10 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
     outcome = Outcome(settings, reader.where)
     with _signals(outcome):
         try:
-            _measure(outcome, reader, tell)
+            _measure(outcome, tell)
+            outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT, buffer=settings.buffer)])
+        except StorageError as error:
+            outcome.notes.append(f"the database can't be read any more: {error}")
         finally:
             if not settings.keep:
                 try:
@@ -171,16 +173,16 @@ def _signals(outcome: Outcome) -> Iterator[None]:
             os.kill(os.getpid(), number)
         outcome.signalled = number
 
-    noted = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, note) for number in noted]
+    before = [signal.signal(number, note) for number in _SIGNALS]
     try:
         yield
     finally:
-        for number, handler in zip(noted, before, strict=True):
+        for number, handler in zip(_SIGNALS, before, strict=True):
             signal.signal(number, handler)
 
 
-def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
+def _measure(outcome: Outcome, tell: Tell) -> None:
+    """Run the load: until the workers have ended, and then the trainers. Raises ReplayBufError if it can't begin."""
     # Forked from a process that has imported everything: starting 64 interpreters takes a minute on two processors.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
@@ -188,76 +190,50 @@ def _measure(outcome: Outcome, reader: Reader, tell: Tell) -> None:
         context.set_forkserver_preload(PRELOADED)
     # Read at the import of numpy: BLAS threads would be useless here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    settings, stop, ended = outcome.settings, context.Event(), context.Event()
-    try:
-        roles: Sequence[tuple[Role, int]] = (("worker", settings.workers), ("trainer", settings.trainers))
-        for role, count in roles:
-            for number in range(count):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_main, args=(theirs, role, number, settings, stop, ended), daemon=True)
-                process.start()
-                theirs.close()
-                outcome.children.append(Child(role, number, process, ours))
-        _let_go(outcome, stop, ended, tell)
-        outcome.load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    finally:
-        for child in outcome.children:
-            child.process.join(5 if stop.is_set() else 0)
-            child.process.kill()
-            child.process.join()
-            child.connection.close()
-    try:
-        outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT, buffer=settings.buffer)])
-    except ReplayBufError as error:
-        outcome.notes.append(f"the database can't be read any more: {error}")
+    settings = outcome.settings
+    count = settings.workers + settings.trainers
+    shared = _Shared(settings, context.Barrier(count + 1), context.Event(), context.Event())
+    with ProcessPoolExecutor(count, context, _prepare, (shared,)) as pool:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # processes inherit it: this one decides
+        workers = [pool.submit(_main, "worker", number) for number in range(settings.workers)]
+        trainers = [pool.submit(_main, "trainer", number) for number in range(settings.trainers)]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        tell(f"{count} processes open the buffer")
+        try:
+            shared.opened.wait(_OPENING + _OPENING_EACH * count)
+        except BrokenBarrierError:
+            raise _why_not([*workers, *trainers]) from None
+        tell(f"they put and take groups, for {settings.seconds:,.0f} s at most")
+        start, outcome.began = time.monotonic(), time.time()
+        _collect(outcome, "worker", workers, start + settings.seconds, shared)
+        outcome.seconds = max(1e-3, min(time.monotonic() - start, settings.seconds))
+        shared.workers_ended.set()
+        _collect(outcome, "trainer", trainers, time.monotonic(), shared)
 
 
-def _let_go(outcome: Outcome, stop: Any, ended: Any, tell: Tell) -> None:
-    """Run the load: until the workers have ended, and then the trainers. Raises ReplayBufError if it can't begin."""
-    children = outcome.children
-    tell(f"{len(children)} processes open the buffer")
-    deadline = time.monotonic() + _OPENING + _OPENING_EACH * len(children)
-    for child in children:
-        if (message := _receive(child, outcome, deadline)) != _READY:
-            raise ReplayBufError(f"{child.name} can't begin: {message or child.why}")
-    if outcome.signalled:
-        raise KeyboardInterrupt
-    tell(f"they put and take groups, for {outcome.settings.seconds:,.0f} s at most")
-    start, outcome.began = time.monotonic() + _SOON, time.time() + _SOON
-    until = start + outcome.settings.seconds
-    for child in children:
-        with suppress(OSError):  # it has ended, which is found out when its report is due
-            child.connection.send(start)
-    for role in ("worker", "trainer"):
-        for child in (one for one in children if one.role == role):
-            message = _receive(child, outcome, max(until, time.monotonic()) + _ENDING, stop)
-            if isinstance(message, Report):
-                outcome.reports[child.role].add(message)
-            else:
-                child.why = child.why or message
-        if role == "worker":
-            outcome.seconds = max(1e-3, min(time.monotonic(), until) - start)
-        ended.set()
-    stop.set()
+def _why_not(futures: list[Future[Report]]) -> ReplayBufError:
+    """Return why the processes of a load couldn't begin: the error of the first that failed by itself."""
+    errors = [error for one in futures if (error := one.exception()) and not isinstance(error, BrokenBarrierError)]
+    return ReplayBufError(f"the load can't begin: {errors[0] if errors else 'a process did not open the buffer'}")
 
 
-def _receive(child: Child, outcome: Outcome, deadline: float, stop: Any = None) -> Any:
-    """Return the next message of a process; None if it has ended without one, or is killed after the deadline."""
-    while not child.connection.poll(_LOOK_SECONDS):
-        if outcome.signalled and stop is not None:
-            stop.set()
-        if time.monotonic() > deadline:
-            child.process.kill()
-            child.why = "it was not heard of in time, and was killed"
-    try:
-        return child.connection.recv()
-    except (EOFError, OSError):
-        child.process.join(5)
-        code = child.process.exitcode
-        killed = code is not None and code < 0
-        how = f"was killed ({signal.Signals(-code).name})" if killed else f"ended with exit code {code}"
-        child.why = child.why or f"it {how}, without a word"
-        return None
+def _collect(outcome: Outcome, role: Role, futures: list[Future[Report]], until: float, shared: _Shared) -> None:
+    """Wait for processes, which are told to stop by a signal, and killed when they don't end in time."""
+    waiting = set(futures)
+    while waiting := wait(waiting, timeout=_LOOK_SECONDS).not_done:
+        if outcome.signalled or time.monotonic() > until + _ENDING:
+            shared.stop.set()
+        if time.monotonic() > until + 2 * _ENDING:
+            for process in multiprocessing.active_children():
+                process.kill()
+    for one in futures:
+        try:
+            outcome.reports[role].add(one.result())
+        except ReplayBufError as error:
+            outcome.failed.append(str(error))
+        except BrokenProcessPool:
+            shared.stop.set()
+            outcome.failed = outcome.failed or ["a process was killed, and the load ended with it"]
 
 
 # The database
@@ -273,10 +249,9 @@ def _refuse_others(url: str) -> None:
     """Raise InputError for a database with groups or checkpoints in buffers other than those of loads."""
     try:
         reader = open_reader(url)
+        found = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
     except UnreachableError:
         return  # a file that will be created
-    try:
-        found = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
     except StorageError as error:
         if error.reason != "not a database":
             raise

@@ -1,18 +1,22 @@
 """`replaybuf doctor`: finds what is wrong with a database, and repairs what can be repaired.
 
-A module `check_...` for each area has its checks, each with its queries, findings and repairs; `examine` runs them.
+A check is a name and a function that yields findings; a finding that can be repaired brings its cure. `examine` has the
+list of all checks, and runs it: to look, or to mend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from functools import wraps
+from typing import Any, TypeVar
 
 from replaybuf.common import units
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
+
+T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -23,53 +27,61 @@ class Severity(StrEnum):
     PROBLEM = "problem"
 
 
+#: Mends what a finding says, in the transaction in which it was found, and returns what was done.
+Cure = Callable[[], str]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The result of a check: what is fine, or what is wrong and how to mend it.
 
-    `repairable`: `--repair` mends it. `examine` sets the name of the check.
+    `--repair` mends a finding with a `cure`. `examine` sets the name of the check.
     """
 
     check: str
     level: Severity
     text: str
     mend: str = ""
-    repairable: bool = False
+    cure: Cure | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the finding for programs."""
+        values = {"check": self.check, "level": str(self.level), "text": self.text, "mend": self.mend or None}
+        return {**values, "repairable": self.cure is not None}
 
 
 @dataclass(slots=True)
-class CheckContext:
-    """The state shared by checks: thoroughness, the database's location, and the damage found so far.
+class Examination:
+    """The state that checks share: the database, thoroughness, and the damage found so far.
 
-    Long checks call `tell(done, total)` from time to time.
+    Long checks call `tell(done, total)` from time to time. While something is mended, `tx` is the exclusive write
+    transaction, in which all is read and found again.
     """
 
-    where: str
-    path: Path | None = None  # of a SQLite file
+    reader: Reader
     quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
+    tx: Transaction | None = None
     damaged: set[int] = field(default_factory=set)  # uids of groups with an unreadable payload or text
     out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
-    unnamed: dict[int, list[int]] = field(default_factory=dict)  # files without a row, by number of the place
-    nobodys: dict[int, list[int]] = field(default_factory=dict)  # those that can be deleted
+
+    def read(self, function: Callable[[Transaction], T]) -> T:
+        """Return `function(tx)` of a read transaction, or of the one in which something is mended."""
+        return self.reader.read_any(lambda tx: function(tx.of(DEFAULT))) if self.tx is None else function(self.tx)
 
 
-#: Repairs what is safe to repair in an exclusive write transaction, and returns what it did. It determines the damage
-#: again, because that may have changed since the check.
-Repair = Callable[[Transaction, CheckContext], Sequence[str]]
+#: Yields what a check finds, in as many transactions as it needs.
+Check = Callable[[Examination], Iterable[Finding]]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check, and its repairs, each of which has a transaction of its own.
+def in_one_transaction(find: Callable[[Transaction, Examination], Iterable[Finding]]) -> Check:
+    """Return the check that runs a function in one transaction."""
 
-    `find` runs in one read transaction, `alone` opens as many as it needs.
-    """
+    @wraps(find)
+    def check(about: Examination) -> Sequence[Finding]:
+        return about.read(lambda tx: list(find(tx, about)))
 
-    name: str
-    find: Callable[[Transaction, CheckContext], Sequence[Finding]] = lambda tx, context: ()
-    repairs: Sequence[Repair] = ()
-    alone: Callable[[Reader, CheckContext], Sequence[Finding]] | None = None
+    return check
 
 
 def fine(text: str) -> Finding:
@@ -82,9 +94,9 @@ def problem(text: str, mend: str) -> Finding:
     return Finding("", Severity.PROBLEM, text, mend)
 
 
-def repairable(text: str, *, level: Severity = Severity.PROBLEM) -> Finding:
+def repairable(text: str, cure: Cure) -> Finding:
     """Return a problem that `--repair` mends."""
-    return Finding("", level, text, "replaybuf doctor URL --repair", repairable=True)
+    return Finding("", Severity.PROBLEM, text, "replaybuf doctor URL --repair", cure)
 
 
 def warning(text: str, mend: str = "") -> Finding:

@@ -1,4 +1,4 @@
-"""Checks of payloads, which are compared with their checksums, and of the texts beside them.
+"""Checks of payloads, which are compared with their checksums, and of the texts stored with them.
 
 In SQLite a damaged page may leave a text that is no longer UTF-8 or JSON: every query that reads it then fails.
 (PostgreSQL doesn't store such texts.)
@@ -6,35 +6,31 @@ In SQLite a damaged page may leave a text that is no longer UTF-8 or JSON: every
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Check, CheckContext, Finding, fine, groups, problem, repairable, warning
-from replaybuf.cli.doctor.check_groups import FORGET, set_groups_aside
+from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, repairable, warning
 from replaybuf.common.progress import in_pieces
 from replaybuf.common.units import some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.storage.decoding import joined, read_tails
+from replaybuf.storage.decoding import read_tails
 from replaybuf.storage.places.store import Extent
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
-from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.files import count_gone
-from replaybuf.storage.sql.statements.new_rows import dump_json
-from replaybuf.values.codec.payload_format import Texts, is_apart, verify
-from replaybuf.values.rollouts.marks import Marks
-from replaybuf.values.rollouts.outline import outline, prompt_preview
+from replaybuf.storage.sql.statements.lanes import need_lane
+from replaybuf.values.codec.payload_format import is_apart, verify
 from replaybuf.values.rollouts.statuses import Status
 
-MISSING = "its payload is missing"
 #: The number of groups read with `--quick`.
 SAMPLE = 200
 _PIECE_BYTES = 16 * 1024 * 1024
 _PIECE_GROUPS = 2000
-_MENDED_AT_ONCE = 50
+#: What to do with groups that were set aside.
+_FORGET = 'buffer.delete({"uid": ...}) when nobody needs to know of them'
 
 # The groups, including those of checkpoints.
 _GROUPS = """
@@ -42,18 +38,17 @@ SELECT uid, bytes FROM rb_group
 UNION ALL SELECT DISTINCT uid, bytes FROM rb_past p
     WHERE until IN (SELECT id FROM rb_checkpoint) AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
 ORDER BY uid"""
+_THERE = "SELECT uid FROM rb_group WHERE uid {in:uids}"
 
-#: The texts of a group: the table of each, and whether it is JSON.
-_TEXTS = {
-    "outline": ("rb_payload", True),
-    "prompt": ("rb_payload", False),
-    "marks": ("rb_group", True),
-    "tags": ("rb_group", True),
-    "scoped_key": ("rb_group", True),
-    "error": ("rb_group", False),
+#: The texts of a group: the table of each, whether it is JSON, and what it becomes if it can't be read.
+_TEXTS: Mapping[str, tuple[str, bool, str | None]] = {
+    "outline": ("rb_payload", True, "[]"),
+    "prompt": ("rb_payload", False, None),
+    "marks": ("rb_group", True, '{"oldest": [], "newest": [], "reward": []}'),
+    "tags": ("rb_group", True, None),
+    "scoped_key": ("rb_group", True, None),
+    "error": ("rb_group", False, None),
 }
-#: Those that are made anew from the payload, and what they are if it can't be read either.
-_MADE_ANEW = {"outline": "[]", "prompt": None, "marks": '{"oldest": [], "newest": [], "reward": []}'}
 
 
 class _Stored(NamedTuple):
@@ -73,13 +68,10 @@ def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
     )
     found = []
     for uid, data, *raw in rows:  # without texts on PostgreSQL
-        bad = [name for name, one in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, one)] if raw else ()
+        bad = [name for name, text in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, text)] if raw else ()
         found.append(_Stored(uid, data, bad))
     bare = set(uids) - {one.uid for one in found}
     return found + [_Stored(uid, None) for uid in tx.values(_THERE, uids=list(bare))] if bare else found
-
-
-_THERE = "SELECT uid FROM rb_group WHERE uid {in:uids}"
 
 
 def _can_be_read(name: str, raw: bytes | None) -> bool:
@@ -92,13 +84,13 @@ def _can_be_read(name: str, raw: bytes | None) -> bool:
 
 
 class _Pass:
-    """Reads all groups, or a sample, in several transactions: a long one would block vacuuming and checkpoints.
+    """Reads groups in several transactions: a long one would block vacuuming and checkpoints.
 
-    `reasons` has why payloads are damaged, `texts` which texts are, `lost` the first error of a place that failed.
+    `reasons` says why groups are damaged, `texts` which of their texts are; `lost` is the first error of a place.
     """
 
-    def __init__(self, reader: Reader, context: CheckContext) -> None:
-        self._reader, self._context = reader, context
+    def __init__(self, about: Examination) -> None:
+        self._about = about
         self.read = 0
         self.reasons: dict[int, str] = {}
         self.texts: dict[int, Sequence[str]] = {}
@@ -107,31 +99,27 @@ class _Pass:
     def piece(self, uids: Sequence[int]) -> None:
         """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
         try:
-            stored, places = self._reader.read_any(lambda tx: (_read(tx.of(DEFAULT), uids), tx.places()))
+            stored, places = self._about.read(lambda tx: (_read(tx, uids), tx.places()))
         except StorageError as error:
             if len(uids) == 1:
                 self.reasons[uids[0]] = f"it can't be read: {error}"
             else:
-                half = len(uids) // 2
-                self.piece(uids[:half])
-                self.piece(uids[half:])
+                self.piece(uids[: len(uids) // 2])
+                self.piece(uids[len(uids) // 2 :])
             return
         self.read += len(stored)
+        found = {one.uid: f"it can't be read: {', '.join(one.bad)}" for one in stored if one.bad}
         self.texts |= {one.uid: one.bad for one in stored if one.bad}
-        found = None
-        if self.lost is None:
-            try:
-                found = reasons_of(stored, places, self._context.out_of_reach)
-            except PayloadStoreError as error:
-                self.lost = error
-        if found is None:
-            found = reasons_of(stored, None)
+        try:
+            found |= _reasons_of(stored, places if self.lost is None else None, self._about.out_of_reach)
+        except PayloadStoreError as error:
+            self.lost = error
+            found |= _reasons_of(stored, None)
         if found:  # those whose payloads aren't there any more were swept meanwhile
-            again = self._reader.read_any(lambda tx: _read(tx.of(DEFAULT), found))
-            self.reasons |= {one.uid: found[one.uid] for one in again}
+            self.reasons |= {one.uid: found[one.uid] for one in self._about.read(lambda tx: _read(tx, found))}
 
 
-def reasons_of(stored: Sequence[_Stored], places: Any, out_of_reach: Collection[int] = ()) -> dict[int, str]:
+def _reasons_of(stored: Sequence[_Stored], places: Any, out_of_reach: Collection[int] = ()) -> dict[int, str]:
     """Return why some of these payloads are damaged, by uid. Raises PayloadStoreError if a place can't be read.
 
     Arrays that are kept apart are read if `places` are given, but not from places that are `out_of_reach`.
@@ -152,7 +140,7 @@ def _is_in(data: bytes | None, places: Collection[int]) -> bool:
 
 def _why(data: bytes | None, tail: Any) -> str | None:
     if data is None:
-        return MISSING
+        return "its payload is missing"
     try:
         if isinstance(tail, DecodeError):
             raise tail
@@ -162,107 +150,95 @@ def _why(data: bytes | None, tail: Any) -> str | None:
     return None
 
 
-def _find_payloads(reader: Reader, context: CheckContext) -> Sequence[Finding]:
-    """Check whether every group has its payload, as it was written, and whether its texts can be read."""
-    sizes = reader.read_any(lambda tx: tx.tuples(_GROUPS))
-    chosen = sizes[:: len(sizes) // SAMPLE + 1] if context.quick else sizes
-    found, done = _Pass(reader, context), 0
+def check_payloads(about: Examination) -> Iterator[Finding]:
+    """Check whether every group has its payload, as it was written, and whether its texts can be read.
+
+    While something is mended, only groups that were found damaged are read again.
+    """
+    sizes = about.read(lambda tx: tx.tuples(_GROUPS))
+    chosen = sizes[:: len(sizes) // SAMPLE + 1] if about.quick else sizes
+    if about.tx is not None:
+        chosen = [one for one in sizes if one[0] in about.damaged]
+    found, done = _Pass(about), 0
     for piece in in_pieces(chosen, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
         found.piece([uid for uid, _ in piece])
         done += len(piece)
-        context.tell(done, len(chosen))
-    context.damaged = found.reasons.keys() | found.texts.keys()
+        about.tell(done, len(chosen))
+    about.damaged = set(found.reasons)
     note = f" (--quick: {len(chosen):,} of {groups(len(sizes))} read)" if len(chosen) < len(sizes) else ""
-    findings = []
     if found.lost:
-        findings.append(warning(f"arrays that are kept apart were not all checked: {found.lost}"))
-    if found.texts:
-        named = some([f"{name} of {uid}" for uid, bad in found.texts.items() for name in bad])
-        what = f"texts of {groups(len(found.texts))} are damaged, and queries that meet them fail: {named}{note}"
-        findings.append(repairable(what))
+        yield warning(f"arrays that are kept apart were not all checked: {found.lost}")
     if found.reasons:
-        findings += reader.read_any(lambda tx: _of_damaged(tx.of(DEFAULT), found.reasons, note))
-    without = ", without what is out of reach (see places)" if context.out_of_reach else ""
-    return findings or [fine(f"{groups(found.read)} read, all payloads and texts as they were written{without}{note}")]
+        yield from about.read(lambda tx: list(_of_damaged(tx, found, note)))
+    elif not found.lost:
+        without = ", without what is out of reach (see places)" if about.out_of_reach else ""
+        yield fine(f"{groups(found.read)} read, all payloads and texts as they were written{without}{note}")
 
 
 _IN_BUFFERS = "SELECT uid, error IS NOT NULL FROM rb_group WHERE uid {in:uids} ORDER BY uid"
 
 
-def _of_damaged(tx: Transaction, reasons: dict[int, str], note: str) -> list[Finding]:
+def _of_damaged(tx: Transaction, found: _Pass, note: str) -> Iterator[Finding]:
+    reasons = found.reasons
     there = dict(map(tuple, tx.tuples(_IN_BUFFERS, uids=list(reasons))))
-    findings = []
-    if new := [uid for uid, is_aside in there.items() if not is_aside]:
+    new = [uid for uid, is_aside in there.items() if not is_aside or uid in found.texts]
+    aside = [uid for uid in there if uid not in new]
+    if new:
         named = some([f"{uid} ({reasons[uid]})" for uid in new], 3)
-        findings.append(repairable(f"the payloads of {groups(len(new))} are damaged: {named}{note}"))
-    if aside := [uid for uid, is_aside in there.items() if is_aside]:
-        found = f"the payloads of {groups(len(aside))} are damaged, set aside already: {some(aside)}{note}"
-        findings.append(warning(found, FORGET))
+        what = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {named}{note}"
+        yield repairable(what, lambda: _set_aside(tx, {uid: reasons[uid] for uid in new}, found.texts))
+    if aside:
+        what = f"the payloads of {groups(len(aside))} are damaged, set aside already: {some(aside)}{note}"
+        yield warning(what, _FORGET)
     if kept := sorted(reasons.keys() - there):
-        found = f"the payloads of {groups(len(kept))} that only checkpoints have are damaged: {some(kept)}{note}"
-        findings.append(problem(found, "buffer.drop_checkpoint(step), or restore without them"))
-    return findings
+        what = f"the payloads of {groups(len(kept))} that only checkpoints have are damaged: {some(kept)}{note}"
+        yield problem(what, "buffer.drop_checkpoint(step), or restore without them")
 
 
-def _repair_payloads(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Set aside groups that were found damaged, and still are; make texts anew from payloads, or remove them."""
-    done, places = [], tx.places()
-    reasons: dict[int, str] = {}
-    uids = sorted(context.damaged)
-    for start in range(0, len(uids), _MENDED_AT_ONCE):
-        stored = _read(tx, uids[start : start + _MENDED_AT_ONCE])
-        found = reasons_of(stored, places, context.out_of_reach)
-        aside = {uid for uid, is_aside in tx.tuples(_IN_BUFFERS, uids=list(found)) if is_aside}
-        reasons |= {uid: why for uid, why in found.items() if uid not in aside}
-        for one in stored:
-            if one.bad:
-                _mend_texts(tx, one, places)
-                done.append(f"mended {', '.join(one.bad)} of group {one.uid}")
-    return [*done, *set_groups_aside(tx, reasons)]
+_FREE = """SELECT g.uid, l.buffer, l.task_name, l.status FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid {in:uids} AND NOT l.leased ORDER BY g.uid"""
 
 
-def _mend_texts(tx: Transaction, stored: _Stored, places: Any) -> None:
-    data, kind, anew = stored.data or b"", AS_DICTS.rollout_type, dict(_MADE_ANEW)
-    if not anew.keys().isdisjoint(stored.bad):
-        try:
-            rollouts = AS_DICTS.decode(joined(data, read_tails([data], places)[0]))
-        except DecodeError:
-            pass
+def _set_aside(tx: Transaction, reasons: Mapping[int, str], texts: Mapping[int, Sequence[str]]) -> str:
+    """Set damaged groups aside as FAILED, each with its reason as error, without their texts that can't be read.
+
+    Archived groups stay ARCHIVED, and get the reason, too. Leased groups are left to their consumers.
+    """
+    for uid, bad in texts.items():
+        for name in bad:
+            table, _, value = _TEXTS[name]
+            tx.change(f"UPDATE {table} SET {name} = :value WHERE uid = :uid", value=value, uid=uid)  # noqa: S608
+    homes: dict[tuple[str, str, Status], list[int]] = {}
+    for uid, buffer, task_name, status in tx.tuples(_FREE, uids=list(reasons)):
+        homes.setdefault((buffer, task_name, Status(status)), []).append(uid)
+    done = []
+    for (buffer, task_name, status), uids in homes.items():
+        if status in (Status.ARCHIVED, Status.FAILED):
+            update = "UPDATE rb_group SET error = :error WHERE uid = :uid"
+            tx.each(update, [(reasons[uid], uid) for uid in uids])
+            done.append(f"said so in the error of {groups(len(uids))} that are {status}: {some(uids)}")
         else:
-            anew["outline"] = dump_json(outline(rollouts, kind, Texts(data).find))
-            anew["prompt"] = prompt_preview(rollouts, kind)
-            marks = Marks.of(rollouts, kind)
-            if tx.value(_STATUS, uid=stored.uid) == Status.EXPIRED:  # then all rollouts count as expired
-                nothing: list[Any] = [None] * len(rollouts)
-                staleness = [int(one.get("seq_staleness", 0) or 0) for one in rollouts]
-                marks = Marks(nothing, nothing, nothing, [True] * len(rollouts), staleness)
-            anew["marks"] = dump_json(marks.to_json())
-    for name in stored.bad:
-        mend = f"UPDATE {_TEXTS[name][0]} SET {name} = :value WHERE uid = :uid"  # noqa: S608
-        tx.change(mend, value=anew.get(name), uid=stored.uid)
+            own = tx.of(Scope(buffer))
+            set_aside(own, need_lane(own, (task_name, status)), {uid: reasons[uid] for uid in uids})
+            done.append(f"set {groups(len(uids))} of the task {task_name} aside as failed: {some(uids)}")
+    return "; ".join(done) or "left leased groups to their consumers"
 
-
-_STATUS = "SELECT l.status FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"
-
-PAYLOADS = Check("payloads", repairs=[_repair_payloads], alone=_find_payloads)
 
 # Payloads that nothing refers to, and no sweep would delete.
 _LEAKED = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
     AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)"""
 
 
-def _find_leaked(tx: Transaction, context: CheckContext) -> Sequence[Finding]:
+@in_one_transaction
+def check_leaked(tx: Transaction, about: Examination) -> Iterator[Finding]:
     """Check whether every payload belongs to a group, or waits for the sweep."""
+
+    def cure() -> str:
+        gone = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
+        count_gone(tx, gone)
+        return f"deleted {len(gone):,} leaked payloads"
+
     if count := tx.value(f"SELECT count(*) FROM {_LEAKED}"):  # noqa: S608
-        return [repairable(f"{count:,} payloads of groups that are gone, which nobody would delete")]
-    return [fine("none")]
-
-
-def _repair_leaked(tx: Transaction, context: CheckContext) -> Sequence[str]:
-    """Delete payloads that nothing refers to."""
-    gone = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
-    count_gone(tx, gone)
-    return [f"deleted {len(gone):,} leaked payloads"] if gone else []
-
-
-LEAKED = Check("leaked payloads", _find_leaked, [_repair_leaked])
+        yield repairable(f"{count:,} payloads of groups that are gone, which nobody would delete", cure)
+    else:
+        yield fine("none")

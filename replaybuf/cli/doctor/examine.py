@@ -1,101 +1,109 @@
-"""Runs all checks of a database in turn, and all repairs."""
+"""Runs all checks of a database in turn, to find or to mend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from replaybuf.cli.doctor import (
     Check,
-    CheckContext,
+    Examination,
     Finding,
     Severity,
     check_database,
     check_groups,
     check_payloads,
     check_places,
-    check_server,
     problem,
 )
 from replaybuf.errors import ReplayBufError, StorageError, reason_of
-from replaybuf.storage.sql.engine.transaction import DEFAULT
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.writer import open_writer
 
 #: The errors of a failing check, including those for values of a wrong type. (SQLite allows any value in any column.)
 _FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
-# Places are checked before payloads, some of which are in them. Counts come last: other repairs move groups.
-_CHECKS = (
-    *check_database.SCHEMA,
-    check_groups.LANES,
-    *check_places.CHECKS,
-    check_payloads.PAYLOADS,
-    check_payloads.LEAKED,
-    check_groups.UIDS,
-    check_groups.CHECKPOINTS,
-    check_groups.COUNTS,
+_Checks = Sequence[tuple[str, Check]]
+_SQLITE: _Checks = (
+    ("files", check_database.check_files),
+    ("disk", check_database.check_disk),
+    ("integrity", check_database.check_integrity),
+)
+_POSTGRES: _Checks = (("access", check_database.check_access), ("replication", check_database.check_replication))
+# Places are checked before payloads, some of which are in them. Counts come last: other cures move groups.
+_ALL: _Checks = (
+    ("tables", check_database.check_tables),
+    ("indexes", check_database.check_indexes),
+    ("lanes", check_groups.check_lanes),
+    ("payload files", check_places.check_payload_files),
+    ("places", check_places.check_places),
+    ("payloads", check_payloads.check_payloads),
+    ("leaked payloads", check_payloads.check_leaked),
+    ("uids", check_groups.check_uids),
+    ("checkpoints", check_groups.check_checkpoints),
+    ("counts", check_groups.check_counts),
 )
 
 
-def examine(reader: Reader, context: CheckContext) -> Iterator[Finding]:
+def examine(about: Examination) -> Iterator[Finding]:
     """Yield the findings of all checks, each as soon as it is known.
 
-    Writes nothing. A check that fails, because of damage or otherwise, yields a problem. The others are meaningless
-    without the tables of this version.
+    Writes nothing. A check that fails, because of damage or otherwise, yields a problem. Most are meaningless without
+    the tables of this version.
     """
-    if reader.path is None:
-        yield from _findings_of(check_server.HOSTS, reader, context)
-    revision = _findings_of(check_database.REVISION, reader, context)
-    yield from revision
-    levels = {finding.level for finding in revision}
-    if Severity.PROBLEM in levels:
-        return
-    for check in check_server.BEFORE if Severity.WARNING in levels else _checks_of(reader):
-        yield from _findings_of(check, reader, context)
+    is_file = about.reader.path is not None
+    if not is_file:
+        yield from _findings_of("hosts", check_database.check_hosts, about)
+    [revision] = _findings_of("revision", check_database.check_revision, about)
+    yield revision
+    if revision.level == Severity.OK:
+        for name, check in (*(_SQLITE if is_file else _POSTGRES), *_ALL):
+            yield from _findings_of(name, check, about)
 
 
-def _checks_of(reader: Reader) -> Sequence[Check]:
-    return (*(check_server.CHECKS if reader.path is None else check_database.FILE), *_CHECKS)
+def repair(about: Examination, found: Iterable[Finding]) -> list[str]:
+    """Mend what `examine` has found, each kind in an exclusive write transaction. Return what was done.
 
-
-def repair(reader: Reader, context: CheckContext) -> list[str]:
-    """Run the safe repairs, each in an exclusive write transaction. Return what was done.
-
-    `context` has what `examine` found. No group and no payload that is needed is deleted. Raises StorageError if the
-    schema isn't that of this version.
+    No group and no payload that is needed is deleted. Raises StorageError if the schema isn't that of this version.
     """
-    [revision] = _findings_of(check_database.REVISION, reader, context)
+    [revision] = _findings_of("revision", check_database.check_revision, about)
     if revision.level != Severity.OK:
-        raise StorageError(f"{reader.where} was left as it is: {revision.text}; {revision.mend}", reason="schema")
+        raise StorageError(f"{about.reader.where} was left as it is: {revision.text}; {revision.mend}", reason="schema")
+    wanted = {one.check for one in found if one.cure} | {"counts"}
     done: list[str] = []
-    with open_writer(reader) as writer:
-        for check in _checks_of(reader):
-            for mend in check.repairs:
+    with open_writer(about.reader) as writer:
+        for name, check in (*_SQLITE, *_ALL):
+            if name in wanted:
                 try:
-                    done += writer.write(lambda tx, mend=mend: mend(tx, context))  # type: ignore[misc]
+                    done += writer.write(lambda tx, check=check: _mended(check, tx, about))  # type: ignore[misc]
                 except _FAILURES as error:
-                    done.append(f"could not mend {check.name}: {_text_of(error)}")
+                    done.append(f"could not mend {name}: {_text_of(error)}")
     return done
 
 
-def _findings_of(check: Check, reader: Reader, context: CheckContext) -> Sequence[Finding]:
+def _mended(check: Check, tx: Transaction, about: Examination) -> list[str]:
+    """Find again what is wrong, which may have changed, and mend it."""
+    about.tx = tx
+    try:
+        return [one.cure() for one in check(about) if one.cure]
+    finally:
+        about.tx = None
+
+
+def _findings_of(name: str, check: Check, about: Examination) -> Sequence[Finding]:
     """Return the findings of a check, with the check's name."""
     try:
-        if check.alone is not None:
-            found = check.alone(reader, context)
-        else:
-            found = reader.read_any(lambda tx: check.find(tx.of(DEFAULT), context))
+        found = list(check(about))
     except _FAILURES as error:
-        found = [_failed(error, context)]
-    return [replace(one, check=check.name) for one in found]
+        found = [_failed(error, about.reader.path)]
+    return [replace(one, check=name) for one in found]
 
 
-def _failed(error: Exception, context: CheckContext) -> Finding:
+def _failed(error: Exception, path: Path | None) -> Finding:
     mend = ""
-    damaged = reason_of(error) == "not a database" and context.path is not None and _was_a_database(context.path)
-    if context.path is not None and (damaged or not isinstance(error, ReplayBufError)):
+    damaged = reason_of(error) == "not a database" and path is not None and _was_a_database(path)
+    if path is not None and (damaged or not isinstance(error, ReplayBufError)):
         mend = check_database.SAVE_THE_REST
     return problem(f"can't be checked: {_text_of(error)}", mend)
 

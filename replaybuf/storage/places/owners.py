@@ -107,7 +107,7 @@ def parse(store: PlaceStore, found: bytes) -> Marker:
     except (ValueError, TypeError, LookupError, AttributeError):
         raise PayloadStoreError(
             f"{store.url} has a {MARKER} that can't be read: restore it (if the place is this database's, replaybuf "
-            "doctor URL --repair writes it anew), or name another place (payloads=)"
+            "doctor URL --take-over writes it again), or name another place (payloads=)"
         ) from None
 
 

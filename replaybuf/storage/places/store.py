@@ -184,7 +184,7 @@ class PlaceStore(ABC):
         if found is None:
             raise PayloadStoreError(
                 f"{self.url} isn't there, or has lost its {MARKER}: mount it, or put it back (if its files are there, "
-                "replaybuf doctor URL --repair writes it anew); nothing is lost as long as its files are"
+                "replaybuf doctor URL --take-over writes it again); nothing is lost as long as its files are"
             )
         if self.marker not in (None, found):
             raise PayloadStoreError(

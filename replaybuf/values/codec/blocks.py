@@ -52,7 +52,8 @@ class BlockWriter:
     __slots__ = ("_alike", "_known", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
-        self.blocks: list[Any] = []
+        #: Of each block the buffers that it consists of.
+        self.blocks: list[Sequence[Any]] = []
         self.sizes: list[int] = []
         self.table: list[Any] = []
         # By id of an array: its entry, and the arrays of the entry, whose ids are thus their own.
@@ -93,9 +94,9 @@ class BlockWriter:
         if max(sizes) * dtype.itemsize > GROUPED:
             inside = [*map(self._block_of, arrays)]
         elif nbytes < SMALL:
-            inside = _together(arrays)
+            inside = b"".join(_in_c_order(arrays))
         elif nbytes <= _MOST_GROUPED:
-            inside = self._add(_together(arrays), nbytes)
+            inside = self._add(_in_c_order(arrays), nbytes)
         else:
             return None
         entry = self._entry(description, inside, shapes)
@@ -115,34 +116,31 @@ class BlockWriter:
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
         if nbytes < GROUPED:
-            return self._add(array, nbytes)
+            return self._add((array,), nbytes)
         key = nbytes, array.item(0), array.item(-1)
         if key not in self._alike:
             self._alike[key] = array, {}
-            return self._add(array, nbytes)
+            return self._add((array,), nbytes)
         like, by_hash = self._alike[key]
         if not by_hash:
-            number = next(number for number, block in enumerate(self.blocks) if block is like)
+            number = next(number for number, block in enumerate(self.blocks) if block[0] is like)
             by_hash[xxh3_128_digest(like.data)] = [number, 1]
         content = xxh3_128_digest(array.data)
         found = by_hash.get(content)
         if found is None or found[1] == MOST_USES:
-            found = by_hash[content] = [self._add(array, nbytes), 0]
+            found = by_hash[content] = [self._add((array,), nbytes), 0]
         found[1] += 1
         return found[0]
 
-    def _add(self, block: Any, nbytes: int) -> int:
+    def _add(self, block: Sequence[Any], nbytes: int) -> int:
         self.blocks.append(block)
         self.sizes.append(nbytes)
         return len(self.blocks) - 1
 
 
-def _together(arrays: Sequence[AnyArray]) -> bytes:
-    """Return the bytes of arrays in C order, one after the other."""
-    try:
-        return b"".join(arrays)  # type: ignore[arg-type]
-    except (BufferError, TypeError, ValueError):  # not in C order
-        return b"".join([array.tobytes() for array in arrays])
+def _in_c_order(arrays: Sequence[AnyArray]) -> list[Any]:
+    """Return arrays whose memory is their items in C order."""
+    return [array if array.flags.c_contiguous else np.ascontiguousarray(array) for array in arrays]
 
 
 @dataclass(frozen=True, slots=True)

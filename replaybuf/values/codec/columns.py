@@ -11,6 +11,7 @@ several rollouts comes back as one object, and what was two equal ones as two.
 | ARRAYS | an entry of the table of arrays (`codec.blocks`) |
 | INDEXED | a list of the indices, for each rollout that of a value, and of the values |
 | DICT | name, kind and content of each key |
+| NUMBERS | long lists of numbers, packed together (`codec.number_lists`) |
 """
 
 from __future__ import annotations
@@ -22,39 +23,42 @@ from typing import Any, Final
 
 import numpy as np
 
+from replaybuf.errors import RolloutError
 from replaybuf.values.codec.blocks import GROUPED, BlockWriter
+from replaybuf.values.codec.number_lists import FEWEST, pack_numbers, unpack_numbers
 from replaybuf.values.codec.value_types import MISSING, SCALARS
 
-SHARED, LIST, ARRAYS, INDEXED, DICT = range(5)
+SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS = range(6)
 
 _COUNTED: Final = frozenset({str, bytes, int, bool})
 _TEXTS: Final = frozenset({str, bytes, type(None)})
 _DEEPEST: Final = 8
 _ONLY_NONE: Final = frozenset({type(None)})
 _ONLY_STR: Final = frozenset({str})
+_LISTS: Final = frozenset({list, tuple})
 _ONLY_INT: Final = frozenset({int})
 
 
 class ColumnWriter:
-    """Makes the columns of one group."""
+    """Makes the columns of one group; the values in the fields `numeric` must hold no None."""
 
-    __slots__ = ("_blocks", "values")
+    __slots__ = ("_blocks", "_numeric", "values")
 
-    def __init__(self, blocks: BlockWriter) -> None:
+    def __init__(self, blocks: BlockWriter, numeric: frozenset[str]) -> None:
         self._blocks = blocks
+        self._numeric = numeric
         #: The number of values of all columns.
         self.values = 0
 
     def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
-        """Return the columns of rollouts, without fields `omitted` that are None in all of them."""
+        """Return the columns of rollouts, without fields `omitted` that are None in all of them.
+
+        Raises RolloutError for None among the values of a numeric field.
+        """
         columns: list[Any] = []
         self.values += len(rows)
         if len(rows) == 1:
-            for name, value in rows[0].items():
-                if value is not None or name not in omitted:
-                    columns += (name, SHARED, value)
-            self.values += len(columns) // 3
-            return columns
+            return self._of_one(rows[0], omitted)
         names, keys = tuple(rows[0]), [*map(tuple, rows)]
         if keys.count(names) == len(rows):
             transposed: Any = zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)
@@ -63,7 +67,22 @@ class ColumnWriter:
             transposed = [(name, [row.get(name, MISSING) for row in rows]) for name in union]
         for name, values in transposed:
             if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
-                columns += (name, *self._column(values, 0))
+                kind, content = self._column(values, 0)
+                columns += (name, kind, content)
+                if name in self._numeric and kind != NUMBERS and kind != ARRAYS:
+                    _refuse_none(name, values)
+        return columns
+
+    def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
+        columns: list[Any] = []
+        for name, value in fields.items():
+            if value is None and name in omitted:
+                continue
+            kind, content = self._lists([value]) if type(value) is list and len(value) >= FEWEST else (SHARED, value)
+            columns += (name, kind, content)
+            if name in self._numeric and kind != NUMBERS:
+                _refuse_none(name, [value])
+        self.values += len(columns) // 3
         return columns
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
@@ -90,7 +109,25 @@ class ColumnWriter:
             for name, members in zip(names, zip(*[value.values() for value in values], strict=True), strict=True):
                 columns += (name, *self._column(members, depth + 1))
             return DICT, columns
-        return LIST, [*values]
+        return self._lists(values) if kind is list else (LIST, [*values])
+
+    def _lists(self, values: Sequence[list[Any]]) -> tuple[int, Any]:
+        numbers = pack_numbers(values)
+        if numbers is None:
+            return LIST, [*values]
+        self.values += sum(numbers[1])
+        return NUMBERS, numbers
+
+
+def _refuse_none(name: str, column: Sequence[Any]) -> None:
+    """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
+    for index, values in enumerate(column):
+        if (type(values) in _LISTS or getattr(getattr(values, "dtype", None), "hasobject", False)) and None in values:
+            place = next(place for place, value in enumerate(values) if value is None)
+            raise RolloutError(
+                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
+                f"{name} out"
+            )
 
 
 def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
@@ -187,7 +224,10 @@ class ColumnReader:
             raise ValueError(f"a {type(content).__name__} where a column belongs")
         if kind == DICT:
             return self.dicts(self.columns(content, rows), rows)
-        if kind == INDEXED:
+        if kind == NUMBERS:
+            content = unpack_numbers(content, self.spend)
+            _leave_alone(content)
+        elif kind == INDEXED:
             content = _of_indices(*content)
         elif kind != LIST:
             raise ValueError(f"unknown kind of column ({kind!r:.20}); was it written by a newer replaybuf?")

@@ -75,14 +75,20 @@ class Packing:
         self._instances = instances
         self._encoders = _ENCODERS | converters.encoders  # extended by `encoder`
 
-    def pack(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str], refs: RefValues) -> Packed:
+    def pack(
+        self,
+        rows: Sequence[dict[str, Any]],
+        omitted: frozenset[str],
+        refs: RefValues,
+        numeric: frozenset[str] = frozenset(),
+    ) -> Packed:
         """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
 
-        Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored; `explain` then
-        locates it.
+        Raises RolloutError for None among the values of a field in `numeric`; TypeError, ValueError, RecursionError or
+        the like for a value that can't be stored, which `explain` then locates.
         """
         blocks = BlockWriter()
-        columns = ColumnWriter(blocks)
+        columns = ColumnWriter(blocks, numeric)
         # One growing buffer, read in place, halves the copies that msgpack.packb would make.
         packer = msgpack.Packer(
             default=partial(self._stand_in, blocks, {}, refs),

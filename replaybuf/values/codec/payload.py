@@ -107,21 +107,27 @@ class Codec:
         return self.encode_split(rollouts, fetched, sealed=False).joined()
 
     def encode_split(
-        self, rollouts: Sequence[Any], fetched: Fetched | None = None, *, sealed: bool = True
+        self,
+        rollouts: Sequence[Any],
+        fetched: Fetched | None = None,
+        *,
+        sealed: bool = True,
+        numeric: frozenset[str] = frozenset(),
     ) -> SplitPayload:
         """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
 
-        Without `sealed`, the checksums of a payload with a tail are computed only by `joined`.
+        Without `sealed`, the checksums of a payload with a tail are computed only by `joined`. RolloutError is raised
+        for None among the values of a field in `numeric`, too.
         """
         fields = self.rollout_type.rows(rollouts)
         refs = RefValues(fetched or {})
-        packed = self._pack(fields, refs)
+        packed = self._pack(fields, refs, numeric)
         while refs.missing:  # the values of ObjectRefs may contain further ones
             missing = tuple(refs.missing)
             if fetched is not None:
                 raise UnfetchedError(missing)
             refs = RefValues(refs.values | self.fetch(missing))
-            packed = self._pack(fields, refs)
+            packed = self._pack(fields, refs, numeric)
         blocks = packed.blocks
         plainly = self.compression == "none"
         payload = form.written(
@@ -224,9 +230,11 @@ class Codec:
         """
         form.verify(payload, tail)
 
-    def _pack(self, fields: Sequence[dict[str, Any]], refs: RefValues) -> Packed:
+    def _pack(self, fields: Sequence[dict[str, Any]], refs: RefValues, numeric: frozenset[str]) -> Packed:
         try:
-            return self._packing.pack(fields, self.rollout_type.omitted, refs)
+            return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric)
+        except RolloutError:
+            raise
         except Exception as error:
             raise self._explain(fields, refs, error) from error
 

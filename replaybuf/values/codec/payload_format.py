@@ -284,9 +284,15 @@ class SplitPayload:
 
 
 def written(
-    rollouts: int, packed: Sequence[Buffer], blocks: Sequence[Any], sizes: Sequence[int], values: int, *, sealed: bool
+    rollouts: int,
+    packed: Sequence[Buffer],
+    blocks: Sequence[Sequence[Any]],
+    sizes: Sequence[int],
+    values: int,
+    *,
+    sealed: bool,
 ) -> SplitPayload:
-    """Return a payload with this msgpack, in parts, and these blocks.
+    """Return a payload with this msgpack, in parts, and these blocks, each as the buffers that it consists of.
 
     `values` is the number of values of its columns. Unless `sealed`, only `joined` computes the checksums of a payload
     with blocks. Raises ValueError if the msgpack is too large.
@@ -301,14 +307,18 @@ def written(
         header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, 0, length, end, end)
         body = b"".join((*packed, bytes(end - at - length)))
         return SplitPayload(b"".join((header, CHECKSUM.pack(head_digest(header, body)), body)))
-    tail = [part for block, n in zip(blocks, sizes, strict=True) for part in (block, _PADDING[-n % ALIGNMENT])][:-1]
+    tail = [part for block, n in zip(blocks, sizes, strict=True) for part in (*block, _PADDING[-n % ALIGNMENT])][:-1]
     size = starts_of(sizes)[-1] + sizes[-1]
     header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, len(blocks), length, end, end + size)
-    digests = [*map(digest, blocks)] if sealed else [0] * len(sizes)
+    digests = [*map(_digest_of, blocks)] if sealed else [0] * len(sizes)
     table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
     body = b"".join((table, *packed, bytes(end - at - length)))
     checksum = head_digest(header, body) if sealed else 0
     return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), body)), tail, size, sizes)
+
+
+def _digest_of(block: Sequence[Any]) -> int:
+    return digest(block[0] if len(block) == 1 else b"".join(block))
 
 
 def compressed(payload: SplitPayload) -> SplitPayload:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.rollout import Status, group_status
-from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
 from replaybuf.values.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
@@ -128,52 +126,28 @@ def _normalise(
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 
-#: The fields with a value for each token of the response.
-_BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
-_PLAIN = (float, int, bool)
 _LISTS = frozenset({list, tuple})
 _NOTHING = frozenset({type(None)})
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
-    """Return a doubt if fields of the same tokens differ in length. Raises RolloutError for None among the values."""
+    """Return a doubt if fields of the same tokens differ in length."""
     columns = group.response_ids, group.logprobs, group.response_mask, group.response_model_steps
     nothing = [0] * len(group.status)
     lengths = [nothing] * len(columns)
-    for place, (name, values) in enumerate(zip(_BY_TOKEN, columns, strict=True)):
+    for place, values in enumerate(columns):
         kinds = {*map(type, values)}
-        if kinds == _NOTHING:
-            continue
-        fresh = name == "response_model_steps" and all(group.dated or (False,))
-        if not fresh and (not _LISTS.isdisjoint(kinds) or any(map(_of_objects, values))):
-            _refuse_none(name, values)
-        lengths[place] = [*map(len if kinds <= _LISTS else _length, values)]
+        if kinds != _NOTHING:
+            lengths[place] = [*map(len if kinds <= _LISTS else _length, values)]
     if all(found in (nothing, lengths[0]) for found in lengths[1:]):
         return {}
     doubts: dict[str, str] = {}
     for index, found in enumerate(zip(*lengths, strict=True)):
         of_these = group.input_ids[index] is None and group.labels[index] is None  # these two may be of other tokens
         if of_these and found[0] and len({0, *found}) > 2:
-            listed = ", ".join(f"{length} {name}" for length, name in zip(found, _BY_TOKEN, strict=True) if length)
+            listed = ", ".join(f"{length} {name}" for length, name in zip(found, BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
-
-
-def _refuse_none(name: str, column: Sequence[Any]) -> None:
-    for index, values in enumerate(column):
-        may_hold = _may_hold_none(values) if type(values) in _LISTS else _of_objects(values)
-        if may_hold and None in values:
-            place = next(place for place, value in enumerate(values) if value is None)
-            raise RolloutError(
-                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
-                f"{name} out"
-            )
-
-
-def _of_objects(value: Any) -> bool:
-    """Return whether a value is an array of Python objects, as a column of a table may be."""
-    dtype = value.dtype if type(value) is np.ndarray else getattr(value, "dtype", None)
-    return getattr(dtype, "hasobject", False)
 
 
 def _length(value: Any) -> int:
@@ -181,19 +155,6 @@ def _length(value: Any) -> int:
         return 0 if value is None else len(value)
     except (TypeError, OverflowError):  # a value without a length, or with a huge one
         return 0
-
-
-def _may_hold_none(values: Sequence[Any]) -> bool:
-    """Return False for numbers, at a fraction of the time of comparing each with None."""
-    if not values or type(values[0]) not in _PLAIN:
-        return True
-    if values[0] is values[-1] and values.count(values[0]) == len(values):  # a mask, or steps of the same weights
-        return False
-    try:
-        sum(values)
-    except TypeError:
-        return True
-    return False
 
 
 def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:

@@ -40,8 +40,8 @@ def outline(
             "staleness": int(staleness or 0),
             "prompt_tokens": _length(prompt_ids),
             "response_tokens": _length(response_ids),
-            "finish_reason": preview(finish_reason),
-            "response": preview(response),
+            "finish_reason": None if finish_reason is None else preview(finish_reason),
+            "response": None if response is None else preview(response),
         }
         for rollout, status, rollout_id, staleness, prompt_ids, response_ids, finish_reason, response in zip(
             rollouts,
@@ -58,7 +58,7 @@ def outline(
     for record, reward, error_msg in zip(records, group.reward, group.error_msg, strict=True):
         if isinstance(reward, dict) and (parts := reward_parts(reward)):
             record["rewards"] = parts
-        if error := preview(error_msg):
+        if error_msg is not None and (error := preview(error_msg)):
             record["error_msg"] = error
     if find is not None and records:
         _add_places(records, rollouts, kind, find)

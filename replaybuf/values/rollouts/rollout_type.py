@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from inspect import getattr_static
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, Final, get_origin
 
 from pydantic import BaseModel
@@ -172,6 +172,8 @@ class RolloutType:
         self._instances = dict if self.is_dict else cls
         self._theirs = _renamed(shape, fields or {})
         # Plain attributes of the same name: no mapping of names, no property.
+        #: The names in the class of the fields with a value for each token of the response.
+        self.by_token = frozenset(filter(None, (self._theirs.get(name, name) for name in BY_TOKEN)))
         own = frozenset() if self.is_dict else self.names - self._theirs.keys()
         self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
@@ -210,14 +212,14 @@ class RolloutType:
         theirs = [self._theirs.get(name, name) for name in names]
         if self.is_dict and None not in theirs:
             return lambda rollout: [*map(rollout.get, theirs)]
-        get_plain = attrgetter(*names)
+        get_plain = itemgetter(*names)
         if not self._plain.issuperset(names):
             return lambda rollout: [self.get(rollout, name) for name in names]
 
         def read(rollout: Any) -> Sequence[Any]:
-            try:
-                return get_plain(rollout)
-            except AttributeError:  # an unset attribute
+            try:  # a third of the time of as many attributes
+                return get_plain(rollout.__dict__)
+            except (AttributeError, KeyError):  # an attribute that is unset, or a default of the class, or a slot
                 return [self.get(rollout, name) for name in names]
 
         return read
@@ -392,6 +394,8 @@ class RolloutType:
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
 
 
+#: The fields with a value for each token of the response.
+BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
 #: Our fields that are read for masking tokens.
 _MASKED_BY = ("response_ids", "response_mask", "response_model_steps")
 

@@ -91,11 +91,6 @@ class Database(ABC):
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         """Return a watch for commits of other processes from now on. `hint()` is called after a possible commit."""
 
-    @property
-    @abstractmethod
-    def lent(self) -> int:
-        """The number of pooled connections in use at the moment."""
-
     def cut_retries(self) -> None:  # noqa: B027
         """Shorten the retries after a lost connection, because the store is being closed."""
 
@@ -107,25 +102,13 @@ class Database(ABC):
 class Steps:
     """A transaction that is run in several steps."""
 
-    def __init__(
-        self,
-        tx: Transaction,
-        run: Callable[[Callable[[], Any]], Awaitable[Any]],
-        roll_back: Callable[[], Awaitable[object]],
-    ) -> None:
-        self._tx, self._run, self._roll_back = tx, run, roll_back
-        #: Whether the transaction was rolled back.
-        self.is_over = False
+    def __init__(self, tx: Transaction, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._tx, self._run = tx, run
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Return the result of `function(tx, *args)`."""
         result: T = await self._run(lambda: function(self._tx, *args))
         return result
-
-    async def rollback(self) -> None:
-        """Undo all steps so far; no other may follow."""
-        self.is_over = True
-        await self._roll_back()
 
 
 class CommitWatch:
@@ -142,9 +125,6 @@ class CommitWatch:
     async def look(self) -> bool:
         """Poll: return whether another process may have committed since the last poll."""
         return False
-
-    def switch(self, on: bool) -> None:
-        """Start or stop calling `hint`, where that saves work. A commit while off is reported once on again."""
 
     async def announce(self) -> None:
         """Notify other processes of a commit by this one."""

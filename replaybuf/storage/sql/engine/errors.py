@@ -52,6 +52,11 @@ def _is_asyncpg(error: BaseException) -> bool:
     return type(error).__module__.startswith("asyncpg")
 
 
+def _is_configuration(error: BaseException) -> bool:
+    """Return whether asyncpg can't use an option of the URL, or a file that it names."""
+    return type(error).__name__ == "ClientConfigurationError"
+
+
 def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBufError:
     where = public_url(url)
     cause = _driver_error(error)
@@ -61,7 +66,7 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
         waits = UnreachableError(f"{where}: {cause}", reason="standby awaited")
         waits.in_doubt = True
         return waits
-    if type(cause).__name__ == "ClientConfigurationError":
+    if _is_configuration(cause):
         return ConfigError(f"{where}: {cause}")
     state = _state(cause)
     if state != "not admitted" and is_lost(error, connected=False):
@@ -96,7 +101,6 @@ _HUNG_UP = "08003"
 _MESSAGES: dict[str, tuple[type[ReplayBufError], str]] = {
     "not admitted": (AccessError, " refused access: {0}"),
     "refused": (AccessError, " refused access: {0}"),
-    "pooler": (StorageError, " is a pooler that isn't set up for this: {0}"),
     "read-only": (
         AccessError,
         " refused to write: {0}; it is a standby (give the URL of the primary), or default_transaction_read_only is "
@@ -131,15 +135,13 @@ _STATES = {
     "23505": "conflict",  # unique violation: the retry finds the other transaction's group
 }
 #: States in which a retry would fail again.
-_FINAL = ("refused", "pooler", "read-only", "no database", "disk full")
+_FINAL = ("refused", "read-only", "no database", "disk full")
 
 
 def _state(error: BaseException) -> str | None:
     given, text = getattr(error, "sqlstate", None), str(error)
     if not isinstance(given, str):
         return None
-    if is_about_pooler(given, text):
-        return "pooler"
     code = meant(given, text)
     return _STATES.get(code, "lost" if code.startswith("08") else None)
 
@@ -204,9 +206,8 @@ _LOST_NAMES = {"TargetServerAttributeNotMatched", "InternalClientError"}
 def _says_lost(cause: BaseException, connected: bool) -> bool:
     if isinstance(getattr(cause, "sqlstate", None), str):
         return _state(cause) in ("lost", "not admitted")
-    if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
-        return True
-    if isinstance(cause, TimeoutError) and cause.errno is None:  # asyncio's, not the network's
+    # asyncio's timeout, not the network's; or a file of the URL that is just being replaced
+    if (isinstance(cause, TimeoutError) and cause.errno is None) or _is_configuration(cause):
         return not connected
     return isinstance(cause, OSError) or type(cause).__name__ in _LOST_NAMES
 
@@ -216,8 +217,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     seen = error.__cause__ if isinstance(error, ReplayBufError) else error
     while seen is not None:
         yield seen
-        inner = getattr(seen, "orig", None) or seen.__cause__
-        seen = inner if inner is not seen else None
+        seen = seen.__cause__
 
 
 def is_telling(error: BaseException) -> bool:
@@ -267,14 +267,6 @@ _ADVICE = {
     ),
 }
 
-#: Patterns of poolers' errors that come from their settings.
-_POOLERS = r'statement pooling mode|unsupported startup parameter|prepared statement "__asyncpg_\w+"'
-_SET_UP = (
-    "it needs pool_mode = transaction, ignore_startup_parameters, and max_prepared_statements or "
-    "statement_cache_size=0 in the url; docs/operating.md has the settings"
-)
-_POOLER_CODES = ("08", "26000", "42P05")
-
 _VIOLATION = "08P01"
 #: PgBouncer reports all refusals, its own and the server's, with one SQLSTATE. Here PostgreSQL's, by message pattern.
 _PGBOUNCER = [
@@ -291,15 +283,8 @@ def meant(code: str, message: str) -> str:
     return next((meaning for pattern, meaning in known if re.search(pattern, message)), code)
 
 
-def is_about_pooler(code: str, message: str) -> bool:
-    """Return whether an error is about a pooler that isn't configured for replaybuf."""
-    return code.startswith(_POOLER_CODES) and re.search(_POOLERS, message) is not None
-
-
 def advice(code: str, message: str) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
-    if is_about_pooler(code, message):
-        return f"; {_SET_UP}"
     known = _ADVICE.get(meant(code, message))
     said = f"; {known}" if known else ""
     return f"{said}; PgBouncer says this, and docs/operating.md what it means" if code == _VIOLATION else said

@@ -7,10 +7,8 @@ without power), so that the client doesn't wait forever for an answer, and the s
 
 from __future__ import annotations
 
-import asyncio
 import os
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -18,11 +16,11 @@ from sqlalchemy.engine import URL
 
 from replaybuf.common import passwords
 from replaybuf.common.passwords import PasswordFunction
-from replaybuf.errors import ConfigError, StorageError, UnreachableError
+from replaybuf.errors import StorageError, UnreachableError
 from replaybuf.storage.sql.engine import thread
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
-from replaybuf.storage.sql.engine.urls import Host, check_files, driver_arguments, public_url
+from replaybuf.storage.sql.engine.urls import Host, driver_arguments, public_url
 
 #: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its
 #: locks. The longest pause of a working client is a snapshot's write of a batch to a slow disk.
@@ -101,10 +99,9 @@ class Connector:
             options |= {"host": host.name, "port": host.port or None}
         where = public_url(self._url)
         try:
-            await self._read_files(options["timeout"])
             if self._password is not None:
                 options["password"] = await passwords.ask(self._password, options["timeout"])
-        except (ConfigError, passwords.NoPasswordError) as error:
+        except passwords.NoPasswordError as error:
             raise UnreachableError(f"can't connect to {where}: {error}", reason="credentials") from error
         connection: Connection = await asyncpg.connect(**options)
         version = connection.get_server_version()
@@ -115,16 +112,6 @@ class Connector:
                 f"{OLDEST_VERSION // 10_000} or newer (reading works)"
             )
         return connection
-
-    async def _read_files(self, seconds: float) -> None:
-        """Read the files that the URL names, as the driver will without a timeout. Raises ConfigError."""
-        try:
-            async with asyncio.timeout(seconds):
-                await passwords.in_thread(partial(check_files, self._url, read=True))
-        except TimeoutError as error:
-            raise ConfigError(f"the files of its URL could not be read within {seconds:g} s") from error
-        except OSError as error:
-            raise ConfigError(f"the files of its URL can't be read: {error}") from error
 
 
 class Connection(asyncpg.Connection):

@@ -15,14 +15,13 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
-    select,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.schema.tables import group, payload, uid_sequence
+from replaybuf.storage.sql.schema.tables import group, uid_sequence
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
@@ -45,13 +44,14 @@ def array(parameter: str, kind: str) -> str:
     return f"CAST(CAST({parameter} AS text[]) AS {kind}[])"
 
 
+#: The time in seconds since the epoch.
+NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
 class PostgresDialect(Dialect):
     name = "postgresql"
     compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
     is_remote = True
-    now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-    locked = "FOR UPDATE"
-    skip = "FOR UPDATE SKIP LOCKED"
     parameter = "$"
     macros: ClassVar = {
         "in": f"= ANY ({array('{}', 'bigint')})",
@@ -59,13 +59,13 @@ class PostgresDialect(Dialect):
         "in_texts": "= ANY (CAST({} AS text[]))",
         "not_in_texts": "<> ALL (CAST({} AS text[]))",
         "json": "CAST({} AS jsonb)",
-        "moment": f"CAST({{}} AS double precision) * 0 + {now}",
+        "moment": f"CAST({{}} AS double precision) * 0 + {NOW}",
         # In a subquery, evaluated once: a volatile function would rule out an index.
-        "clock": f"coalesce(CAST({{}} AS double precision), (SELECT {now}))",
-        "lock_of": f"{locked} OF {{}}",
-        "lock": locked,
-        "skip": skip,
-        "now": now,
+        "clock": f"coalesce(CAST({{}} AS double precision), (SELECT {NOW}))",
+        "lock_of": "FOR UPDATE OF {}",
+        "lock": "FOR UPDATE",
+        "skip": "FOR UPDATE SKIP LOCKED",
+        "now": NOW,
         "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
     }
@@ -101,11 +101,6 @@ class PostgresDialect(Dialect):
         query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(SIZE)
         return query.with_for_update(skip_locked=True)
 
-    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        # A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
-        data = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
-        return select(*columns, data)
-
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         if not ranges:
             return []
@@ -140,7 +135,6 @@ ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less tha
 _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
 
 
-NOW = PostgresDialect.now
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Uncompressed values (`schema.create`) are read in part.
 _PARTS = f"""SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -18,14 +19,15 @@ from sqlalchemy.engine import URL
 
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
+from replaybuf.storage.sql.engine.sqlite_connection import ALONE_PAGES, Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
-from replaybuf.storage.sql.engine.sqlite_log import WalCheckpoints, checkpoint_wal, sync_wal
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("replaybuf.sqlite")
 
 
 class SqliteDatabase(Database):
@@ -119,15 +121,10 @@ class SqliteDatabase(Database):
         with translated(self.url, self.lock_timeout):
             async with self._connection(write) as connection:
                 await connection.in_thread(lambda own: own.begin(write=write, patience=self.lock_timeout))
-                steps = Steps(
-                    Transaction(connection.session, scope),
-                    lambda function: connection.in_thread(lambda _: function()),
-                    lambda: connection.in_thread(lambda own: own.roll_back()),
-                )
+                tx = Transaction(connection.session, scope)
                 try:
-                    yield steps
-                    if not steps.is_over:
-                        await connection.in_thread(lambda own: own.commit())
+                    yield Steps(tx, lambda function: connection.in_thread(lambda _: function()))
+                    await connection.in_thread(lambda own: own.commit())
                 except BaseException:
                     await asyncio.shield(connection.in_thread(lambda own: own.roll_back()))
                     raise
@@ -163,11 +160,7 @@ class SqliteDatabase(Database):
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return CommitWatch() if self.path is None else DataVersion(self.path, self.connections, hint)
-
-    @property
-    def lent(self) -> int:
-        return self.connections.lent
+        return CommitWatch() if self.path is None else DataVersion(self.connections)
 
     async def end_writing(self) -> None:
         """Stop WAL checkpoints and close the write connections; the next write opens new ones."""
@@ -184,62 +177,100 @@ class SqliteDatabase(Database):
         await self.connections.close_all()
 
 
-# Commits of other processes
+# WAL checkpoints: copying the write-ahead log (WAL) back into the database file.
+#
+# SQLite's automatic checkpoint runs after the commit that made the WAL too long, while other connections may commit.
+# Before version 3.51.3 such commits can be lost: a checkpoint that begins right after another may take the next WAL for
+# the old one, and mark its pages as copied (https://sqlite.org/wal.html#the_wal_reset_bug). So replaybuf switches
+# automatic checkpoints off, and checkpoints while it holds the write lock, after which the WAL can begin anew.
 
-#: The interval between two looks at the WAL while somebody waits, and that between two reads of `data_version`, which
-#: cost some ten times as much.
-_LOOK_SECONDS, _POLL_SECONDS = 0.006, 0.1
-#: A commit is visible some time after its first page was written to the WAL.
-_LATER_SECONDS = 0.015
+#: WAL pages by which the WAL grows between two checkpoints.
+_GROWTH_PAGES = 512
+
+_HEADER_BYTES, _FRAME_BYTES = 32, 24
+_SALTS = slice(16, 24)
+
+
+def salts_at(path: str, pages: int) -> bytes | None:
+    """Return the salts of a WAL of at least `pages` pages, None for a shorter one. Each reset changes the salts.
+
+    Every page in a WAL is in a frame with the salts of the WAL's header; left-over frames of an earlier one have other
+    salts (https://sqlite.org/fileformat2.html#the_write_ahead_log).
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            header = file.read(_HEADER_BYTES)
+            page = int.from_bytes(header[8:12], "big")
+            file.seek(_HEADER_BYTES + (pages - 1) * (page + _FRAME_BYTES) + 8)
+            salts = file.read(8)
+    except OSError:  # no WAL at the moment
+        return None
+    return salts if len(salts) == 8 and salts == header[_SALTS] else None
+
+
+def sync_wal(path: str) -> None:
+    """Fsync the WAL, so that a checkpoint under the write lock doesn't block writers for its fsync as well."""
+    with open(path, "r+b", buffering=0) as file:  # Windows flushes no read-only file handle
+        os.fsync(file.fileno())
+
+
+def checkpoint_wal(connection: sqlite3.Connection) -> int:
+    """Checkpoint as much of the WAL as readers allow; return its number of pages."""
+    return int(connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
+
+
+class WalCheckpoints:
+    """Schedules checkpoints of a long WAL by `copy`, which returns the number of pages in the WAL."""
+
+    def __init__(self, path: str, copy: Callable[[], Awaitable[int]]) -> None:
+        self._path, self._copy = path, copy
+        self._copying: asyncio.Task[None] | None = None
+        self._copied: tuple[bytes, int] = (b"", 0)  # the salts of the WAL, and its pages at the last checkpoint
+        self._closed = False
+
+    def committed(self) -> None:
+        """Check the WAL after a commit, and checkpoint it in a task of its own if due (database's thread)."""
+        if not self._closed and self._copying is None and self._is_due():
+            self._copying = asyncio.get_running_loop().create_task(self._run())
+
+    def _is_due(self) -> bool:
+        found = salts_at(self._path, ALONE_PAGES)
+        salts, copied = self._copied
+        return found is not None and (found != salts or salts_at(self._path, copied + _GROWTH_PAGES) is not None)
+
+    async def _run(self) -> None:
+        salts = salts_at(self._path, 1) or b""
+        try:
+            self._copied = (salts, await self._copy())
+        except Exception as error:  # a commit soon after tries again, with a longer WAL
+            _logger.debug("can't copy the log of %s: %s", self._path, error)
+        finally:
+            self._copying = None
+
+    async def close(self) -> None:
+        """Start no more checkpoints, and wait for the running one (database's thread)."""
+        self._closed = True
+        if self._copying is not None:
+            await asyncio.wait([self._copying])
+
+
+# Commits of other processes
 
 
 class DataVersion(CommitWatch):
-    """Polls the file's `data_version`, which changes when another connection commits.
+    """Polls the file's `data_version`, which changes when another connection commits."""
 
-    It is read at intervals, and soon after the WAL's time of modification has changed. That time alone would not be
-    enough: it is as coarse as the kernel's clock.
-    """
+    seconds = 0.006  # some 5 us of processor each
 
-    seconds = _POLL_SECONDS
-
-    def __init__(self, path: str, connections: Connections, hint: Callable[[], object]) -> None:
-        self._log, self._connections, self._hint = f"{os.path.abspath(path)}-wal", connections, hint
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._connection: SqliteConnection | None = None
         self._version: int | None = None
-        self._written = 0
-        self._until = 0.0  # the time of the last read of `data_version` after the last write
-        self._next: asyncio.TimerHandle | None = None
 
     async def look(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
             self._connection.session.outside(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))
-        return self._has_changed()
-
-    def switch(self, on: bool) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
-        if on:
-            self._next = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._glance)
-
-    def _glance(self) -> None:
-        """Read `data_version` if the WAL was written to a short time ago."""
-        self.switch(True)
-        now = asyncio.get_running_loop().time()
-        try:
-            written = os.stat(self._log).st_mtime_ns
-            if written != self._written:
-                self._written, self._until = written, now + _LATER_SECONDS
-            changed = now <= self._until and self._connection is not None and self._has_changed()
-        except (OSError, sqlite3.Error):  # the next poll will say why
-            return
-        if changed:
-            self.switch(False)  # until somebody waits again
-            self._hint()
-
-    def _has_changed(self) -> bool:
-        assert self._connection is not None
         try:
             with FORK_GUARD:
                 version: int = self._connection.session.raw.execute("PRAGMA data_version").fetchone()[0]
@@ -251,7 +282,6 @@ class DataVersion(CommitWatch):
         return changed
 
     async def close(self) -> None:
-        self.switch(False)
         connection = self._connection
         self._connection = self._version = None
         if connection is not None:

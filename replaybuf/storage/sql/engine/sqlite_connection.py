@@ -27,13 +27,13 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     read_only_files,
     refuse_others,
 )
-from replaybuf.storage.sql.engine.sqlite_log import ALONE_PAGES
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, SqliteSession
 from replaybuf.storage.sql.engine.urls import is_memory, public_url
 
 T = TypeVar("T")
 
-#: The size limit of the WAL file after a reset, in pages.
+#: WAL pages from which a checkpoint is due; and the size limit of the WAL file after a reset, in pages.
+ALONE_PAGES = 1024
 _LOG_PAGES = 4 * ALONE_PAGES
 #: The size of each connection's page cache.
 CACHE_KIB = 16 * 1024
@@ -279,7 +279,7 @@ def _pragmas(durability: str, read_only: bool) -> list[str]:
         f"page_size = {PAGE_SIZE}",
         "journal_mode = WAL",
         f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
-        "wal_autocheckpoint = 0",  # see `sqlite_log`
+        "wal_autocheckpoint = 0",  # see `engine.sqlite`
         # Some builds overwrite deleted content with zeros; FAST does so only where it costs no extra writing.
         "secure_delete = FAST",
         f"journal_size_limit = {_LOG_PAGES * PAGE_SIZE}",

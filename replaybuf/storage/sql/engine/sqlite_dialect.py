@@ -13,7 +13,6 @@ from sqlalchemy import (
     Select,
     Text,
     bindparam,
-    case,
     func,
     select,
 )
@@ -28,16 +27,10 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 
-#: Payloads from this size on, in bytes, are read as blobs, one by one.
-_LARGE = 16 * 1024
-
-
 class SqliteDialect(Dialect):
     name = "sqlite"
     compiler = pysqlite.dialect(**JSON_OPTIONS)
     is_remote = False
-    now = "(julianday('now') - 2440587.5) * 86400.0"
-    locked = skip = ""
     parameter = "?"
     macros: ClassVar = {
         "in": "IN (SELECT value FROM json_each({}))",
@@ -50,7 +43,7 @@ class SqliteDialect(Dialect):
         "lock_of": "",
         "lock": "",
         "skip": "",
-        "now": now,
+        "now": "(julianday('now') - 2440587.5) * 86400.0",
         "connections": "1",
         "shard": "0",
     }
@@ -77,14 +70,6 @@ class SqliteDialect(Dialect):
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         return query.where(group.c.lane == LANE).order_by(*keys).limit(SIZE)
-
-    def with_payload(self, columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
-        # A query copies each value twice; for large payloads that costs more than a blob read for each.
-        data = case((group.c.bytes < _LARGE, payload.c.data))
-        return select(*columns, data).outerjoin_from(group, payload, payload.c.uid == group.c.uid)
-
-    def read_payload(self, tx: Transaction, uid: int) -> bytes | None:
-        return _session(tx).read_blob(payload.name, payload.c.data.name, uid)
 
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         session = _session(tx)

@@ -14,29 +14,11 @@ import logging
 import os
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError
-
-
-class RateLimit:
-    """A rate limiter: at most `burst` events at once, and `per_second` in the long run."""
-
-    def __init__(self, burst: int, per_second: float) -> None:
-        self._interval = 1 / per_second
-        self._slack = (burst - 1) / per_second
-        self._used_until = 0.0
-
-    def delay(self) -> float:
-        """Count another event; return the seconds to wait before it."""
-        now = time.monotonic()
-        pause = max(0.0, self._used_until - self._slack - now)
-        self._used_until = max(self._used_until, now) + self._interval
-        return pause
-
 
 T = TypeVar("T")
 

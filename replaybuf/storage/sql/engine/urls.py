@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote
 
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
@@ -30,16 +30,10 @@ class Host(NamedTuple):
     port: int | None = None
 
     def __str__(self) -> str:
-        return self.quoted if self.port is None else f"{self.quoted}:{self.port}"
-
-    @property
-    def quoted(self) -> str:
-        """The name, with an IPv6 address in brackets."""
-        return f"[{self.name}]" if ":" in self.name else self.name
+        name = f"[{self.name}]" if ":" in self.name else self.name  # an IPv6 address
+        return name if self.port is None else f"{name}:{self.port}"
 
 
-#: Values of libpq's `target_session_attrs`.
-SESSION_ATTRS = ("any", "read-write", "primary", "read-only", "standby", "prefer-standby")
 _ATTRS = "target_session_attrs"
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
 # Up to the last @ before the path, since a password may have one, too.
@@ -70,19 +64,17 @@ def _listed(option: str | Sequence[str]) -> list[str]:
     return [one for value in values for one in value.split(",")] if any(values) else []
 
 
-def _read(listed: Sequence[str], ports: Sequence[str] = ()) -> list[Host]:
-    """Return hosts, with the ports of the option `port` where they have none. Raises ConfigError.
+def _read(listed: Sequence[str]) -> list[Host]:
+    """Return hosts. Raises ConfigError.
 
     Errors quote nothing, since what seems to be a host or a port may be a part of a password.
     """
-    if len(ports) not in (0, 1, len(listed)):
-        raise ConfigError(f"the url has {len(listed)} hosts and {len(ports)} ports: give one for all, or one for each")
     hosts = []
     for place, text in enumerate(map(unquote, listed)):
         found = _HOST.fullmatch(text)
         if found is None or not (found[1] or len(listed) == 1):
             raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
-        port = found[2] or (ports[place % len(ports)] if ports else "")
+        port = found[2]
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
             raise ConfigError(f"the port {which} must be a number from 1 to 65535")
@@ -106,14 +98,12 @@ def written(url: URL) -> str:
     hosts, url = hosts_of(url), url.set(drivername=url.get_backend_name())
     if not hosts:
         return url.render_as_string(hide_password=True)
-    text = url.difference_update_query(["host", "port"]).set(host=_PLACE).render_as_string(hide_password=True)
+    text = url.difference_update_query(["host"]).set(host=_PLACE).render_as_string(hide_password=True)
     return text.replace(_PLACE, ",".join(quote(str(host), safe=":[]") for host in hosts), 1)
 
 
-def url_at(url: URL, host: Host | None) -> URL:
-    """Return the URL of one of its hosts; unchanged for None."""
-    if host is None:
-        return url
+def url_at(url: URL, host: Host) -> URL:
+    """Return the URL of one of its hosts."""
     url = url.difference_update_query(["host", "port", _ATTRS])
     if not host.name.startswith("/"):
         return url.set(host=host.name, port=host.port)
@@ -254,9 +244,13 @@ def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that are known. Raises ConfigError."""
     query, secret = dict(url.query), "password" in url.query
     if len(listed := _listed(query.get("host", ""))) > 1:
-        query["host"] = ",".join(map(str, _read(listed, _listed(query.pop("port", "")))))
-    if (attrs := query.get(_ATTRS)) is not None and attrs not in SESSION_ATTRS:
-        raise ConfigError(f"the PostgreSQL url: {_ATTRS} must be one of {', '.join(SESSION_ATTRS)}")
+        query["host"] = ",".join(map(str, _read(listed)))
+    if "port" in query:
+        if len(listed) > 1:
+            raise ConfigError(f"the url has several hosts and an option port: write a port after each; {_EXAMPLE}")
+        [(_, port)] = _read([f":{_one(query['port'])}"])
+        if url.host:
+            url, _ = url.set(port=url.port or port), query.pop("port")
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
     options: dict[str, Any] = {
         _SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)
@@ -277,58 +271,29 @@ def _checked_postgres(url: URL) -> URL:
                 given = f", not {value!r}" if str(value).isalnum() else ""
                 raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
         elif name in _FILES and value and value != _SYSTEM:
-            options[name] = os.path.abspath(str(value))
-    url = url.set(query=options)
-    try:
-        check_files(url)
-    except ConfigError as error:
-        raise ConfigError(f"the PostgreSQL url: {error}") from None
-    return url
-
-
-def check_files(url: URL, *, read: bool = False) -> None:
-    """Raise ConfigError where a file that the URL names can't be read, or would have no effect.
-
-    With `read` each is read, for as long as its file system takes.
-    """
-    files = {name: str(url.query[name]) for name in _FILES if name in url.query and url.query[name] != _SYSTEM}
-    for name, path in files.items():
-        if not os.access(path, os.R_OK):
-            raise ConfigError(f"{name}: {path} can't be read: {'no permission' if os.path.exists(path) else 'no file'}")
-        if read:
-            Path(path).read_bytes()
-        found = os.stat(path)
-        others = 0o037 if name == "sslkey" and found.st_uid == 0 else 0o077  # root's may be for a group, as of libpq
-        if name in ("passfile", "sslkey") and os.name == "posix" and found.st_mode & others:
-            raise ConfigError(f"{name}: {path} can be read by others; allow nobody else to: chmod 600 {path}")
-    if url.query.get("sslmode", "prefer") in ("prefer", "allow") and (unused := [one for one in files if "ssl" in one]):
+            options[name] = path = os.path.abspath(str(value))
+            if not os.access(path, os.R_OK):
+                raise ConfigError(f"the PostgreSQL url: {name}: {path} can't be read, or isn't there")
+    unused = [name for name in options if name in _FILES and "ssl" in name and options[name] != _SYSTEM]
+    if unused and options.get("sslmode", "prefer") in ("prefer", "allow"):
         raise ConfigError(
-            f"the option {unused[0]} needs sslmode=verify-full (or verify-ca, or require): without it a server "
-            "without TLS is accepted, too"
+            f"the PostgreSQL url: the option {unused[0]} needs sslmode=verify-full (or verify-ca, or require): without "
+            "it a server without TLS is accepted, too"
         )
+    return url.set(query=options)
 
 
 def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
     query = {name: str(_one(value)) for name, value in url.query.items()}
-    hosts = hosts_of(url) or _read(_listed(url.host or query.get("host", "")))
-    default = url.port or query.get("port") or None
-    found: dict[str, Any] = {"user": url.username, "password": url.password or None, "database": url.database}
-    if hosts:
-        ports = [host.port or default or os.environ.get("PGPORT") or 5432 for host in hosts]
-        found |= {"host": [host.name for host in hosts], "port": [int(port) for port in ports]}
-    else:
-        found["port"] = default
-    if hosts and all(host.name.startswith("/") for host in hosts):  # Unix sockets have no TLS
-        found["ssl"] = False
-    elif query.get("sslrootcert") == _SYSTEM:
+    found: dict[str, Any] = {"timeout": _CONNECT_SECONDS, "command_timeout": _COMMAND_SECONDS}
+    found |= {name: read(query[name]) for name, read in _NUMBERS.items() if name in query}
+    if query.get("sslrootcert") == _SYSTEM:
         found["ssl"] = True  # as verify-full
-    named = urlencode({name: query[name] for name in (*_FILES, *_OPTIONS, _ATTRS) if query.get(name)})
-    return {
-        **found,
-        "dsn": f"postgresql://?{named}" if named else None,
-        "timeout": _CONNECT_SECONDS,
-        "command_timeout": _COMMAND_SECONDS,
-        **{name: read(query[name]) for name, read in _NUMBERS.items() if name in query},
-        "server_settings": {"application_name": query.get("application_name", "replaybuf"), **settings},
-    }
+        url = url.difference_update_query(["sslrootcert"])
+    hosts = _listed(query.get("host", "")) if not url.host else []
+    if hosts and all(host.startswith("/") for host in hosts):  # Unix sockets have no TLS
+        found["ssl"] = False
+    dsn = url.set(drivername="postgresql").difference_update_query([*_NUMBERS, "application_name"])
+    settings = {"application_name": query.get("application_name", "replaybuf"), **settings}
+    return {**found, "dsn": dsn.render_as_string(hide_password=False), "server_settings": settings}

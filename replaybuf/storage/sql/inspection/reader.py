@@ -255,10 +255,6 @@ class PostgresReader(Reader):
 
         engine = PostgresDatabase(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True)
         try:
-            async with engine.transaction(write=False) as steps:
-                try:
-                    return await steps.run(limited)
-                finally:
-                    await steps.rollback()
+            return await engine.read(limited)
         finally:
             await engine.dispose()

@@ -37,6 +37,7 @@ from replaybuf.values.rollouts.outline import add_unreadable, outline, prompt_pr
 from replaybuf.values.rollouts.rewards import numeric_parts
 from replaybuf.values.rollouts.rollout import ASIDE
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES
 
 #: A row's values by column, in the driver's form: JSON as text.
 Row = dict[str, Any]
@@ -99,7 +100,8 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
     if group.payload is not None:
         split = codec.split(group.payload)
     else:
-        split = codec.encode_split(group.rollouts, group.fetched or {}, sealed=apart is not None)
+        numeric = codec.rollout_type.by_token if group.status in EXPIRING_STATUSES else frozenset()
+        split = codec.encode_split(group.rollouts, group.fetched or {}, sealed=apart is not None, numeric=numeric)
     if apart is None or split.size < max(1, apart.threshold):
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)

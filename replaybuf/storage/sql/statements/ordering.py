@@ -17,10 +17,9 @@ from replaybuf.errors import ConfigError
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, in_order
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import compile_sql
-from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.statement import Statement
+from replaybuf.storage.sql.engine.dialect import Dialect, Statement
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane
+from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane, payload
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, runs_race, set_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
@@ -162,8 +161,7 @@ class Source:
             rows = [found[uid] for uid in uids if uid in found]
         else:
             rows = self._read(tx, _Query(order, _FOLLOWING, whole=True, bare=not payloads), size)
-        drawn = [GroupRow.drawn(row, self.lane) for row in rows]
-        return self._with_payloads(tx, drawn) if payloads else drawn
+        return [GroupRow.drawn(row, self.lane) for row in rows]
 
     def is_sparse(self, tx: Transaction, size: int) -> bool:
         """Return whether a random draw from this lane would pass over too many groups that don't match.
@@ -198,12 +196,6 @@ class Source:
             rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
         for row in rows:
             row.is_afresh = True
-        return self._with_payloads(tx, rows) if payloads else rows
-
-    def _with_payloads(self, tx: Transaction, rows: list[GroupRow]) -> list[GroupRow]:
-        for row in rows:
-            if row.payload is None:
-                row.payload = tx.dialect.read_payload(tx, row.uid)
         return rows
 
     def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
@@ -280,7 +272,7 @@ def _statement(query: _Query, where: Node | None) -> Statement:
 def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
     order, fields = query.order, _fields(query)
     values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
-    statement = _whole(dialect, not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
+    statement = _whole(not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
     if query.pinned is not None:
         missing = group.c.pinned_staleness.is_(None)
         statement = statement.where(~missing if query.pinned else missing)
@@ -329,15 +321,19 @@ _NONE_PINNED = (
 )
 
 
-def _whole(dialect: Dialect, payloads: bool) -> Select[Any]:
-    return dialect.with_payload(STORED) if payloads else select(*STORED, null())
+# A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
+_PAYLOAD = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
+
+
+def _whole(payloads: bool) -> Select[Any]:
+    return select(*STORED, _PAYLOAD if payloads else null())
 
 
 def _by_uid(payloads: bool, lock: bool) -> Statement:
     """Return the SELECT of all columns of groups by uid; with a lane, FOR UPDATE SKIP LOCKED of those in it."""
 
     def build(dialect: Dialect) -> Select[Any]:
-        found = _whole(dialect, payloads).where(dialect.one_of(group.c.uid, "uids"))
+        found = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"))
         return dialect.for_update(found.where(group.c.lane == _LANE), of=group, skip_locked=True) if lock else found
 
     return Statement(build)

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 
 from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.thread import DatabaseThread, RateLimit
+from replaybuf.storage.sql.engine.thread import DatabaseThread
 
-# Rate limit of hints that wake callers, which then read the store, however often others commit.
-_BURST, _PER_SECOND = 16, 50
+# The shortest time between two hints that wake callers, which then read the store, however often others commit.
+_HINT_SECONDS = 0.02
 # The first commit is published at once; those of the next milliseconds are published together.
 _ANNOUNCE_SECONDS = 0.005
 
@@ -29,7 +29,7 @@ class Watch:
         self._thread = thread
         self._wakes = Wakes()
         self._changes = engine.changes(self._hint)
-        self._rate = RateLimit(_BURST, _PER_SECOND)
+        self._next_hint = 0.0
         self._waking: asyncio.TimerHandle | None = None
         self._polling: asyncio.Task[None] | None = None
         self._announcing: asyncio.Task[None] | None = None
@@ -71,18 +71,16 @@ class Watch:
     def _hint(self) -> None:
         """Wake callers, rate-limited, after a hint of a commit (database's thread)."""
         if self._waking is None and not self._stopped:
-            self._waking = self._thread.loop.call_later(self._rate.delay(), self._wake)
+            self._waking = self._thread.loop.call_at(self._next_hint, self._wake)
 
     def _wake(self) -> None:
         self._waking = None
-        self._changes.switch(False)  # nobody waits now
+        self._next_hint = self._thread.loop.time() + _HINT_SECONDS
         self._wakes.wake()
 
     def _start(self) -> None:
-        if not self._stopped:
-            self._changes.switch(True)
-            if self._polling is None:
-                self._polling = self._thread.loop.create_task(self._poll())
+        if not self._stopped and self._polling is None:
+            self._polling = self._thread.loop.create_task(self._poll())
 
     async def _poll(self) -> None:
         try:
@@ -90,7 +88,7 @@ class Watch:
                 self._looking = True
                 try:
                     if await self._changes.look():
-                        self._wakes.wake()
+                        self._hint()
                 except Exception as error:  # waiting callers then poll the store themselves
                     _logger.debug("can't look for changes: %s", error)
                     await self._changes.close()
@@ -99,7 +97,6 @@ class Watch:
                 if not self._stopped:
                     await asyncio.sleep(self._changes.seconds)
         finally:
-            self._changes.switch(False)
             self._polling = None
             if self._wakes.awaited:  # a caller came while this was ending
                 self._start()

@@ -15,7 +15,7 @@ from replaybuf.storage.decoding import Deferral, in_thread
 from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
 from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.sqlite_log import sync_wal
+from replaybuf.storage.sql.engine.sqlite import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import home_of
@@ -151,7 +151,7 @@ async def open_own_place(engine: Database, scope: Scope, url: str, patience: flo
         if number is None:
             raise PayloadStoreError(
                 f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
-                "wrote to or, if this is it, write the marker anew (replaybuf doctor URL --repair); to keep new "
+                "wrote to or, if this is it, write the marker again (replaybuf doctor URL --take-over); to keep new "
                 "ones elsewhere, name another place (payloads=)"
             )
     if (await engine.read(Transaction.places, scope))[0].get(number) != store.url:

@@ -1,0 +1,91 @@
+"""Long lists of numbers of a column, packed together: a third less time than msgpack, which handles each alone.
+
+The content of a column is a list of the format of its numbers (as in `struct`), the length of each list, and the
+numbers of all lists, one after the other; in place of these bytes the number itself, if all are the same integer, as
+those of masks and model steps often are.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise, repeat
+from typing import Any, Final
+
+import numpy as np
+
+from replaybuf.values.codec.value_types import AnyArray
+
+#: The fewest numbers of a column for which packing them together pays.
+FEWEST: Final = 256
+_FORMATS: Final = {name: np.dtype(f"<{name}") for name in ("B", "i", "d")}
+#: How marshal writes a list (version 2, which has no references): its length, then the kind and the bits of each item.
+_MARSHALLED: Final = {
+    int: (b"i", np.dtype([("kind", "S1"), ("number", "<i4")])),
+    float: (b"g", np.dtype([("kind", "S1"), ("number", "<f8")])),
+}
+_ITEMS_AT: Final = 5
+_ONLY_INT: Final = frozenset({int})
+
+
+def pack_numbers(lists: Sequence[list[Any]]) -> list[Any] | None:
+    """Return lists packed together; None if they are short, or hold anything but integers of 32 bits, or but floats."""
+    lengths = [*map(len, lists)]
+    if sum(lengths) < FEWEST or not lists[0]:
+        return None
+    first = lists[0][0]
+    if type(first) is int and -(2**31) <= first < 2**31 and all(map(_is_repeated, lists, repeat(first))):
+        return ["i", lengths, first]
+    arrays: list[AnyArray] = []
+    for numbers in lists:
+        if (array := _as_array(numbers, type(first))) is None:
+            return None
+        arrays.append(array)
+    if type(first) is float:
+        return ["d", lengths, b"".join([array.tobytes() for array in arrays])]
+    if 0 <= first < 256 and all(0 <= array.min() <= array.max() < 256 for array in arrays if len(array)):
+        return ["B", lengths, b"".join([array.astype("B").tobytes() for array in arrays])]
+    return ["i", lengths, b"".join([array.tobytes() for array in arrays])]
+
+
+def _is_repeated(numbers: list[Any], number: int) -> bool:
+    """Return whether this integer is all that a list holds; the comparison of the ends nearly always tells."""
+    if not numbers or numbers[0] != number or numbers[-1] != number:
+        return not numbers
+    return numbers.count(number) == len(numbers) and [*map(type, numbers)].count(int) == len(numbers)
+
+
+def _as_array(numbers: list[Any], kind: type) -> AnyArray | None:
+    """Return numbers of this kind as an array; None if any is of another, such as True among integers.
+
+    Nothing else of Python's looks at each item once, and tells them apart, at the speed of C.
+    """
+    if kind not in _MARSHALLED:
+        return None
+    mark, dtype = _MARSHALLED[kind]
+    try:
+        raw = marshal.dumps(numbers, 2)
+    except ValueError:  # of other items
+        return None
+    if len(raw) != _ITEMS_AT + dtype.itemsize * len(numbers):
+        return None
+    items = np.frombuffer(raw, dtype, offset=_ITEMS_AT)
+    return items["number"] if items["kind"].tobytes().count(mark) == len(numbers) else None
+
+
+def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]]:
+    """Return the lists of a content, after `spend` was called with the number of their items.
+
+    Raises any exception for an invalid one.
+    """
+    name, lengths, numbers = content
+    if type(lengths) is not list or not _ONLY_INT.issuperset(map(type, lengths)) or min(lengths) < 0:
+        raise ValueError("no lengths of lists")
+    total = sum(lengths)
+    spend(total)
+    if type(numbers) is int:
+        return [[numbers] * length for length in lengths]
+    found = np.frombuffer(numbers, _FORMATS[name])
+    if len(found) != total:
+        raise ValueError("its lists don't match their numbers")
+    return [found[start:end].tolist() for start, end in pairwise(accumulate(lengths, initial=0))]
