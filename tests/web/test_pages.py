@@ -64,9 +64,9 @@ def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
     assert tasks["math"]["completed"] == GROUPS // 2
 
 
-def test_overview_plots_rates_and_distributions(page: Client) -> None:
+def test_overview_plots_rates_and_draws(page: Client) -> None:
     text = read(page, "/")
-    for title in ("Groups a minute", "Groups by status", "Groups by task", "Reward of draws", "Rewards", "Staleness"):
+    for title in ("Groups a minute", "Groups by status", "Groups by task", "Reward of draws", "Staleness of draws"):
         assert f"<figcaption>{title}" in text
     assert '<polyline class="line s0"' in text
 

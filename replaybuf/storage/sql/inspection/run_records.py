@@ -300,12 +300,6 @@ def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
     ]
 
 
-def batch_of_lease(tx: ReadTransaction, buffer: str, token: int) -> Batch | None:
-    """Return the draw of a lease."""
-    found = _read(tx, "lease = :token", {"buffer": buffer, "token": token}, members=False)
-    return found[0] if found else None
-
-
 def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]:
     """Return the current place of each group of these draws, by uid.
 
