@@ -66,7 +66,6 @@ class SqliteDatabase(Database):
         *,
         brief: bool = False,
         single: bool = False,
-        follows: bool = False,
     ) -> T:
         with translated(self.url, self.lock_timeout):
             if self.memory or (brief and not self._turn.locked()):
@@ -86,7 +85,6 @@ class SqliteDatabase(Database):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        follows: bool = False,
         accepts: bool = False,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
