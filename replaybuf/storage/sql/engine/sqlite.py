@@ -138,12 +138,6 @@ class SqliteDatabase(Database):
             async with self.connections.lend() as connection:
                 yield connection
 
-    async def outside(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Return `function(connection)`, run outside any transaction, on a reader's connection."""
-        with translated(self.url, self.lock_timeout):
-            async with self.connections.lend() as connection:
-                return await connection.in_thread(lambda session: session.outside(function))
-
     def _committed(self) -> None:
         if self._log is not None:
             self._log.committed()
@@ -160,8 +154,7 @@ class SqliteDatabase(Database):
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return CommitWatch() if self.path is None else DataVersion(self.connections)
 
-    async def end_writing(self) -> None:
-        """Stop WAL checkpoints and close the write connections; the next write opens new ones."""
+    async def dispose(self) -> None:
         if self._log is not None:
             await self._log.close()
         async with self._turn:
@@ -169,9 +162,6 @@ class SqliteDatabase(Database):
             self._checkpointer = self._writer = None
             for connection in filter(None, connections):
                 await self.connections.close(connection)
-
-    async def dispose(self) -> None:
-        await self.end_writing()
         await self.connections.close_all()
 
 
