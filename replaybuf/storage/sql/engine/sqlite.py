@@ -110,8 +110,7 @@ class SqliteDatabase(Database):
 
     async def _open_writer(self) -> SqliteConnection:
         self._writer = writer = await self.connections.open()
-        pragma = "PRAGMA busy_timeout = 0"  # `begin` polls by itself
-        await writer.in_thread(lambda own: own.outside(lambda raw: raw.execute(pragma)))
+        await writer.in_thread(lambda own: own.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` polls by itself
         return writer
 
     @asynccontextmanager
@@ -258,7 +257,7 @@ class DataVersion(CommitWatch):
     async def look(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
-            self._connection.session.outside(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))
+            self._connection.session.raw.execute("PRAGMA busy_timeout = 0")
         try:
             with FORK_GUARD:
                 version: int = self._connection.session.raw.execute("PRAGMA data_version").fetchone()[0]
