@@ -16,9 +16,8 @@ import pytest
 from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.buffer import wait_reports, waits
 from replaybuf.errors import RolloutError
-from replaybuf.produce import Sampler
 from replaybuf.storage.values import NewGroup
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, group
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
     "take": lambda buffer: buffer.take_batch({TASK: 3}, timeout=0.5),
@@ -194,52 +193,8 @@ async def test_a_refresh_that_goes_back_warns_once_and_a_restore_goes_back(
     assert line.startswith(f"refresh_staleness of task {TASK} went back from train step 50 to 5")
 
 
-# A refresh of a task that never had a group warns: nothing of a misspelt task would ever expire
-
-
 async def refresh(buffer: ReplayBuffer, *tasks: str, step: int = 5) -> None:
     await buffer.refresh_staleness(task_stale_thresholds=dict.fromkeys(tasks, 4), current_train_step=step)
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "replaybuf.tasks"]
-
-
-async def test_a_misspelt_task_is_warned_of_once_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await fill(buffer, 1)
-        for step in (5, 6):
-            await refresh(buffer, TASK, "Maths", step=step)
-    (warning,) = warnings(caplog)
-    assert warning == (
-        "refresh_staleness, task Maths: nothing was ever put into this task; there is the task math. Did you mean math?"
-    )
-
-
-async def test_a_task_whose_groups_have_left_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await fill(buffer, 1)
-        await take_all(buffer)
-        await refresh(buffer, TASK)
-    assert warnings(caplog) == []
-
-
-async def test_in_a_run_that_begins_none_is_until_another_has_groups(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await refresh(buffer, TASK, "Maths")
-        assert warnings(caplog) == []
-        await fill(buffer, 1)
-        await refresh(buffer, TASK, "Maths", step=6)
-    assert len(warnings(caplog)) == 1
-
-
-async def test_a_task_whose_prompts_are_still_to_come_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    """The first batch of a second task is refreshed before it has groups."""
-    async with build("memory://") as buffer:
-        await fill(buffer, 1)
-        Sampler(buffer, [], "maths")
-        await refresh(buffer, "maths")
-    assert warnings(caplog) == []
 
 
 async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
