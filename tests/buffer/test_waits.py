@@ -77,8 +77,11 @@ async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     assert told(caplog) == []
 
 
-async def test_a_wait_that_a_dataset_ends_is_over_at_once(shared_url: str) -> None:
+async def test_a_wait_that_a_dataset_ends_is_over(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though another task goes on, but not while a group may still come. The error names the task, and why."""
+    assert wait_reports.REASON_SECONDS == 10
+    for name in ("SHOW_SECONDS", "REASON_SECONDS"):
+        monkeypatch.setattr(wait_reports, name, 0.2)
     async with build(shared_url) as buffer, build(shared_url) as trainer:
         ledger = PromptLedger(buffer, [group(number) for number in range(3)], TASK)
         first, second, third = await ledger.draw(9)
@@ -88,7 +91,7 @@ async def test_a_wait_that_a_dataset_ends_is_over_at_once(shared_url: str) -> No
         enough = asyncio.create_task(trainer.take_batch({TASK: 1}, timeout=600))
         assert (await enough)[1] == {TASK: 1}
         await second.finish(group(2))
-        await _put_until(buffer, [asyncio.create_task(asyncio.sleep(2.5))])
+        await _put_until(buffer, [asyncio.create_task(asyncio.sleep(1))])
         assert not waiting.done()
         await third.finish(group(3))
         await _put_until(buffer, [waiting])
