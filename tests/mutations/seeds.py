@@ -276,9 +276,7 @@ _WEB = [
     ("web-token-of-host", "cli/watch.py", "elif not server.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
     ("web-turns", "web/server.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
     ("web-endless", "web/server.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
-    ("web-nulls-last", "storage/sql/inspection/group_queries.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
-    ("web-ties", "storage/sql/inspection/group_queries.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
-    ("web-cut", "web/pages/groups.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
+    ("web-cut", "view/conversation.py", "cls(text[:characters]", "cls(text[:]", "long texts are cut"),
     ("web-prompt-values", "view/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip
