@@ -101,8 +101,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     url: str
     """`sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite database in memory, which is
-    private to this buffer and ends with it. SQLite files on network file systems are refused, unless
-    `allow_network_filesystem` is set."""
+    private to this buffer and ends with it."""
 
     name: str = "default"
     """Distinguishes several buffers in one database."""
@@ -117,13 +116,17 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """A completed group is removed with its n-th draw; 0 keeps it."""
 
     capacity: int | None = None
-    """Bounds the groups of a task; beyond it the policy `remover` selects groups for eviction (`on_full="evict"`). Or
-    it bounds the completed groups, and the put of one more waits for up to `put_timeout` seconds ("block") or is
-    refused ("reject")."""
+    """Bounds the groups of a task, or the completed ones (`on_full`)."""
 
     on_full: OnFull = "evict"
+    """What happens to the put of one group more than `capacity`: "evict" removes groups for it; with "block" it waits,
+    and with "reject" it is refused, and only completed groups count."""
+
     remover: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
+    """The policy whose first groups are evicted."""
+
     put_timeout: float | None = Field(default=PUT_TIMEOUT, ge=0)
+    """A put waits for room for up to so many seconds (None: for ever)."""
 
     min_size: int = 0
     """Draws block while there are fewer completed groups."""
@@ -156,11 +159,13 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     payloads: str = IN_DATABASE
     """The place of large payloads: the `"database"`, a folder (a path or `file:///scratch/run1`, on a local disk or one
     that all hosts mount), or an object store (`s3://bucket/prefix`, `gs://...`, `az://...`). Arrays, tensors and images
-    go there, from groups that have at least `payload_threshold` bytes of these; all values for SQL stay in the
-    database."""
+    go there; all values for SQL stay in the database."""
 
     payload_threshold: int = Field(default=PAYLOAD_THRESHOLD, ge=0)
+    """Groups with fewer bytes of arrays, tensors and images keep them in the database."""
+
     compression: Literal["none", "zstd"] = "none"
+    """How payloads are compressed."""
 
     lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
     """Bounds the wait for a lock, in seconds."""
@@ -174,6 +179,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     password; it is called before each new connection, in a thread or loop of the buffer's own."""
 
     allow_network_filesystem: bool = False
+    """Whether a SQLite file may be on a network file system, whose locks often don't work."""
 
     if TYPE_CHECKING:
         rollout_type: type[R] = RolloutState  # type: ignore[assignment]

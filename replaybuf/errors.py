@@ -108,8 +108,6 @@ class FullError(ReplayBufError, TimeoutError):
 
     #: The Diagnosis of why there isn't, where one was made.
     diagnosis: Any = None
-    #: Of several groups that were to be put together, the place of the one that has no room.
-    place: int = 0
 
 
 class ConflictError(ReplayBufError, RuntimeError):
@@ -240,8 +238,8 @@ class FragmentError(ReplayBufError, ValueError):
         reason: str = "",
         worker: str = "",
         index: int = 0,
-        session: int | str = 0,
-        expected: int | str = 0,
+        session: int = 0,
+        expected: int = 0,
     ) -> None:
         super().__init__(message, reason=reason)
         self.worker = worker

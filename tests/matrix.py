@@ -55,16 +55,13 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("bench/test_bench.py::test_a_put_counts*", ("postgresql",)),
     ("bench/test_bench.py::*", ("sqlite",)),
     ("chunks/test_races.py::*chunk_is_made_once*", ("postgresql",)),
-    ("chunks/test_restarts.py::*", ("sqlite",)),
-    ("chunks/*survives_a_restart*", ("sqlite",)),
+    ("chunks/*restart*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
     ("reverb/*checkpoint*", ("sqlite",)),
     ("reverb/*other_processes*", ("sqlite",)),
     ("reverb/*apart*", ("postgresql",)),
     ("reverb/*in_its_order*", ("memory", "postgresql")),
-    ("reverb/*no_room_for*", _SHARED),
-    ("reverb/*same_tables*", ("postgresql",)),
-    *((f"reverb/*{law}*", ("sqlite",)) for law in ("errors_are", "no_table_if", "older_run", "after_a_resume")),
+    ("reverb/*errors_are*", ("sqlite",)),
     ("reverb/*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_odd_loops.py::*", _STRATEGY),
@@ -171,7 +168,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("web/test_tables.py::*facet*", _DATABASES),
     ("web/test_behind_a_proxy.py::*cant_be_read*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables", "behind_a_proxy")),
-    ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
     ("demo/test_demo_run.py::test_groups_of_others*", ("sqlite",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
@@ -191,7 +187,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),
     ("torch/test_loading.py::*", ("postgresql",)),
     ("torch/test_ranks.py::*killed_one_had*", _DATABASES),
-    ("torch/test_ranks.py::*lockstep_goes_on*", _DATABASES),
     ("torch/test_ranks.py::*split*source*", ("postgresql",)),
     ("torch/test_ranks.py::*", ("sqlite",)),
     ("rollouts/test_frameworks.py::*", _DATABASES),
@@ -220,8 +215,6 @@ _LONG = (
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "demo/test_demo_run.py::test_a_run_may_be_cut*",
-    "demo/test_demo_run.py::test_fresh*",  # demo/test_start.py
-    "demo/test_demo_run.py::test_a_terminal*C-c*",  # test_ctrl_c
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake

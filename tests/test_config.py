@@ -379,7 +379,7 @@ async def test_a_change_of_the_working_directory_leads_to_no_other_file(
     monkeypatch.chdir(tmp_path / "there")
     async with buffer:
         await fill(buffer, 30)
-        assert buffer.storage.database == str(tmp_path / "here" / "run.db")
+        assert buffer.storage.url.database == str(tmp_path / "here" / "run.db")
         assert await asyncio.gather(*(buffer.count_where({}) for _ in range(20))) == [30] * 20
         assert buffer.storage.engine._log._path == str(tmp_path / "here" / "run.db-wal")  # type: ignore[attr-defined]
         calls = (buffer.save("saved"), buffer.export("all.jsonl"), buffer.to_pandas())

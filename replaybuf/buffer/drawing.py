@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from replaybuf.buffer import spans
-from replaybuf.buffer.tracing import traced
+from replaybuf.buffer.tracing import of_drawn, traced
 from replaybuf.buffer.waits import Waits, wait_of
 from replaybuf.common.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_train_step
 from replaybuf.errors import InputError
@@ -73,14 +72,14 @@ class DrawRequest:
         draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred)
         return cls(draw, patience, exponent)
 
-    @traced("replaybuf.take", spans.of_call, spans.of_drawn)
+    @traced("replaybuf.take", of_drawn)
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Take the groups and return them by task. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(taken)
         return taken
 
-    @traced("replaybuf.lease", spans.of_call, spans.of_leased)
+    @traced("replaybuf.lease", lambda leased: {**of_drawn(leased.items), "lease": leased.token})
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
         """Lease the groups. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))

@@ -10,10 +10,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
-from replaybuf.buffer import spans
 from replaybuf.buffer.lease_renewal import heartbeats_of
 from replaybuf.buffer.putting import PutOptions, Putting
-from replaybuf.buffer.tracing import traced
+from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import notebook
 from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import check_list, check_reason, check_seconds, check_train_step, check_uids, refused
@@ -113,7 +112,7 @@ class Lease(Generic[R]):
         """
         return self._lost
 
-    @traced("replaybuf.acknowledge", spans.of_call)
+    @traced("replaybuf.acknowledge")
     async def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
         """Mark these groups, or all open ones, as consumed: they are removed, or kept for their next draw.
 
@@ -136,7 +135,7 @@ class Lease(Generic[R]):
         await self.storage.acknowledge(leased, chosen)
         self._settle(chosen)
 
-    @traced("replaybuf.finish", spans.of_call, spans.of_uid)
+    @traced("replaybuf.finish", of_uid)
     async def finish(
         self,
         items: Sequence[R],
@@ -159,7 +158,7 @@ class Lease(Generic[R]):
             self._settle(chosen)
         return uid
 
-    @traced("replaybuf.save", spans.of_call, spans.of_uid)
+    @traced("replaybuf.save", of_uid)
     async def save(
         self, items: Sequence[R], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
     ) -> int | None:
@@ -183,7 +182,7 @@ class Lease(Generic[R]):
             self._settle(chosen)
         return uid
 
-    @traced("replaybuf.give_back", spans.of_call)
+    @traced("replaybuf.give_back")
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
         """Release these groups, or all open ones, to be drawn again in their old order. Return the number still held.
 
@@ -261,17 +260,6 @@ class Lease(Generic[R]):
             self._heartbeats.stop(self)
 
 
-class _NotBegunError(InputError, AttributeError):
-    """An AttributeError too, as `hasattr` expects."""
-
-
-def not_begun(leasing: object, name: str, how: str) -> AttributeError:
-    """Return the error for a missing attribute of the result of `lease_batch`; `how` tells how to begin the lease."""
-    if name != "seconds" and not hasattr(Lease, name):
-        return AttributeError(f"{type(leasing).__name__!r} object has no attribute {name!r}", name=name, obj=leasing)
-    return _NotBegunError(f"{name!r} is of a lease, and this one isn't begun, so nothing is drawn yet: {how}")
-
-
 class Leasing(Generic[R]):
     """The result of `lease_batch`: use it with `async with`, or `await` it for a lease to be settled by hand."""
 
@@ -291,11 +279,6 @@ class Leasing(Generic[R]):
 
     if not TYPE_CHECKING:
         __enter__ = __exit__ = refused("a lease of an asynchronous buffer is entered by `async with`, not by `with`")
-
-        def __getattr__(self, name):
-            raise not_begun(
-                self, name, "`async with buffer.lease_batch(...) as lease:`, or `lease = await buffer.lease_batch(...)`"
-            )
 
     def discard(self) -> None:
         """Suppress the warning about an unused lease, after its arguments were checked."""

@@ -7,51 +7,30 @@ regenerated (`taken_unfinished`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.transitions import OF_COMPLETED, TOTALS, UNFINISHED, LaneName, of_tasks
 from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:  # the command uses the figures without a buffer
-    from replaybuf.buffer.waits import Waits, WaitStats
+    from replaybuf.buffer.waits import Waits
     from replaybuf.storage.sql.backend import SQLStorage
 
-__all__ = ["DISTRIBUTIONS", "OF_COMPLETED", "RATES", "TOTALS", "UNFINISHED", "of_tasks"]
+__all__ = ["DISTRIBUTIONS", "OF_COMPLETED", "TOTALS", "UNFINISHED", "of_tasks"]
 
-#: The totals that are also given as a rate.
-RATES = ("put", "sampled_new", "sampled_again", "taken")
 #: The fields whose distribution is given.
 DISTRIBUTIONS = ("staleness", "times_sampled")
 
 
-class Meter:
-    """Computes rates from the totals of the last reading."""
-
-    def __init__(self) -> None:
-        self._time = time.monotonic()
-        self._totals: dict[str, dict[str, int]] = {}
-
-    async def read(self, storage: SQLStorage, waits: Waits, *, distributions: bool) -> dict[str, Any]:
-        """Return the current metrics. Rates are averages since the last reading, and 0 at the first."""
-        tallies = await storage.tallies()
-        now = time.monotonic()
-        elapsed = max(now - self._time, 1e-9)
-        tasks = of_tasks(tallies)
-        for task, numbers in tasks.items():
-            before = self._totals.get(task, {} if self._totals else numbers)
-            self._totals[task] = {name: numbers[name] for name in RATES}
-            numbers |= {f"{name}_per_second": (numbers[name] - before.get(name, 0)) / elapsed for name in RATES}
-        self._time = now
-        if distributions:
-            for field, histogram in (await storage.histograms(DISTRIBUTIONS)).items():
-                add_distributions(tasks, field, histogram)
-        return {
-            "seconds": elapsed,
-            "tasks": tasks,
-            "waits": {"groups": _waited(waits.for_groups), "room": _waited(waits.for_room)},
-        }
+async def read_metrics(storage: SQLStorage, waits: Waits, *, distributions: bool) -> dict[str, Any]:
+    """Return the current metrics of a buffer, as `ReplayBuffer.metrics` documents them."""
+    tasks = of_tasks(await storage.tallies())
+    if distributions:
+        for field, histogram in (await storage.histograms(DISTRIBUTIONS)).items():
+            add_distributions(tasks, field, histogram)
+    return {"tasks": tasks, "waits": {"groups": asdict(waits.for_groups), "room": asdict(waits.for_room)}}
 
 
 def add_distributions(
@@ -100,7 +79,3 @@ def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def _waited(waited: WaitStats) -> dict[str, float]:
-    return {"count": waited.count, "seconds": waited.seconds, "timeouts": waited.timeouts}

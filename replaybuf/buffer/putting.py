@@ -92,7 +92,7 @@ PUT_TIMEOUT = 600.0
 class PutOptions(TypedDict, total=False):
     """The options of all puts: of buffers, leases and prompts. `ReplayBuffer.put` has their meaning.
 
-    The defaults are in `Putting.prepare`.
+    By default they are None, but for `expired_groups_retryable` and `keep_unfit` (True) and `priority` (1.0).
     """
 
     model_step: int | None
@@ -106,14 +106,6 @@ class PutOptions(TypedDict, total=False):
     status: StatusLike | None
     dropped: list[StorageItem] | None
     keep_unfit: bool
-
-
-class MoreOptions(PutOptions, total=False):
-    """The options of puts by buffers and leases."""
-
-    replaces: Iterable[int]
-    lease: Leased | None
-    stays_leased: bool
 
 
 class Putting:
@@ -147,15 +139,20 @@ class Putting:
         items: Sequence[Any],
         task_name: str,
         *,
+        replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
-        **options: Unpack[MoreOptions],
+        lease: Leased | None = None,
+        stays_leased: bool = False,
+        **options: Unpack[PutOptions],
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
         `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one.
         """
         patience = self.patience(timeout)
-        new, is_dropped = await self.prepare(items, task_name, **options)
+        new, is_dropped = await self.prepare(
+            items, task_name, replaces=replaces, lease=lease, stays_leased=stays_leased, **options
+        )
         if new is None:
             return None
         if is_dropped:
@@ -242,33 +239,29 @@ class Putting:
         replaces: Iterable[int] = (),
         lease: Leased | None = None,
         stays_leased: bool = False,
-        model_step: int | None = None,
-        current_train_step: int | None = None,
-        stale_threshold: int | None = None,
-        token_stale_threshold: int | None = None,
-        expired_groups_retryable: bool = True,
-        priority: float = 1.0,
-        tags: Tags | None = None,
-        key: str | None = None,
-        status: StatusLike | None = None,
-        dropped: list[StorageItem] | None = None,
-        keep_unfit: bool = True,
+        **options: Unpack[PutOptions],
     ) -> tuple[NewGroup | None, bool]:
         """Check and normalise a group; None for an empty list.
 
         Also return whether it must be dropped instead of stored.
         """
         self.waits.check_open()
+        if unknown := options.keys() - PutOptions.__annotations__.keys():
+            raise TypeError(f"a put has no option {min(unknown)!r}; it has {', '.join(PutOptions.__annotations__)}")
         check_task_name(task_name)
-        newest = None if model_step is None else check_step(model_step, "model_step")
-        step = None if current_train_step is None else check_step(current_train_step, "current_train_step")
-        rule = _expiry_rule(stale_threshold, token_stale_threshold, expired_groups_retryable)
-        if token_stale_threshold is not None and step is None:
+        given = options.get
+        newest, step = given("model_step"), given("current_train_step")
+        newest = None if newest is None else check_step(newest, "model_step")
+        step = None if step is None else check_step(step, "current_train_step")
+        threshold, retryable = given("token_stale_threshold"), given("expired_groups_retryable", True)
+        rule = _expiry_rule(given("stale_threshold"), threshold, retryable)
+        if threshold is not None and step is None:
             raise InputError(
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
             )
         rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
-        priority, tags, key = check_priority(priority), check_tags(tags), check_key(key)
+        priority, tags, key = check_priority(given("priority", 1.0)), check_tags(given("tags")), check_key(given("key"))
+        status, dropped = options.get("status"), options.get("dropped")
         check_dropped(dropped)
         if not rollouts:
             return None, False
@@ -297,7 +290,7 @@ class Putting:
             put_step=step,
             fields=normal.fields,
         )
-        return new, normal.dropped or (normal.status in UNFIT and not keep_unfit)
+        return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
 
     def warn_of_going_back(self, refresh: Refresh) -> None:
         """Warn once if a refresh went back to an earlier train step than the last one."""

@@ -11,14 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from replaybuf.buffer import spans
 from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
-from replaybuf.buffer.metrics import Meter
+from replaybuf.buffer.metrics import read_metrics
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
 from replaybuf.buffer.task_names import TaskNames
-from replaybuf.buffer.tracing import traced
+from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
 from replaybuf.common import notebook
 from replaybuf.common.cancellation import to_its_end
@@ -101,7 +100,6 @@ class ReplayBuffer(Generic[R]):
         )
         self.cursors = Cursors(self.putting)
         self.task_names = TaskNames(storage)
-        self._meter = Meter()
         self._closed = False
         self._pid = os.getpid()
 
@@ -174,7 +172,7 @@ class ReplayBuffer(Generic[R]):
 
     # Putting
 
-    @traced("replaybuf.put", spans.of_call, spans.of_uid)
+    @traced("replaybuf.put", of_uid)
     async def put(
         self,
         items: Sequence[R],
@@ -445,7 +443,7 @@ class ReplayBuffer(Generic[R]):
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
-    @traced("replaybuf.refresh_staleness", spans.of_call, spans.of_expired)
+    @traced("replaybuf.refresh_staleness", lambda expired: {"expired": sum(expired.values())})
     async def refresh_staleness(
         self,
         *,
@@ -535,13 +533,12 @@ class ReplayBuffer(Generic[R]):
         `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning, over
         all processes: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,
         `deleted`, `replaced`, `set_aside`, `refused`, `returned`, `lease_expired`, `pruned`, `taken_unfinished` (draws
-        of groups that aren't completed, which `sampled_new`, `sampled_again` and `taken` leave out); some also as rates
-        since the last call (`put_per_second`, ...; 0 at the first). `distributions` adds those of `staleness` and
-        `times_sampled` among the completed groups, which reads the metadata of all of them. `waits` are those of this
-        buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
+        of groups that aren't completed, which `sampled_new`, `sampled_again` and `taken` leave out). `distributions`
+        adds those of `staleness` and `times_sampled` among the completed groups, which reads the metadata of all of
+        them. `waits` are those of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
         """
         self._check_open()
-        return await self._meter.read(self.storage, self.waits, distributions=distributions)
+        return await read_metrics(self.storage, self.waits, distributions=distributions)
 
     def find(
         self,
@@ -681,7 +678,7 @@ class ReplayBuffer(Generic[R]):
 
     # Checkpoints
 
-    @traced("replaybuf.checkpoint", spans.of_call, spans.of_checkpoint)
+    @traced("replaybuf.checkpoint", lambda made: {"groups": made.groups})
     async def checkpoint(self, step: int) -> Checkpoint:
         """Make a checkpoint of the buffer, for a `restore` to this train step; call this when the weights are saved.
 
@@ -693,7 +690,7 @@ class ReplayBuffer(Generic[R]):
         self._check_open()
         return await self.storage.checkpoint(check_whole(check_step(step, "step"), "step"), self._keep_checkpoints)
 
-    @traced("replaybuf.restore", spans.of_call, spans.of_checkpoint)
+    @traced("replaybuf.restore", lambda made: {"groups": made.groups})
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
         """Restore the buffer exactly as it was at the checkpoint of this train step, in one transaction.
 

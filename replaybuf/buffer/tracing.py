@@ -1,7 +1,8 @@
 """OpenTelemetry spans, if the application has set a tracer provider; otherwise nothing, at almost no cost.
 
 This doesn't import OpenTelemetry: an application that has set a provider has imported `opentelemetry.trace`. Failures
-there (of a sampler, a processor, an exporter) are logged, and don't affect calls.
+there (of a sampler, a processor, an exporter) are logged, and don't affect calls. Attributes are tasks, numbers and
+steps, never the content of rollouts, or URLs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -31,35 +32,42 @@ _MODULE = "opentelemetry.trace"
 
 _logger = logging.getLogger("replaybuf.buffer.tracing")
 
+#: The attribute of each argument of a call, and how its value is made.
+_ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "task_name": ("task", str),
+    "items": ("rollouts", len),
+    "model_step": ("model_step", int),
+    "current_train_step": ("train_step", int),
+    "train_step": ("train_step", int),
+    "step": ("train_step", int),
+    "keep_new": ("keep_new", bool),
+    "task_stale_thresholds": ("tasks", list),
+    "failed": ("failed", bool),
+}
+
 
 def traced(
-    name: str, before: Callable[[Mapping[str, Any]], Attributes], after: Callable[[Any], Attributes] | None = None
+    name: str, of_result: Callable[[Any], Attributes] | None = None
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """Make each call of a coroutine a span.
+    """Make each call of a coroutine of a buffer, a lease or a draw a span.
 
-    Its attributes are returned by `before`, given the arguments by name, and `after(result)`, and get the prefix
-    `replaybuf.`; None is left out. They must not contain content of rollouts, or URLs. An error is recorded with its
-    type, and with its text unless that may quote a rollout; a cancelled call has the attribute `replaybuf.cancelled`.
+    Its attributes are made of the arguments and by `of_result`; they get the prefix `replaybuf.`, and None is left out.
+    An error is recorded with its type, and with its text unless that may quote a rollout; a cancelled call has the
+    attribute `replaybuf.cancelled`.
     """
 
     def decorate(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         signature = inspect.signature(method)
 
-        def arguments(*args: P.args, **kwargs: P.kwargs) -> Attributes:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return before(bound.arguments)
-
         @functools.wraps(method)
         async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            tracer = _tracer()
-            if tracer is None:
+            if _tracer() is None:
                 return await method(*args, **kwargs)
-            with _spanned(tracer, name) as span:
-                _describe(span, arguments, *args, **kwargs)
+            with span(name) as made:
+                _describe(made, lambda: _of_call(signature.bind(*args, **kwargs)))
                 result = await method(*args, **kwargs)
-                if after is not None:
-                    _describe(span, after, result)
+                if of_result is not None:
+                    _describe(made, lambda: of_result(result))
                 return result
 
         return call
@@ -68,44 +76,59 @@ def traced(
 
 
 @contextmanager
-def waiting(kind: str) -> Iterator[Callable[[], None]]:
-    """Make a span of a wait, which starts at the first call of the yielded function."""
-    started: list[Any] = []
-
-    def begin() -> None:
-        tracer = None if started else _tracer()
-        if tracer is not None:
-            with _harmless():
-                started.append(tracer.start_span("replaybuf.wait", attributes={"replaybuf.kind": kind}))
-
+def span(name: str, **attributes: str) -> Iterator[Any]:
+    """Make a current span of the block, with its error; yield None without a tracer, or if that fails."""
+    current = made = None
+    if (tracer := _tracer()) is not None:
+        with _harmless():
+            current = tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
+            made = current.__enter__()
+            _describe(made, lambda: attributes)
     try:
-        yield begin
+        yield made
     except BaseException as error:
-        for span in started:
-            _record(span, error)
+        _record(made, error)
         raise
     finally:
-        for span in started:
-            with _harmless():
-                span.end()
-
-
-@contextmanager
-def _spanned(tracer: Any, name: str) -> Iterator[Any]:
-    """Make a current span of the block, with its error; yield None if that fails."""
-    current = span = None
-    with _harmless():
-        current = tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
-        span = current.__enter__()
-    try:
-        yield span
-    except BaseException as error:
-        _record(span, error)
-        raise
-    finally:
-        if span is not None:
+        if current is not None and made is not None:
             with _harmless():
                 current.__exit__(None, None, None)
+
+
+def _of_call(bound: inspect.BoundArguments) -> Attributes:
+    """Return the attributes of a call, by its arguments."""
+    bound.apply_defaults()
+    given = bound.arguments
+    me, arguments = given["self"], {**given, **given.get("options", {})}
+    storage = arguments.get("storage")  # an empty one is false
+    made: dict[str, Any] = {"buffer": (me.storage if storage is None else storage).name}
+    for name, (called, convert) in _ARGUMENTS.items():
+        if arguments.get(name) is not None:
+            made[called] = convert(arguments[name])
+    if (token := getattr(me, "token", None)) is not None:
+        made["lease"] = token
+    if "uids" in arguments:
+        chosen = me.open if arguments["uids"] is None else arguments["uids"]
+        made["groups"] = len(chosen) if hasattr(chosen, "__len__") else None
+    if (draw := getattr(me, "draw", None)) is not None:
+        made |= {"tasks": list(draw.sizes), "sizes": list(draw.sizes.values()), "status": str(draw.status)}
+        made |= {"queried": draw.where is not None, "train_step": draw.train_step, "worker": draw.worker}
+    return made
+
+
+def of_uid(uid: int | None) -> Attributes:
+    """Return the attributes of the result of a put."""
+    return {"uid": uid, "stored": uid is not None}
+
+
+def of_drawn(drawn: Mapping[str, Sequence[Any]]) -> Attributes:
+    """Return the attributes of drawn groups, by task."""
+    items = [item for items in drawn.values() for item in items]
+    return {
+        "groups": len(items),
+        "replayed": sum(item.times_sampled > 1 for item in items),
+        "max_staleness": max((item.staleness for item in items), default=None),
+    }
 
 
 @contextmanager
@@ -139,24 +162,24 @@ def _tracer() -> Any:
         return None
 
 
-def _describe(span: Any, describe: Callable[..., Attributes], *args: Any, **kwargs: Any) -> None:
+def _describe(made: Any, describe: Callable[[], Attributes]) -> None:
     with suppress(Exception):  # invalid arguments, for which the call itself raises
-        if span is not None and span.is_recording():
-            for name, value in describe(*args, **kwargs).items():
+        if made is not None and made.is_recording():
+            for name, value in describe().items():
                 if value is not None:
-                    span.set_attribute(f"replaybuf.{name}", value[:_LONGEST] if isinstance(value, str) else value)
+                    made.set_attribute(f"replaybuf.{name}", value[:_LONGEST] if isinstance(value, str) else value)
 
 
-def _record(span: Any, error: BaseException) -> None:
+def _record(made: Any, error: BaseException) -> None:
     """Record an error in a span, without traceback and causes, in which drivers quote parameters."""
-    if span is None:
+    if made is None:
         return
     with _harmless():
         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
-            span.set_attribute("replaybuf.cancelled", True)
+            made.set_attribute("replaybuf.cancelled", True)
             return
         trace, kind = sys.modules[_MODULE], type(error).__name__
         said = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
         text = redact_words(str(error)) if said else ""
-        span.add_event("exception", {"exception.type": kind, "exception.message": text})
-        span.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))
+        made.add_event("exception", {"exception.type": kind, "exception.message": text})
+        made.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))

@@ -10,11 +10,11 @@ import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from replaybuf.buffer.tracing import waiting
+from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeout
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import too_large
@@ -153,10 +153,7 @@ class Waits:
         def described() -> Wait:
             return wait_of(draw, began, timeout)
 
-        with (
-            _timed(self.for_groups, "groups") as begin,
-            closing(self.open_report("waiting for groups", described)) as report,
-        ):
+        with ExitStack() as stack, closing(self.open_report("waiting for groups", described)) as report:
             while True:
                 self.check_open()
                 seen = self.version()
@@ -179,8 +176,9 @@ class Waits:
                         await report.timed_out(why.sentence, why.task_name)
                         raise error
                     report.update(why.sentence, str(why))
-                begin()
-                waited = True
+                if not waited:
+                    stack.enter_context(_timed(self.for_groups, "groups"))
+                    waited = True
                 await self.changed(seen, min(remaining, report.pause, rest if rest > 0 else math.inf))
 
     async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
@@ -274,8 +272,7 @@ class Waits:
 
         queue.waiting += 1
         try:
-            with _timed(self.for_room, "room") as begin:
-                begin()
+            with _timed(self.for_room, "room"):
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
                         await queue.turn.acquire()
@@ -369,24 +366,18 @@ def _without_more(draw: Draw, tallies: Tallies, available: Mapping[str, int]) ->
 
 
 @contextmanager
-def _timed(waited: WaitStats, kind: str) -> Iterator[Callable[[], None]]:
-    """Time a wait, starting when the yielded function is called."""
-    started: list[float] = []
-
-    def begin() -> None:
-        started.append(time.monotonic())
-        begin_span()
-
+def _timed(waited: WaitStats, kind: str) -> Iterator[None]:
+    """Time a wait, and make a span of it."""
+    began = time.monotonic()
     try:
-        with waiting(kind) as begin_span:
-            yield begin
+        with span("replaybuf.wait", kind=kind):
+            yield
     except TimeoutError:
         waited.timeouts += 1
         raise
     finally:
-        if started:
-            waited.count += 1
-            waited.seconds += time.monotonic() - started[0]
+        waited.count += 1
+        waited.seconds += time.monotonic() - began
 
 
 def _began(deadline: float, timeout: float) -> float:

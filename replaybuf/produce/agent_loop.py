@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
@@ -48,10 +48,6 @@ class AgentLoop(Protocol):
         """Start generation, or resume it after a pause."""
 
 
-class NoCoroutineError(InputError):
-    """A method of the agent loop must be a coroutine."""
-
-
 def check_agent_loop(agent_loop: Any) -> AgentLoop:
     """Check an agent loop. Raises InputError for a missing or wrong method."""
     if isinstance(agent_loop, type):
@@ -68,15 +64,6 @@ def check_agent_loop(agent_loop: Any) -> AgentLoop:
         except ValueError:  # some callables have no signature
             pass
     return agent_loop  # type: ignore[no-any-return]
-
-
-def awaitable(agent_loop: Any, name: str, made: Any) -> Awaitable[Any]:
-    """Return the awaitable that a method of an agent loop returned. Raises NoCoroutineError for anything else."""
-    if not inspect.isawaitable(made):
-        raise NoCoroutineError(
-            f"{type(agent_loop).__name__}.{name} must be a coroutine (async def); it returned a {type(made).__name__}"
-        )
-    return made
 
 
 def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:

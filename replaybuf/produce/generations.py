@@ -16,9 +16,7 @@ from replaybuf.produce.agent_loop import (
     AgentLoop,
     FailureTracker,
     Generated,
-    NoCoroutineError,
     ProduceSummary,
-    awaitable,
     count_tokens,
     error_of,
     judge,
@@ -107,7 +105,7 @@ class Generations:
         loop = self._agent_loop
         try:
             async with asyncio.timeout(self._timeout) as limit:
-                await awaitable(loop, "resume", loop.resume())
+                await loop.resume()
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the agent loop's own
@@ -124,7 +122,7 @@ class Generations:
         began, self._pausing = time.monotonic(), True
         try:
             async with asyncio.timeout(self._timeout) as limit:
-                await awaitable(self._agent_loop, "pause", self._agent_loop.pause())
+                await self._agent_loop.pause()
                 await asyncio.wait(self._tasks)
         except TimeoutError:
             if not limit.expired():
@@ -215,8 +213,6 @@ class Generations:
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
                 self._summary.add_rewards(reward_value(get(one, "reward"), key) for one in group)
-        except NoCoroutineError:
-            raise
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
@@ -243,8 +239,7 @@ class Generations:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            made = self._agent_loop.generate_group(group, partial=self._strategy.partial)
-            return await awaitable(self._agent_loop, "generate_group", made)  # type: ignore[no-any-return]
+            return await self._agent_loop.generate_group(group, partial=self._strategy.partial)
         finally:
             self._calling.discard(task)
 

@@ -163,11 +163,11 @@ class LedgerCounts:
 class PromptLedger:
     """Hands out the prompts of a dataset to any number of workers; a prompt comes back until it is finished.
 
-    `dataset` is indexed, or has `state_dict`, `load_state_dict` and `iter`, or is any other iterable. Every worker has
-    its own copy, and all follow the cursor `name` in the store, which is part of checkpoints and snapshots. The dataset
-    is read `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time. `make_group(item,
-    number)` makes a group of an item of the dataset: a list of rollouts of the buffer's type, which become INIT
-    (default: the item is such a list, or one rollout). `number` counts the drawn prompts from 0, over all epochs.
+    `dataset` is indexed, or any other iterable. Every worker has its own copy, and all follow the cursor `name` in the
+    store, which is part of checkpoints and snapshots. The dataset is read `epochs` times (None: for ever), with
+    `shuffle` (a seed) in another order every time. `make_group(item, number)` makes a group of an item of the dataset:
+    a list of rollouts of the buffer's type, which become INIT (default: the item is such a list, or one rollout).
+    `number` counts the drawn prompts from 0, over all epochs.
 
     Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
     `partial_rollouts` they keep their partial responses; otherwise interrupted rollouts begin anew. A dead worker's

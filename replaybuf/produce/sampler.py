@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.sync import SyncReplayBuffer, run
-from replaybuf.common.checks import check_by_task, check_whole, whole
+from replaybuf.buffer.sync import SyncReplayBuffer
+from replaybuf.common.checks import check_by_task, check_whole
 from replaybuf.errors import InputError
-from replaybuf.produce.datasets import FAR
-from replaybuf.produce.prompt_ledger import PromptLedger, overwrite
+from replaybuf.produce.prompt_ledger import PromptLedger
 from replaybuf.produce.prompt_records import to_rollout
 from replaybuf.storage.values import LEASE_SECONDS
 from replaybuf.values.rollouts.rollout import Status
@@ -25,7 +24,7 @@ from replaybuf.values.rollouts.statuses import StatusLike
 class Sampler(PromptLedger):
     """Draws prompts from a dataset, each as a group of `prompt_repeat_k` rollouts to be generated.
 
-    The dataset is indexed (`len` and `[]`), stateful, or any iterable; its items are rollouts, or records that
+    The dataset is indexed (`len` and `[]`), or any iterable; its items are rollouts, or records that
     `make_rollout` converts into rollouts (`to_rollout` supports the chat formats of OpenAI, verl and xtuner). It is
     read `epochs` times (None: for ever), with `shuffle` (a seed) in another order each time; items are read when drawn.
 
@@ -67,25 +66,6 @@ class Sampler(PromptLedger):
             again=again,
             seconds=seconds,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the dataset, as plain values. Blocks for the time of one query.
-
-        The position is also in the store, its checkpoints and snapshots: a run that keeps its buffer needs no copy.
-        """
-        now = run(self.buffer.cursors.read(self.name))
-        return {"position": now.position, "value": now.value}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the position to one from `state_dict`, for all samplers of the ledger. Blocks.
-
-        Prompts that are in the buffer stay there. Raises InputError.
-        """
-        given = state if isinstance(state, Mapping) else {}
-        position, value = whole(given.get("position")), given.get("value")
-        if position is None or not 0 <= position < FAR or not isinstance(value, bytes):
-            raise InputError("expected a dict from Sampler.state_dict()")
-        run(overwrite(self.buffer.cursors, self.name, position, value))
 
     def _repeated(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type

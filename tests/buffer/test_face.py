@@ -9,7 +9,7 @@ import pytest
 import replaybuf
 from replaybuf import Lease, Prompt, ReplayBuffer
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
-from replaybuf.buffer.putting import PutOptions, Putting
+from replaybuf.buffer.putting import Putting
 
 ROOT = Path(replaybuf.__file__).parent
 ABOVE = [
@@ -37,10 +37,7 @@ def test_nothing_above_the_buffer_reaches_through_it(path: Path) -> None:
 
 
 def test_all_puts_take_the_same_options() -> None:
-    """Those of `PutOptions`, whose defaults are written once."""
-    own = {"self", "items", "task_name", "replaces", "lease", "stays_leased"}
-    assert PutOptions.__optional_keys__ == set(inspect.signature(Putting.prepare).parameters) - own
-    for put in (ReplayBuffer.put, ReplayBuffer.put_many, Lease.finish, Lease.save, Prompt.finish):
+    for put in (ReplayBuffer.put, ReplayBuffer.put_many, Lease.finish, Lease.save, Prompt.finish, Putting.prepare):
         assert "Unpack[PutOptions]" in str(inspect.signature(put).parameters["options"].annotation)
 
 

@@ -11,7 +11,7 @@ from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBuf
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import FIFOPolicy
 from tests.scripts import run
-from tests.stores import TASK, group, opened
+from tests.stores import opened
 
 FORK = """
     async def child():
@@ -34,9 +34,7 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize(
-    ("close", "leave"), [("await buffer.close()", "os._exit(0)"), ("pass", "os._exit(0)"), ("pass", "sys.exit(0)")]
-)
+@pytest.mark.parametrize(("close", "leave"), [("await buffer.close()", "os._exit(0)"), ("pass", "sys.exit(0)")])
 def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str, close: str, leave: str) -> None:
     run(FORK.replace("{close}", close).replace("{exit}", leave), shared_url)
 
@@ -148,35 +146,6 @@ def test_a_fork_in_the_middle_of_another_threads_transactions_finds_no_locks(sha
 
 
 # Configs go to other processes; buffers say that they do not
-
-
-def test_spawned_processes_get_the_config(shared_url: str) -> None:
-    run(
-        """
-        from multiprocessing import get_context
-        from replaybuf.rules.policies import FIFOPolicy
-        from tests.buffer.test_forks import put_from_config
-        if __name__ == "__main__":
-            from replaybuf.rules.policies import FIFOPolicy
-            config = ReplayBufferConfig(url=url, policy=FIFOPolicy)
-            children = [get_context("spawn").Process(target=put_from_config, args=(config, n)) for n in range(2)]
-            for child in children: child.start()
-            for child in children: child.join()
-            assert [child.exitcode for child in children] == [0, 0]
-            buffer = config.build()
-            assert sorted(asyncio.run(take_all(buffer))) == [0, 1]
-            asyncio.run(buffer.close())
-        """,
-        shared_url,
-    )
-
-
-def put_from_config(config: ReplayBufferConfig, number: int) -> None:
-    async def main() -> None:
-        async with config.build() as buffer:
-            await buffer.put(group(number), TASK)
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", [ReplayBufferConfig, SyncReplayBufferConfig, AsyncReplayBufferConfig])

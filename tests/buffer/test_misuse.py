@@ -82,26 +82,6 @@ async def test_a_lease_is_entered_as_its_buffer_is(buffer: ReplayBuffer, blockin
     leasing.begin()
 
 
-async def test_a_lease_that_isnt_begun_says_how_to_begin_it(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
-    leasing: Any = buffer.lease_batch({"math": 1})
-    for name in ("batch", "seconds", "acknowledge"):
-        with pytest.raises(InputError, match=rf"'{name}' is of a lease, and .* `lease = await buffer.lease_batch\("):
-            getattr(leasing, name)
-    await leasing
-    leasing = blocking.lease_batch({"math": 1})
-    with pytest.raises(InputError, match=r"'batch' is of a lease, .* `lease = buffer.lease_batch\(...\).begin\(\)`"):
-        _ = leasing.batch
-    leasing.begin()
-
-
-async def test_other_attributes_of_a_lease_that_isnt_begun_are_missing_as_elsewhere(buffer: ReplayBuffer) -> None:
-    leasing: Any = buffer.lease_batch({"math": 1})
-    assert not hasattr(leasing, "batch")
-    with pytest.raises(AttributeError, match="'Leasing' object has no attribute 'bacth'"):
-        _ = leasing.bacth
-    await leasing
-
-
 async def test_a_lease_that_nobody_begins_is_a_warning(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
     with pytest.warns(RuntimeWarning, match="nothing was leased"):
         buffer.lease_batch({"math": 1})

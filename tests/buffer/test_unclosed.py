@@ -15,9 +15,7 @@ from tests.stores import TASK, build, fill, number_of, opened, take_all
 
 ENDS = {
     "open": "buffer = build(url); asyncio.run(fill(buffer, 3))",
-    "never used": "buffer = build(url); other = build(url); asyncio.run(fill(other, 3)); asyncio.run(other.close())",
     "collected": "asyncio.run(fill(build(url), 3)); gc.collect(); time.sleep(0.1); gc.collect()",
-    "in a global cycle": "buffer = build(url); buffer.itself = buffer; asyncio.run(fill(buffer, 3))",
     "in a class": """
         class Trainer:
             def __init__(self): self.buffer = build(url)
@@ -38,11 +36,6 @@ ENDS = {
             except BaseException: pass
         threading.Thread(target=consume, daemon=True).start()
         time.sleep(0.2)
-    """,
-    "closed in an exit handler": """
-        import atexit
-        buffer = build(url); asyncio.run(fill(buffer, 3))
-        atexit.register(lambda: asyncio.run(buffer.close()))
     """,
     "puts and takes in an exit handler": """
         import atexit

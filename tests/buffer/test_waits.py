@@ -16,7 +16,6 @@ import pytest
 from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.buffer import wait_reports, waits
 from replaybuf.errors import RolloutError
-from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.produce import Sampler
 from replaybuf.storage.values import NewGroup
 from tests.stores import TASK, build, fill, group, take_all
@@ -69,16 +68,6 @@ async def test_a_put_that_waits_for_room_says_why(
     assert all(
         "1 completed groups are buffered, and the capacity is 1; nobody has drawn any yet" in one for one in lines
     )
-
-
-async def test_a_rank_that_waits_for_a_selection_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(wait_reports, "REPORT_SECONDS", 0.1)
-    async with ChunkBufferConfig(url="memory://", fragments_per_chunk=1).build() as chunks:
-        with pytest.raises(NotReadyError):
-            await chunks.prepared(timeout=0.3)
-    assert set(told(caplog)) == {"waiting for a selection: nothing was fetched yet from chunks"}
 
 
 async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:

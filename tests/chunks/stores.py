@@ -38,7 +38,7 @@ class Stores:
         self, fragments_per_chunk: int = 3, *, buffer_type: type[ReplayBuffer] = ReplayBuffer, **options: Any
     ) -> ChunkBuffer:
         config = ChunkBufferConfig(url=self._url, fragments_per_chunk=fragments_per_chunk, **options)
-        storage = config.store().build().storage
+        storage = config.build().buffer.storage
         if self._kind == "memory":
             storage = self._shared = storage if self._shared is None else self._shared
         chunks = ChunkBuffer(
@@ -46,8 +46,6 @@ class Stores:
             name=config.name,
             fragments_per_chunk=config.fragments_per_chunk,
             max_staleness=config.max_staleness,
-            on_problem=config.on_problem,
-            begin_sessions=config.begin_sessions,
             lease_seconds=config.lease_seconds,
         )
         self._opened.append(chunks)
@@ -59,11 +57,10 @@ class Stores:
         self._opened.clear()
 
 
-async def send(chunks: ChunkBuffer, indices: Any, *, worker: str = W, session: int = 1, version: int = 0) -> list[bool]:
-    return [
+async def send(chunks: ChunkBuffer, indices: Any, *, worker: str = W, session: int = 1, version: int = 0) -> bool:
+    for index in indices:
         await chunks.put({"n": index}, worker=worker, index=index, session=session, version=version)
-        for index in indices
-    ]
+    return True
 
 
 async def stored(chunks: ChunkBuffer) -> list[Chunk]:

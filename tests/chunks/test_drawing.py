@@ -14,8 +14,8 @@ from tests.chunks.stores import Stores, same, send
 
 
 @pytest.mark.parametrize("reuse", [1, 3])
-async def test_fetch__each_chunk_is_drawn_max_reuse_times(stores: Stores, reuse: int) -> None:
-    chunks = stores.open(1, max_reuse=reuse, seed=1)
+async def test_fetch__each_chunk_is_drawn_as_often_as_allowed(stores: Stores, reuse: int) -> None:
+    chunks = stores.open(1, max_times_sampled=reuse, seed=1)
     await send(chunks, range(4))
     drawn: Counter[int] = Counter()
     for _ in range(4 * reuse):
@@ -28,7 +28,7 @@ async def test_fetch__each_chunk_is_drawn_max_reuse_times(stores: Stores, reuse:
 
 
 async def test_fetch__is_uniform(stores: Stores) -> None:
-    chunks = stores.open(1, max_reuse=0, seed=7)
+    chunks = stores.open(1, max_times_sampled=0, seed=7)
     await send(chunks, range(8))
     rounds, size = 150, 2
     drawn: Counter[int] = Counter()
@@ -46,7 +46,7 @@ async def test_fetch__is_uniform(stores: Stores) -> None:
 
 
 async def test_fetch__draws_different_chunks(stores: Stores) -> None:
-    chunks = stores.open(1, max_reuse=5)
+    chunks = stores.open(1, max_times_sampled=5)
     await send(chunks, range(6))
     assert sorted(chunk.start for chunk in await chunks.fetch(6, timeout=5)) == list(range(6))
 
@@ -64,7 +64,7 @@ async def test_fetch__waits_for_chunks_of_others(stores: Stores) -> None:
 async def test_fetch__says_what_was_missing_and_draws_nothing(stores: Stores) -> None:
     chunks = stores.open(2)
     await send(chunks, range(3))
-    with pytest.raises(NotReadyError, match=r"after 0.05 s: 1 of 2 chunks .* and 1 fragments wait") as caught:
+    with pytest.raises(NotReadyError, match=r"after 0.05 s: .* has 1 of 2 chunks, and 1 fragments wait") as caught:
         await chunks.fetch(2, timeout=0.05)
     assert isinstance(caught.value, TimeoutError)
     assert len(chunks) == 1

@@ -61,8 +61,8 @@ async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stor
             both = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(2)]
             await send(both[0], range(size - 1))
             results = await asyncio.gather(*(send(chunks, [size - 1]) for chunks in both), return_exceptions=True)
-            assert [one for one in results if one != [True] and not isinstance(one, FragmentError)] == []
-            assert [True] in results
+            assert [one for one in results if one is not True and not isinstance(one, FragmentError)] == []
+            assert True in results
             assert await starts(both[0]) == [0]
             assert [await chunks.expected(W) for chunks in both] == [size, size]
 
@@ -93,7 +93,7 @@ async def test_race__several_senders_of_the_same_fragments(stores: Stores, size:
 async def test_race__fetches_against_workers_against_the_model(stores: Stores, seed: int) -> None:
     """Nothing is drawn twice, or when it was too stale, and what is neither drawn nor too stale is there."""
     size, workers, count, model = 2, "abc", 12, 0
-    options: dict[str, Any] = {"max_staleness": 2, "max_reuse": 1}
+    options: dict[str, Any] = {"max_staleness": 2, "max_times_sampled": 1}
     buffers = [stores.open(size, buffer_type=unhurried(seed * 9 + n), **options) for n in range(5)]
     await buffers[3].advance(0, session=1)
     drawn: list[Chunk] = []
@@ -129,29 +129,31 @@ async def test_race__fetches_against_workers_against_the_model(stores: Stores, s
 
 
 async def test_race__a_chunk_of_a_session_that_has_just_ended_is_not_made(stores: Stores) -> None:
-    chunks = stores.open(2, max_chunks=1)
+    chunks = stores.open(2, capacity=1)
     await send(chunks, [0], version=9)
     # Somebody begins a session, and gets no further.
-    await chunks._ledger.move(2, 0)
+    await chunks._advanced(2, 0)
     assert (await problem(chunks.put(1, worker=W, index=1, session=1, version=9))).reason == "session"
     assert await stored(chunks) == []
     assert await chunks.buffer.count_where({"tags.session": 1}) == 0
 
 
-async def test_race__a_chunk_that_is_stored_as_its_session_ends_leaves_with_it(
+async def test_race__a_chunk_that_is_stored_as_its_session_ends_is_never_drawn(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = stores.open(1)
     await send(chunks, [0])
-    make = chunks._ledger._chunk
+    make = chunks._chunk
 
     async def late(*arguments: Any) -> Any:
         made = await make(*arguments)
         assert await chunks.advance(0, session=2) == 1
         return made
 
-    monkeypatch.setattr(chunks._ledger, "_chunk", late)
-    assert await send(chunks, [1]) == [True]
+    monkeypatch.setattr(chunks, "_chunk", late)
+    await send(chunks, [1])
+    with pytest.raises(NotReadyError):
+        await chunks.fetch(1, timeout=0)
     assert await stored(chunks) == []
 
 
@@ -164,13 +166,12 @@ async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:
 
     async def new(chunks: ChunkBuffer) -> None:
         await asyncio.sleep(0.005)
+        await chunks.advance(0, session=2)
         await send(chunks, range(6), worker="new", session=2)
 
     for seed in range(8 // stores.patience):
         stores.renew()
-        first, second = (
-            stores.open(2, buffer_type=unhurried(seed + n), max_chunks=3, begin_sessions="put") for n in range(2)
-        )
+        first, second = (stores.open(2, buffer_type=unhurried(seed + n), capacity=3) for n in range(2))
         await asyncio.gather(old(first), new(second))
         assert sorted(chunk.start for chunk in await second.fetch(3, timeout=5)) == [0, 2, 4]
         assert {chunk.session for chunk in await second.prepared()} == {2}

@@ -32,12 +32,6 @@ async def test_restart__what_is_expected_is_known(stores: Stores) -> None:
     assert (await problem(again.put(1, worker=W, index=2, session=1, version=0))).reason == "duplicate"
 
 
-async def test_restart__with_another_size_a_begun_chunk_keeps_its_own(stores: Stores) -> None:
-    await send(stores.open(4), range(3))
-    await send(stores.open(2), range(3, 6))
-    assert [numbers(chunk) for chunk in await stored(stores.open())] == [[0, 1, 2, 3], [4, 5]]
-
-
 class Died(BaseException):
     """The process was killed."""
 
@@ -59,18 +53,14 @@ class Preparing(ReplayBuffer):
         raise Died
 
 
-@pytest.mark.parametrize("problem", ["gap", "stale"])
-async def test_death__before_the_removed_fragments_are_deleted_costs_nothing(stores: Stores, problem: str) -> None:
-    options: dict[str, Any] = {"max_staleness": 1, "on_problem": "drop"}
-    mortal, again = (stores.open(3, buffer_type=kind, **options) for kind in (Undeleting, ReplayBuffer))
+async def test_death__before_the_removed_fragments_are_deleted_costs_nothing(stores: Stores) -> None:
+    mortal, again = (stores.open(3, buffer_type=kind) for kind in (Undeleting, ReplayBuffer))
     await send(mortal, [0, 1])
-    await again.advance(2 if problem == "stale" else 0)
     with pytest.raises(Died):
-        await send(mortal, [4] if problem == "gap" else [2], version=2)
-    await send(again, range(4 if problem == "gap" else 2, 7), version=2)
-    assert [numbers(chunk) for chunk in await stored(again)] == [[4, 5, 6] if problem == "gap" else [2, 3, 4]]
-    assert await again.expected(W) == 7
-    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == (0 if problem == "gap" else 2)
+        await mortal.forget(W)
+    await send(again, range(6))
+    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
+    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == 0
 
 
 async def test_death__between_the_selection_and_its_end_gives_the_chunks_back(

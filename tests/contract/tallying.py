@@ -89,17 +89,6 @@ class MetricsLaws(Harness):
         assert "staleness" not in tasks["code"]
         assert "staleness" not in (await buffer.metrics(distributions=False))["tasks"]["math"]
 
-    async def test_rates_are_those_since_the_last_look(self, buffer: ReplayBuffer) -> None:
-        """0 at the first."""
-        await fill(buffer, 3)
-        assert (await buffer.metrics())["tasks"]["math"]["put_per_second"] == 0
-        await fill(buffer, 2)
-        await fill(buffer, 1, "code")
-        metrics = await buffer.metrics()
-        assert metrics["tasks"]["math"]["put_per_second"] * metrics["seconds"] == pytest.approx(2)
-        assert metrics["tasks"]["code"]["put_per_second"] * metrics["seconds"] == pytest.approx(1)
-        assert (await buffer.metrics())["tasks"]["math"]["put_per_second"] == 0
-
     async def test_waits_are_counted(self, buffer: ReplayBuffer) -> None:
         """How often, how long, and how often until the timeout."""
         await fill(buffer, 1)

@@ -285,7 +285,7 @@ async def test_a_text_names_a_function(rotated: Rotated) -> None:
     async with again.build() as buffer:
         await buffer.put(group(1), TASK)
     chunks = ChunkBufferConfig.from_mapping({"url": rotated.url, "password": NAMED, "fragments_per_chunk": 2})
-    assert chunks.store().password is the_password
+    assert chunks.password is the_password
 
 
 async def test_the_environment_names_a_function_for_all_that_has_only_a_url(

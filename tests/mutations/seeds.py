@@ -224,10 +224,10 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "produce/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
-    ("epochs-one-more", "produce/datasets.py", "if epoch + 1 == self._epochs:", "if epoch == self._epochs:", "a dataset is read so many times"),
+    ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
-    ("shuffle-other-seed", "produce/datasets.py", "if seed != self._shuffle:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "produce/datasets.py", "index > size or (seed is not None and size != size_then)", "index > size", "a shuffled dataset can't change its size"),
+    ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
+    ("shuffle-other-size", "produce/datasets.py", "(index > source.size or (seed is not None and source.size != size_then))", "index > source.size", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [
@@ -282,9 +282,7 @@ _WEB = [
     ("web-token-of-host", "cli/watch.py", "elif not server.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
     ("web-turns", "web/server.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
     ("web-endless", "web/server.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
-    ("web-nulls-last", "storage/sql/inspection/group_queries.py", ", value.is_(None))", ")", "groups without a value are on the last pages"),
-    ("web-ties", "storage/sql/inspection/group_queries.py", "return or_(beyond, and_(value == after.value, uid)", "return or_(beyond, value == after.value", "a group is on one page"),
-    ("web-cut", "web/pages/groups.py", "Text(text[: self.characters]", "Text(text[:]", "long texts are cut"),
+    ("web-cut", "view/conversation.py", "cls(text[:characters]", "cls(text[:]", "long texts are cut"),
     ("web-prompt-values", "view/tokens.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import InputError
-from replaybuf.view.metrics import Collector, prometheus, read_figures
+from replaybuf.view.metrics import Collector, exposition, prometheus, read_figures
 from tests.observe.test_exposition import numbers
 
 
@@ -56,14 +56,6 @@ def test_registering_reads_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_meter_of_the_buffer_is_left_alone(opened: Any) -> None:
-    """`put_per_second` is since the caller's last reading, not since the last scrape."""
-    collector, meter = Collector(opened), getattr(opened, "asynchronous", opened)._meter
-    before = meter._time
-    collected(collector)
-    assert meter._time == before
-
-
 def test_what_cannot_be_read_is_down_and_takes_nothing_else_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,7 +74,7 @@ def test_a_collection_ends_after_its_time(
         await asyncio.sleep(600)
 
     collector = Collector(opened, timeout=0.05)
-    monkeypatch.setattr(collector._meter, "read", hang)
+    monkeypatch.setattr(exposition, "read_metrics", hang)
     with caplog.at_level(logging.WARNING, "replaybuf.view.metrics"):
         assert collected(collector)["replaybuf_up", ()] == 0
     assert "nothing came for 0.05 s" in caplog.text

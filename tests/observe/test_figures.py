@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.buffer.metrics import DISTRIBUTIONS, RATES
+from replaybuf.buffer.metrics import DISTRIBUTIONS
 from replaybuf.errors import InputError
 from replaybuf.produce import TrainState, publish
 from replaybuf.view.metrics import METRICS, prometheus, read_figures
@@ -35,8 +35,6 @@ def test_the_tasks_are_those_of_metrics(empty: str) -> None:
     tasks = asyncio.run(metrics())
     found = read_figures(empty)["buffers"]["default"]["tasks"]
     for task, theirs in tasks.items():
-        for name in RATES:
-            del theirs[f"{name}_per_second"]
         assert {name: found[task][name] for name in theirs} == theirs
         for field in DISTRIBUTIONS:  # of those that can be drawn, without leased ones
             assert sum(theirs[field]["counts"].values()) == theirs["buffered"]["completed"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from replaybuf import FencedError, PromptLedger, ReplayBufferConfig, RolloutStat
 from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
 from replaybuf.produce import Sampler
-from tests.datasets import Resuming, Shuffled, complete, indexed, numbers, prompt
+from tests.datasets import Shuffled, complete, indexed, numbers, prompt
 from tests.produce.ledgers import use
 from tests.stores import TASK, build
 
@@ -70,15 +69,6 @@ async def test_a_resumed_dataset_goes_on_as_it_would_have(url: str) -> None:
         assert Counter(got[:15]) == dict.fromkeys(range(5), 3)
 
 
-async def test_a_dataset_is_told_its_epoch() -> None:
-    async with build("memory://") as buffer:
-        got = []
-        for _ in range(4):
-            got += numbers(await PromptLedger(buffer, Resuming(3), TASK, epochs=3).draw(2))
-        got += numbers(await PromptLedger(buffer, Resuming(3), TASK, epochs=3).draw(2))
-        assert got == [0, 1, 2, 100, 101, 102, 200, 201, 202]
-
-
 async def test_a_restore_takes_the_cursor_back(url: str) -> None:
     """What was in flight at the checkpoint is handed out again, then what was drawn since; nothing is skipped."""
     async with build(url) as buffer:
@@ -123,27 +113,6 @@ async def test_the_dataset_is_left_as_it_is() -> None:
         first.group[0].message.append({"role": "assistant", "content": "6"})
         first.group[0].message[0]["content"] = "?"
         assert dataset[0].message == prompt(1).message  # type: ignore[union-attr]
-
-
-class WithTensors(Shuffled):
-    """A data loader whose state has the tensor of a random generator in it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"generator": [sys.modules["torch"].arange(3, dtype=sys.modules["torch"].uint8)]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        [tensor] = state.pop("generator")
-        assert isinstance(tensor, sys.modules["torch"].Tensor)
-        assert tensor.tolist() == [0, 1, 2]
-        super().load_state_dict(state)
-
-
-@pytest.mark.torch
-async def test_states_with_tensors_are_kept() -> None:
-    pytest.importorskip("torch")
-    async with build("memory://") as buffer:
-        drawn = [numbers(await PromptLedger(buffer, WithTensors(6), TASK).draw(2)) for _ in range(3)]
-        assert sorted(number for batch in drawn for number in batch) == list(range(6))
 
 
 # What a prompt ledger refuses

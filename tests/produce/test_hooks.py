@@ -15,19 +15,8 @@ from replaybuf.produce import (
     reward_varies,
 )
 from tests.produce.laws import assert_accounted, items_of, produce
-from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
-from tests.stores import TASK, build
-
-
-async def test_without_a_bound_for_them_filtered_groups_are_not_stored(url: str) -> None:
-    loop = ScriptedLoop(scripts={number: Script(reward=lambda place: 1.0) for number in (0, 2)})
-    async with build(url) as buffer:
-        sampler = Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
-        summary = await produce(SyncProduceStrategy(is_valid=reward_varies), loop, sampler, 3)
-        assert summary.filtered == 2
-        assert await items_of(buffer, Status.FILTERED) == []
-        assert (await sampler.counts()).finished == 5
-        assert (await buffer.metrics())["tasks"][TASK]["pruned"] == 2
+from tests.produce.scripted import Script, ScriptedLoop, Told
+from tests.stores import TASK
 
 
 @pytest.mark.parametrize(

@@ -177,29 +177,14 @@ async def test_groups_that_fail_as_they_are_interrupted_do_not_fail_the_batch(sa
     await assert_accounted(sampler)
 
 
-class Blocking(ScriptedLoop):
-    """Its methods are no coroutines."""
-
-    def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:  # type: ignore[override]
-        self.calls[0] += 1
-        return group
-
-
 class WithoutPartial(ScriptedLoop):
     async def generate_group(self, group: list[RolloutState]) -> list[RolloutState]:  # type: ignore[override]
         return group
 
 
-class NotResuming(ScriptedLoop):
-    def resume(self) -> None:  # type: ignore[override]
-        self.paused = False
-
-
 MISTAKES = {
     "a class": (ScriptedLoop, "give an instance, ScriptedLoop"),
     "no loop": (5, "needs the coroutine generate_group"),
-    "a plain function": (Blocking(), r"Blocking\.generate_group must be a coroutine \(async def\); it returned a list"),
-    "a plain resume": (NotResuming(), r"NotResuming\.resume must be a coroutine"),
     "no partial": (WithoutPartial(), r"can't be called as generate_group\(group, \*, partial\)"),
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -177,38 +176,3 @@ def test_what_rounding_leaves_goes_to_those_that_lost_most_the_first_of_equal_on
 def test_weights_that_mean_nothing_are_refused(weights: Any) -> None:
     with pytest.raises(InputError):
         batch_sizes(weights, 4)
-
-
-# The state of a sampler: where its dataset is, in the store, and as a value to be kept elsewhere
-
-
-async def test_a_state_takes_the_dataset_back_inside_of_a_running_loop(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(9), TASK, shuffle=1)
-    await sampler.draw(2)
-    state = pickle.loads(pickle.dumps(sampler.state_dict()))  # as it is saved with the weights
-    expected = questions(await sampler.draw(4))
-    sampler.load_state_dict(state)
-    assert questions(await sampler.draw(4)) == expected
-    other = Sampler(buffer, prompts(9), TASK, shuffle=1)
-    other.load_state_dict(state)
-    assert questions(await sampler.draw(4)) == expected  # it is the ledger's place, for all samplers
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        None,
-        {"position": 1},
-        {"position": -1, "value": b""},
-        {"position": True, "value": b""},
-        {"position": 2**70, "value": b""},
-        {"position": 1, "value": "text"},
-    ],
-)
-async def test_what_is_no_state_is_refused(url: str, state: Any) -> None:
-    async with build(url) as buffer:
-        sampler = Sampler(buffer, prompts(5), TASK)
-        await sampler.draw(2)
-        with pytest.raises(InputError, match=r"expected a dict from Sampler\.state_dict"):
-            sampler.load_state_dict(state)
-        assert questions(await sampler.draw(1)) == ["2"]

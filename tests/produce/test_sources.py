@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from replaybuf import RolloutState
 from replaybuf.errors import InputError
 from replaybuf.produce.datasets import PromptDataset, epoch_order
-from tests.datasets import Shuffled
 
 
 class Again:
@@ -40,46 +39,6 @@ class Again:
 
     def set_epoch(self, epoch: int) -> None:
         self.epochs.append(epoch)
-
-
-class Stateful:
-    """Says where it is."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.at = size, 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < self.size:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-class Buffered(Stateful):
-    """Reads ahead into a buffer that its state lacks, as Hugging Face's shuffled streams do."""
-
-    def __iter__(self) -> Iterator[int]:
-        held: list[int] = []
-        for number in super().__iter__():
-            held.append(number)
-            if len(held) > 2:
-                yield held.pop(1)
-        yield from held
-
-
-class EndsForGood(Stateful):
-    """Gives nothing when it is iterated in the state at its end."""
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < self.size:
-            self.at += 1
-            yield self.at - 1
 
 
 class Forward:
@@ -104,16 +63,6 @@ class OldSequence:
         return number
 
 
-class Both(Stateful):
-    """Indexed, and says where it is."""
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, number: int) -> int:
-        return number
-
-
 def generator(size: int) -> Iterator[int]:
     yield from range(size)
 
@@ -127,10 +76,6 @@ def sources(size: int) -> dict[str, Make]:
         "shuffled": lambda epochs: PromptDataset(range(size), epochs, 7),
         "iterated": lambda epochs: PromptDataset(Again(size), epochs),
         "old": lambda epochs: PromptDataset(OldSequence(size), epochs),
-        "stateful": lambda epochs: PromptDataset(Stateful(size), epochs),
-        "buffered": lambda epochs: PromptDataset(Buffered(size), epochs),
-        "ends": lambda epochs: PromptDataset(EndsForGood(size), epochs),
-        "both": lambda epochs: PromptDataset(Both(size), epochs, 7),
     }
 
 
@@ -262,16 +207,6 @@ class Wrapped:
         return (item for item in self._items) if self._anew else self._items
 
 
-def test_workers_whose_datasets_begin_in_other_states_follow_the_first() -> None:
-    """Also one that has read ahead from its own, and was too late."""
-    first, second = (PromptDataset(Shuffled(6, seed), 2) for seed in (0, 1))
-    expected = [one.rollout_id for one in read_all(PromptDataset(Shuffled(6, 0), 2))]  # type: ignore[attr-defined]
-    second.read(b"", 2)
-    items, place = first.read(b"", 2)
-    found: list[Any] = [*items, *read_all(second, place)]
-    assert [one.rollout_id for one in found] == expected
-
-
 def test_an_iterator_is_refused_at_once() -> None:
     with pytest.raises(InputError, match=r"this generator can be iterated only once: give a list"):
         PromptDataset(generator(3), 1)
@@ -393,7 +328,7 @@ def test_another_shuffle_than_that_of_the_run_is_refused() -> None:
         PromptDataset(range(5), 1, 7).read(plain, 1)
 
 
-@pytest.mark.parametrize("dataset", [Again(3), Stateful(3), OldSequence(3)], ids=lambda one: type(one))
+@pytest.mark.parametrize("dataset", [Again(3), OldSequence(3)], ids=lambda one: type(one))
 def test_only_indexed_datasets_are_shuffled(dataset: Any) -> None:
     with pytest.raises(InputError, match=r"shuffle the dataset itself.*or give list\(dataset\)"):
         PromptDataset(dataset, 1, 7)
@@ -412,19 +347,9 @@ def test_what_is_no_dataset_is_refused_at_once(dataset: Any) -> None:
         PromptDataset(dataset, 1)
 
 
-@pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated", "stateful"])
-@pytest.mark.parametrize("other", ["indexed", "iterated", "stateful"])
-def test_the_place_of_another_kind_of_dataset_is_refused(kind: str, other: str) -> None:
-    place = place_after(sources(5)[kind](1), 2)
-    if kind != other:
-        with pytest.raises(InputError, match=r"cursor|shuffle"):
-            sources(5)[other](1).read(place, 1)
-
-
 NO_PLACES = {
-    "iterated": [0, [0, 0], {"epoch": 0}, [0, -1, None, None, 0, None], ["0", 1, None, None, 0, None]],
-    "indexed": [-1, 1 << 63, "3", [1], {b"1": 2}, [0, -1, 5, None, 0, None], [0, 1, "5", None, 0, None]],
-    "stateful": [[0, 1, None, None, 0, "state"], [0, 1, 5, None, 0, b""]],
+    "iterated": [0, [0, 0], {"epoch": 0}, [0, -1, None, None, 0], ["0", 1, None, None, 0], [0, 1, 5, None, 0]],
+    "indexed": [-1, 1 << 63, "3", [1], {b"1": 2}, [0, -1, 5, None, 0], [0, 1, "5", None, 0], [0, 1, None, None, 0]],
 }
 
 

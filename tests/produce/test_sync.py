@@ -30,38 +30,11 @@ async def test_a_batch_has_exactly_its_size(buffer: ReplayBuffer) -> None:
     assert await leased(buffer) == 0
 
 
-async def test_what_it_took_is_counted(buffer: ReplayBuffer) -> None:
-    summary = await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler_of(buffer), 3)
-    assert summary.tokens == 3 * 2 * 5
-    assert summary.group_seconds >= 3 * 2 * 5 * 0.001
-    assert summary.seconds > 0
-    assert summary.continued == summary.lost == summary.retried == 0
-
-
 async def test_rewards_are_counted_before_groups_are_filtered(buffer: ReplayBuffer) -> None:
     strategy = SyncProduceStrategy(is_valid=lambda group: group[0].group_id != 0)
     summary = await produce(strategy, ScriptedLoop(Script(reward=lambda place: place + 0.5)), sampler_of(buffer), 3)
     assert (summary.produced, summary.filtered) == (3, 1)
     assert (summary.raw_rewards_sum, summary.raw_rewards_count) == (4 * (0.5 + 1.5), 8)
-
-
-async def test_groups_that_fail_are_replaced_and_tried_again(buffer: ReplayBuffer) -> None:
-    loop = ScriptedLoop(scripts={1: Script(failures=1), 2: Script(failures=2)})
-    sampler = sampler_of(buffer)
-    summary = await produce(SyncProduceStrategy(), loop, sampler, 4)
-    assert (summary.produced, summary.retried, summary.failed) == (4, 3, 0)
-    assert await buffer.count(TASK, Status.COMPLETED) == 4
-    assert (loop.calls[1], loop.calls[2]) == (2, 3)
-    await assert_accounted(sampler)
-
-
-async def test_filtered_groups_are_replaced(buffer: ReplayBuffer) -> None:
-    loop = ScriptedLoop(scripts={number: Script(status=Status.FILTERED) for number in (0, 3)})
-    sampler = sampler_of(buffer)
-    summary = await produce(SyncProduceStrategy(), loop, sampler, 4)
-    assert (summary.produced, summary.filtered) == (4, 2)
-    assert sorted(ids(await items_of(buffer, Status.COMPLETED))) == [1, 2, 4, 5]
-    assert sorted(ids(await items_of(buffer, Status.FILTERED))) == [0, 3]
 
 
 @pytest.mark.parametrize("unfit", [None, 100])
@@ -152,19 +125,6 @@ async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer)
     summary = end.value.summary
     assert (summary.produced, summary.tokens) == (3, 3 * 2 * 5)
     assert summary.seconds > 0
-
-
-async def test_interrupted_ones_come_first_with_a_sampler_that_draws_them(buffer: ReplayBuffer) -> None:
-    plain = sampler_of(buffer)
-    (prompt,) = await plain.draw()
-    for rollout in prompt.group:
-        rollout.status, rollout.response_ids = Status.ABORTED, [7]
-    await prompt.finish()
-    sampler = Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
-    loop = ScriptedLoop()
-    summary = await produce(SyncProduceStrategy(), loop, sampler, 3)
-    assert loop.order == [0, 1, 2]
-    assert (summary.produced, summary.continued) == (3, 1)
 
 
 async def test_prompts_that_are_in_flight_elsewhere_are_waited_for(buffer: ReplayBuffer) -> None:

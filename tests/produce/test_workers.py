@@ -141,15 +141,6 @@ async def test_a_worker_looks_at_the_store_when_it_has_changed(
             await until(holds(lambda: len(loop.order) == (12 if waits_for == "room" else 6)))
 
 
-async def test_max_concurrency_is_each_workers_own(sampler: Sampler) -> None:
-    loops = [ScriptedLoop(), ScriptedLoop()]
-    strategy = STRATEGY.model_copy(update={"max_concurrency": 1})
-    await publish(sampler.buffer, TrainState(1, 0))
-    async with working(loops[0], sampler, strategy, 8), working(loops[1], sampler, strategy, 8):
-        await completed(sampler.buffer, 8)
-    assert [loop.most for loop in loops] == [1, 1]
-
-
 @pytest.mark.parametrize("on_full", ["block", "reject"])
 async def test_the_capacity_holds_workers_back(url: str, on_full: str) -> None:
     async with build(url, capacity=5, on_full=on_full) as buffer:
@@ -200,25 +191,6 @@ async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sample
     assert set(weights.busy) == {0}
     assert (loop.pauses > 0) == partial
     await assert_no_leases(buffer)
-
-
-async def test_interrupted_groups_are_continued_with_the_new_weights(sampler: Sampler) -> None:
-    buffer, loop = sampler.buffer, ScriptedLoop(forever())
-    await publish(buffer, TrainState(1, 0))
-    strategy = AsyncProduceStrategy(enable_partial_rollout=True)
-    async with working(loop, sampler, strategy, size=2):
-        await until(holds(lambda: loop.running == 2))
-        await asyncio.sleep(0.1)
-        await publish(buffer, TrainState(2, 1))
-        await until(holds(lambda: sorted(loop.calls.values()) == [2, 2]))
-        loop.default.tokens = 1  # after the next one of each
-        await completed(buffer, 2)
-    for item in await items_of(buffer, Status.COMPLETED):
-        rollout = item.item[0]
-        steps = list(rollout.response_model_steps)
-        assert (len(steps), steps, set(steps)) == (len(rollout.response_ids), sorted(steps), {0, 1})
-        assert item.tags == {"interrupted": 1}
-    assert sorted(loop.calls.values()) == [2, 2]
 
 
 async def test_weights_may_lag_by_max_lag(sampler: Sampler) -> None:

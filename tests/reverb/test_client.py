@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import threading
 from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
 
 import replaybuf.integrations.reverb as reverb
-from replaybuf import ConfigError, FencedError, FullError, NotReadyError
-from replaybuf.buffer.sync import run
+from replaybuf import ConfigError, FullError, NotReadyError
 from replaybuf.errors import InputError, RolloutError
 
 
@@ -39,82 +37,13 @@ def sizes(client: reverb.Client) -> dict[str, int]:
     return {name: info.current_size for name, info in client.server_info().items()}
 
 
-def test_an_insert_that_one_table_has_no_room_for_leaves_nothing_in_any(url: str) -> None:
-    """So that it can be repeated."""
-    tables = [table("a"), reverb.Table.queue("full", 1), reverb.Table.queue("z", 9)]
-    with reverb.Client(url, tables) as client:
+def test_tables_before_one_without_room_keep_their_item() -> None:
+    tables = [table("a"), reverb.Table.queue("full", 1)]
+    with reverb.Client("memory://", tables) as client:
         client.insert(0, {"full": 1.0})
-        for order in (("a", "full", "z"), ("full", "z", "a"), ("z", "a", "full")):
-            with pytest.raises(FullError, match=r"full: .*nothing was stored"):
-                client.insert(1, dict.fromkeys(order, 1.0), timeout=0.01)
-        assert sizes(client) == {"a": 0, "full": 1, "z": 0}
-        list(client.sample("full"))
-        keys = client.insert(1, {"a": 1.0, "full": 1.0, "z": 1.0}, timeout=0)
-        assert keys.keys() == {"a", "full", "z"}
-        assert sizes(client) == {"a": 1, "full": 1, "z": 1}
-        assert client.server_info()["z"].rate_limiter_info.insert_stats.completed == 1
-
-
-def test_an_insert_into_several_tables_waits_until_all_have_room(url: str) -> None:
-    tables = [reverb.Table.queue("first", 1), reverb.Table.queue("second", 1)]
-    with reverb.Client(url, tables) as client:
-        both = {"first": 1.0, "second": 1.0}
-        client.insert(0, both)
-        waiting = threading.Thread(target=lambda: client.insert(1, both, timeout=60))
-        waiting.start()
-        for name in both:
-            list(client.sample(name))
-        waiting.join(60)
-        assert [[one.data for one in client.sample_batch(name, 1, timeout=60)] for name in both] == [[1], [1]]
-
-
-def test_an_item_that_cannot_be_stored_is_in_no_table(url: str) -> None:
-    with reverb.Client(url, [table("a"), table("b")]) as client:
-        with pytest.raises(RolloutError):
-            client.insert(object(), {"a": 1.0, "b": 1.0})
-        assert sizes(client) == {"a": 0, "b": 0}
-
-
-def insert_pairs(client: reverb.Client, numbers: range) -> None:
-    """A worker's program: its two tables in either order."""
-    with client:
-        for number in numbers:
-            names = ("first", "second") if number % 2 else ("second", "first")
-            client.insert(number, dict.fromkeys(names, 1.0), timeout=60)
-
-
-def test_inserts_of_several_processes_into_the_same_tables_end(shared_url: str) -> None:
-    """They lock the tables in one order, whatever the order of their priorities."""
-    tables = [reverb.Table.queue("first", 3), reverb.Table.queue("second", 3)]
-    with reverb.Client(shared_url, tables) as client:
-        forking = multiprocessing.get_context("forkserver")
-        workers = [forking.Process(target=insert_pairs, args=(client, range(n, n + 20))) for n in (0, 20)]
-        for worker in workers:
-            worker.start()
-        drawn = {
-            name: sorted(sample.data for [sample] in client.sample(name, 1, timeout=60)) for name in ("first", "second")
-        }
-        for _ in range(39):
-            for name, numbers in drawn.items():
-                numbers += [sample.data for [sample] in client.sample(name, 1, timeout=60)]
-        for worker in workers:
-            worker.join(60)
-            assert worker.exitcode == 0
-        assert {name: sorted(numbers) for name, numbers in drawn.items()} == {name: list(range(40)) for name in drawn}
-        assert sizes(client) == {"first": 0, "second": 0}
-
-
-def test_an_insert_is_in_no_table_if_another_process_has_restored_one_of_them(shared_url: str) -> None:
-    tables = [table("a"), table("b")]
-    both = {"a": 1.0, "b": 1.0}
-    with reverb.Client(shared_url, tables) as client, reverb.Client(shared_url, tables) as restoring:
-        client.insert(0, both)
-        run(restoring.table("b").checkpoint(1))
-        run(restoring.table("b").restore(1))
-        with pytest.raises(FencedError, match="buffer 'b' was restored"):
-            client.insert(1, both)
-        restoring.insert(1, both)
-        assert sizes(restoring) == {"a": 2, "b": 2}
+        with pytest.raises(FullError, match="nothing was stored"):
+            client.insert(1, {"a": 1.0, "full": 1.0}, timeout=0.01)
+        assert {name: info.current_size for name, info in client.server_info().items()} == {"a": 1, "full": 1}
 
 
 def test_samples_come_as_lists_of_timesteps_or_by_themselves(url: str) -> None:
@@ -132,16 +61,14 @@ class Step(NamedTuple):
     reward: float = 0.0
 
 
-def test_named_tuples_need_no_types(url: str) -> None:
-    data = {"steps": [Step({"pair": Step(1, 2.0)}), (Step([3]), 4)], "plain": (1, 2)}
-    with reverb.Client(url, tables=[table(), table("typed", types=[Step])]) as client:
-        client.insert(data, {"replay": 1.0, "typed": 1.0})
-        [sample] = client.sample_batch("replay", 1)
-        assert sample.data == data
-        assert sample.data["steps"][0].observation["pair"].reward == 2.0
-        assert sample.data["steps"][1][0]._fields == ("observation", "reward")
+def test_named_tuples_need_types() -> None:
+    with reverb.Client("memory://", tables=[table("typed", types=[Step]), table("other")]) as client:
+        client.insert({"steps": [Step(1)]}, {"typed": 1.0})
         [typed] = client.sample_batch("typed", 1)
+        assert typed.data == {"steps": [Step(1)]}
         assert type(typed.data["steps"][0]) is Step
+        with pytest.raises(RolloutError, match=r"add types=\[Step\]"):
+            client.insert(Step(1), {"other": 1.0})
 
 
 def test_errors_are_caught_by_reverbs_names(shared_url: str) -> None:

@@ -52,9 +52,8 @@ FORK = """
         assert len(list(items)) >= 4
         del items
         gc.collect()
-        {close}
 
-    pid = forked(child, lambda: {leave})
+    pid = forked(child, lambda: sys.exit(0))
     fill(buffer, 5, 5)
     assert os.waitpid(pid, 0)[1] == 0
     started = time.monotonic()
@@ -69,10 +68,9 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize(("close", "leave"), [("buffer.close()", "os._exit(0)"), ("pass", "sys.exit(0)")])
-def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str, close: str, leave: str) -> None:
+def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str) -> None:
     """Also one that was made while another thread of the parent waits in a call."""
-    run_script(BEGINNING + FORK.replace("{close}", close).replace("{leave}", leave), shared_url)
+    run_script(BEGINNING + FORK, shared_url)
 
 
 def test_a_fork_in_a_handler_doesnt_go_on_with_its_parents_call(shared_url: str) -> None:
@@ -282,23 +280,6 @@ def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) 
 #: What becomes of a store that nobody closes is in `tests/buffer/test_unclosed.py`.
 ENDS = {
     "open": "fill(buffer, 3)",
-    "an iteration": "fill(buffer, 3); items = buffer.find({}); next(items)",
-    "a lease that is open": "fill(buffer, 3); lease = buffer.lease_batch({TASK: 1}, seconds=0.1).begin()",
-    "sys.exit in a block": """
-    with buffer:
-        fill(buffer, 3)
-        sys.exit(0)
-    """,
-    "a waiting take in a daemon": """
-    fill(buffer, 3)
-    threading.Thread(target=lambda: buffer.take_batch({"none": 4}, timeout=None), daemon=True).start()
-    time.sleep(0.2)
-    """,
-    "closed in an exit handler": """
-    import atexit
-    fill(buffer, 3)
-    atexit.register(buffer.close)
-    """,
     "a generator that is left in the middle": """
     fill(buffer, 3)
     def items():
@@ -326,22 +307,10 @@ ENDS = {
     fill(buffer, 3)
     trainer = Trainer()
     """,
-    "puts and takes in an exit handler": """
-    import atexit
-    fill(buffer, 2)
-    def last():
-        buffer.put(group(2), TASK)
-        assert len(buffer.get(1, TASK)) == 1
-        buffer.put(group(0), TASK)
-        buffer.close()
-    atexit.register(last)
-    """,
 }
 
 
-@pytest.mark.parametrize(
-    "end", [pytest.param(end, marks=[pytest.mark.long] if place > 1 else []) for place, end in enumerate(ENDS)]
-)
+@pytest.mark.parametrize("end", ENDS)
 def test_a_program_that_ends_without_closing_ends_quietly_and_loses_nothing(shared_url: str, end: str) -> None:
     started = time.monotonic()
     run_script(BEGINNING + "\n    " + ENDS[end].strip() + "\n", shared_url)

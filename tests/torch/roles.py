@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig, load_into
-from replaybuf.errors import InputError, NotReadyError, ReplayBufError
-from replaybuf.integrations.torch import GroupDataset, Step, largest, leased_steps, lockstep, same_steps, split_steps
+from replaybuf.errors import ReplayBufError
+from replaybuf.integrations.torch import GroupDataset, Step, largest, leased_steps, same_steps, split_steps
 from replaybuf.integrations.torch.ranks import Link, RankStep
 from tests.torch.groups import TASK, numbers
 
@@ -58,12 +58,6 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def together(url: str, folder: Path, victim: int, until: int) -> None:
-    """Train in lockstep until so many groups are trained; the victim dies in the middle of its 2nd step."""
-    with leased_steps(loader(url)) as steps:
-        train_until(lockstep(steps, timeout=WAIT), folder, victim, until)
-
-
 def hoard(url: str, folder: Path, method: int) -> None:
     """A trainer that never ends its first step, while its workers lease in advance, and then wait for more."""
     config = ReplayBufferConfig(url=url, policy="fifo")
@@ -80,7 +74,10 @@ def pid(items: list[Any]) -> int:
 
 
 def split(url: str, folder: Path, source: int, victim: int, until: int) -> None:
-    """The same with batches that the source leases for both, in advance."""
+    """Train on batches that the source leases for both, in advance, until so many groups are trained.
+
+    The victim dies in the middle of its 2nd step.
+    """
     with given(source, loader(url, size=4, workers=2, collate=halves)) as steps:
         train_until(split_steps(steps, source=source, timeout=WAIT), folder, victim, until)
 
@@ -157,37 +154,6 @@ def starved(url: str, folder: Path, source: int) -> None:
     say_why_no_step(url, source, WAIT, wait=0.2)
 
 
-def starved_together(url: str, folder: Path, unlucky: int) -> None:
-    """One of the ranks in lockstep has no batch in time: all ranks get an error, and give back what they have."""
-    with leased_steps(loader(url, wait=0.2 if dist.get_rank() == unlucky else WAIT)) as steps:
-        if dist.get_rank() == unlucky:
-            dist.barrier()
-        else:
-            own = next(steps)
-            dist.barrier()
-            steps = iter([own])  # type: ignore[assignment]
-        try:
-            next(lockstep(steps, timeout=WAIT))
-        except (NotReadyError, ReplayBufError) as error:
-            say(type(error).__name__, str(error).replace("\n", " "))
-
-
-def uneven(url: str, folder: Path) -> None:
-    """Ranks whose steps end at different times all end with the first."""
-    with leased_steps(loader(url)) as steps:
-        mine = [next(steps) for _ in range(1 + dist.get_rank())]
-        say(sum(1 for step in lockstep(mine, timeout=WAIT) if step.acknowledge() is None))
-
-
-def with_workers(url: str, folder: Path) -> None:
-    """Ranks in lockstep that load with workers, where one of them may hold all groups."""
-    with leased_steps(loader(url, workers=1)) as steps:
-        try:
-            next(lockstep(steps, timeout=WAIT))
-        except InputError as error:
-            say(error)
-
-
 def dead_source(url: str, folder: Path, source: int) -> None:
     """The source dies while the others wait for its batch."""
     if dist.get_rank() == source:
@@ -206,15 +172,14 @@ def odd_parts(url: str, folder: Path, source: int) -> None:
 
 
 def differently(url: str, folder: Path) -> None:
-    """One rank acknowledges a step, and the other gives it back; then the lease of one has ended."""
-    with leased_steps(loader(url)) as steps:
-        shared = lockstep(steps, timeout=WAIT)
-        step = next(shared)
+    """One rank acknowledges a step, and the other gives it back; then the source's store refuses."""
+    with given(0, loader(url)) as steps:
+        step = next(same_steps(steps, timeout=WAIT))
         try:
             step.acknowledge() if dist.get_rank() else step.give_back()
         except ReplayBufError as error:
             say(type(error).__name__, error)
-        if dist.get_rank():
+        if not dist.get_rank():
             step._step.asynchronous.storage.acknowledge = _lost  # type: ignore[union-attr,method-assign]
         try:
             step.acknowledge()
@@ -223,15 +188,11 @@ def differently(url: str, folder: Path) -> None:
 
 
 def counted(url: str, folder: Path, source: int) -> None:
-    """Two batches of both ranks, made by a worker, then one of each; all ranks say their train steps."""
+    """Two batches of both ranks, made by a worker; all ranks say their train steps."""
     with given(source, loader(url, size=4, workers=1, collate=halves), train_step=20) as steps:
         for step in itertools.islice(split_steps(steps, source=source, timeout=WAIT), 2):
             say(step.train_step)
-            step.acknowledge()
-    with leased_steps(loader(url, size=1), train_step=22) as own:
-        step = next(lockstep(own, timeout=WAIT))
-        say(step.train_step)
-        step.acknowledge(train_step=23)
+            step.acknowledge(train_step=22 if step.train_step == 21 else None)
 
 
 async def _lost(*_: object) -> None:
@@ -246,10 +207,10 @@ def tensors(url: str, folder: Path, ways: int) -> None:
     Link.broadcast = counted_broadcast  # type: ignore[method-assign]
     Link._gather = lambda link, data, what: (sent.append(data.nbytes), gather(link, data, what))[1]  # type: ignore[method-assign]
     config = ReplayBufferConfig(url=url, policy="fifo")
-    way, collate = [(split_steps, in_two), (same_steps, list), (lockstep, list)][ways]
+    way, collate = [(split_steps, in_two), (same_steps, list)][ways]
     dataset = GroupDataset(config, {TASK: 2}, collate=collate, timeout=0, deferred=["routed_experts"])
     batches = DataLoader(dataset, batch_size=None, num_workers=1 if way is split_steps else 0)
-    with leased_steps(batches) if way is lockstep or not dist.get_rank() else nullcontext() as own:
+    with nullcontext() if dist.get_rank() else leased_steps(batches) as own:
         for step in way(own):
             with step:
                 for item in load_into(step.batch):
@@ -264,7 +225,7 @@ def in_two(items: list[Any]) -> list[list[Any]]:
 ROLES = {
     role.__name__: role
     for role in (
-        *(together, split, hoard, each_alone, same, starved, starved_together, uneven, with_workers),
+        *(split, hoard, each_alone, same, starved),
         *(dead_source, odd_parts, differently, counted, tensors),
     )
 }

@@ -25,7 +25,7 @@ def test_the_scripts_print_what_they_say(tmp_path: Path) -> None:
     scripts = files_of("torch")
     for name, code in scripts.items():
         (tmp_path / name).write_text(code, "utf-8")
-    for name, launched in {"fill.py": [], "train.py": [], "ddp.py": RANKS, "lockstep.py": RANKS}.items():
+    for name, launched in {"fill.py": [], "train.py": [], "ddp.py": RANKS}.items():
         assert (name, run(tmp_path, name, *launched)) == (name, output_of(scripts[name]))
 
 

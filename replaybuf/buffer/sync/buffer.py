@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from replaybuf.buffer.lease import Cursors, Lease, Leasing, not_begun
+from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync.loop import end, run
 from replaybuf.common.checks import refused
@@ -238,11 +238,6 @@ class SyncLeasing(Generic[R]):
 
     if not TYPE_CHECKING:
         __aenter__ = __aexit__ = refused("a lease of a synchronous buffer is entered by `with`, not by `async with`")
-
-        def __getattr__(self, name):
-            raise not_begun(
-                self, name, "`with buffer.lease_batch(...) as lease:`, or `lease = buffer.lease_batch(...).begin()`"
-            )
 
     def begin(self) -> SyncLease[R]:
         """Draw the groups and return their lease, which the caller settles."""

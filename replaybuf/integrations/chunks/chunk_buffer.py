@@ -1,44 +1,51 @@
-"""The chunk buffer, which joins consecutive fragments into chunks, and its config."""
+"""The chunk buffer, which joins consecutive fragments into chunks, and its config.
+
+A put stores a fragment, or the chunk that it completes in place of the other fragments, and moves the worker's cursor,
+in one transaction that does nothing if another process has moved the cursor since it was read. So a fragment is stored
+once, a chunk is made once, and a process may die, or a call be cancelled, at any time.
+
+Fragments and selections are ARCHIVED groups of tasks of their own: they are never drawn, and neither `len` nor the
+capacity counts them.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import msgpack  # type: ignore[import-untyped]
 from pydantic import Field
 
-from replaybuf.buffer import wait_reports
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync.buffer import SyncBuffer, SyncReplayBuffer, face_of, mirrored
 from replaybuf.buffer.sync.loop import end, run
 from replaybuf.common.cancellation import to_its_end
-from replaybuf.common.checks import ENTERED_ASYNC, check_seconds, check_task_name, check_timeout
-from replaybuf.common.readable_config import ReadableConfig
-from replaybuf.config import Password, ReplayBufferConfig
-from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
-from replaybuf.integrations.chunks.fragments import (
-    Chunk,
-    Fragment,
-    OldestVersionPolicy,
-    Problem,
-    Selection,
-    Session,
-    check_number,
-    check_session,
-)
-from replaybuf.integrations.chunks.ledger import Ledger, ModelState, WorkerProgress, tag_of
-from replaybuf.storage.values import LEASE_SECONDS, LOCK_SECONDS, RECONNECT_SECONDS, Cursor
+from replaybuf.common.checks import ENTERED_ASYNC, Tags, check_seconds, check_task_name, check_timeout
+from replaybuf.config import ReplayBufferConfig
+from replaybuf.errors import ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.integrations.chunks.fragments import Chunk, Fragment, OldestVersionPolicy, Selection, check_number
+from replaybuf.rules.policies import ReplayPolicy
+from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
-OnProblem = Literal["error", "drop"]
-BeginSessions = Literal["advance", "put"]
-
 _LONGEST_SECONDS = 5.0
-_REMEMBERED = 10_000  # the highest number of workers whose cursors are kept in memory
 
-_logger = logging.getLogger("replaybuf.waits")
+
+class ModelState(NamedTuple):
+    """The session and version of the model; a later one is greater."""
+
+    session: int
+    version: int
+
+
+class WorkerProgress(NamedTuple):
+    """The progress of a worker in a session: where its unfinished chunk starts, and the index of its next fragment."""
+
+    session: int
+    start: int
+    next: int
 
 
 class ChunkBuffer:
@@ -49,12 +56,10 @@ class ChunkBuffer:
     `ChunkBufferConfig`.
 
     A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
-    The version of a chunk is the lowest of its fragments' versions; it is too stale when the model's version is more
-    than `max_staleness` ahead of it. If the first fragments of a chunk are too stale when it is complete, they are
-    removed, and the chunk begins after them.
+    The version of a chunk is the lowest of its fragments' versions; it is too stale, and never drawn, when the model's
+    version is more than `max_staleness` ahead of it.
 
-    Sessions are increasing numbers, or texts. `begin_sessions` selects the calls that begin a session: only `advance`,
-    so that a worker with a wrong session does no harm; or also the put of its first fragment ("put").
+    Sessions are increasing numbers, begun by `advance`.
     """
 
     def __init__(
@@ -64,22 +69,16 @@ class ChunkBuffer:
         name: str = "chunks",
         fragments_per_chunk: int,
         max_staleness: int | None = None,
-        on_problem: OnProblem = "error",
-        begin_sessions: BeginSessions = "advance",
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        if begin_sessions not in ("advance", "put"):
-            raise ConfigError(f"begin_sessions must be 'advance' or 'put', got {begin_sessions!r:.100}")
-        if on_problem not in ("error", "drop"):
-            raise ConfigError(f"on_problem must be 'error' or 'drop', got {on_problem!r:.100}")
         self.buffer = buffer
         self.name = check_task_name(name, "name")
-        size = check_number(fragments_per_chunk, "fragments_per_chunk", least=1)
-        most = None if max_staleness is None else check_number(max_staleness, "max_staleness")
-        self._ledger = Ledger(buffer, name, size, most)
-        self._known: dict[str, Cursor] = {}  # of workers, as this process has written them last
-        self._drops, self._begins = on_problem == "drop", begin_sessions == "put"
+        self._size = check_number(fragments_per_chunk, "fragments_per_chunk", least=1)
+        self._max_staleness = None if max_staleness is None else check_number(max_staleness, "max_staleness")
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
+        self._fragments, self._selections = f"{name}.fragments", f"{name}.prepared"  # tasks
+        self._cleared = -1  # the last session for which this object has removed the groups of older ones
+        buffer.task_names.add(name)
 
     if not TYPE_CHECKING:
         __enter__ = __exit__ = ENTERED_ASYNC
@@ -108,52 +107,22 @@ class ChunkBuffer:
 
     # Putting
 
-    async def put(self, data: Any, *, worker: str, index: int, session: Session, version: int) -> bool:
-        """Store a fragment, and make the chunk that it completes, if any. Return False if it was dropped and counted.
+    async def put(self, data: Any, *, worker: str, index: int, session: int, version: int) -> None:
+        """Store a fragment, and make the chunk that it completes, if any; both are committed when this returns.
 
         `data` is a value that the codec can write: numpy arrays, dicts, lists, numbers, texts, bytes. `index` is the
-        fragment's position among those of the worker, `session` the training session (a number or a text), `version`
-        the version of the generating model. The very first fragment begins its session, with the model at the
-        fragment's version; later sessions are begun by `advance`, or with `begin_sessions="put"` by any fragment.
+        fragment's position among those of the worker, `session` the training session, `version` the version of the
+        generating model. The very first fragment begins its session, with the model at the fragment's version.
 
-        When this returns True, the fragment and the chunk that it completed are committed. After a failed or cancelled
-        put, the fragment may or may not be stored: put it again.
+        After a failed or cancelled put, the fragment may or may not be stored: put it again.
 
-        A fragment out of sequence is a problem: a "duplicate" has an index below the expected one, a "gap" one above
-        it, and with a "session" problem its session is over or hasn't begun. With `on_problem="error"` the put raises
-        FragmentError and changes nothing. With "drop" the fragment is counted (`dropped`) and not stored. At a gap, the
-        unfinished fragments before it are dropped instead, and the next chunk starts at this one.
-
-        Also raises InputError, RolloutError and StorageError; then nothing is stored.
+        Raises FragmentError for a fragment out of sequence, and changes nothing: a "duplicate" has an index below the
+        expected one, a "gap" one above it, and with a "session" problem its session is over or hasn't begun. Also
+        raises InputError, RolloutError and StorageError; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
-        while True:
-            state = await self._state_for(fragment)
-            if fragment.session != state.label:
-                return await self._refuse(fragment, "session", state.label, over=state.is_over(fragment.session))
-            known = self._known.pop(worker, None)  # which saves a read, if no other process has moved it
-            cursor = known or await self._ledger.cursor(worker)
-            progress = WorkerProgress.of(cursor, state.session)
-            if progress is None or progress.next == fragment.index:
-                stored = await self._ledger.store(fragment, state, cursor)
-                if stored is not None:
-                    self._remember(worker, stored)
-                    return True
-            elif known is not None:
-                continue
-            elif fragment.index < progress.next:
-                return await self._refuse(fragment, "duplicate", progress.next)
-            elif not self._drops:
-                raise fragment.error("gap", progress.next)
-            else:
-                begun = WorkerProgress(state.session, fragment.index, self._ledger.size)
-                if await self._ledger.begin(worker, cursor, begun) is not None:
-                    await self._ledger.drop("gap")
-
-    def _remember(self, worker: str, cursor: Cursor) -> None:
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[worker] = cursor
+        while not await self._put(fragment):
+            pass
 
     async def forget(self, worker: str) -> int:
         """Remove the unfinished fragments of a restarted worker; its next one may have any index.
@@ -162,48 +131,161 @@ class ChunkBuffer:
         """
         check_task_name(worker, "worker")
         while True:
-            count = await self._ledger.begin(worker, await self._ledger.cursor(worker), None)
-            if count is not None:
-                return count
+            cursor = await self._worker_cursor(worker)
+            rows = await self._unfinished(worker, payloads=False)
+            if await self._move(cursor, None):
+                return await self._remove(rows)
 
     async def expected(self, worker: str) -> int | None:
         """Return the expected index of a worker's next fragment, or None if any is accepted."""
         check_task_name(worker, "worker")
-        state = await self._ledger.state()
-        progress = state and WorkerProgress.of(await self._ledger.cursor(worker), state.session)
+        state = await self._state()
+        progress = state and _progress(await self._worker_cursor(worker), state.session)
         return progress.next if progress else None
 
     async def dropped(self) -> dict[str, int]:
-        """Return the number of problems of each kind since the beginning, over all processes.
-
-        "gap", "duplicate" and "session" are counted by `put` with `on_problem="drop"`, "stale" counts chunks that were,
-        or became, too stale, and "damaged" chunks with a fragment that can't be decoded.
+        """Return the number of chunks that were too stale ("stale"), or had a fragment that can't be decoded
+        ("damaged"), since the beginning, over all processes.
         """
-        return await self._ledger.dropped()
+        tasks = {"stale": self.name, "damaged": f"{self.name}.damaged"}
+        return {problem: await self.buffer.dropped(task) for problem, task in tasks.items()}
+
+    async def _put(self, fragment: Fragment) -> bool:
+        """Store a fragment, or the chunk that it completes. Return False if another process has moved the worker."""
+        state, worker = await self._state_for(fragment), fragment.worker
+        if fragment.session != state.session:
+            raise fragment.error("session", state.session)
+        cursor = await self._worker_cursor(worker)
+        progress = _progress(cursor, state.session) or WorkerProgress(state.session, fragment.index, fragment.index)
+        if fragment.index != progress.next:
+            raise fragment.error("duplicate" if fragment.index < progress.next else "gap", progress.next)
+        after = fragment.index + 1
+        if after - progress.start < self._size:
+            tags: Tags = {"worker": worker, "session": state.session, "index": fragment.index}
+            group = await self._prepared([fragment.rollout()], self._fragments, tags=tags)
+            return await self._move(cursor, progress._replace(next=after), group)
+        rows = await self._unfinished(worker, session=state.session) if progress.start < fragment.index else []
+        following = WorkerProgress(state.session, after, after)
+        found = {(row.tags or {})["index"]: row.item for row in rows}  # of two with an index, the later one
+        others = [found.get(index) for index in range(progress.start, fragment.index)]
+        if all(others):
+            rollouts = [*(item[0] for item in others if item), fragment.rollout()]
+            return await self._move(cursor, following, await self._chunk(rollouts, state, worker, rows))
+        stored = await self._move(cursor, following)
+        if stored:
+            await self._remove(rows)
+            await self._count_damaged()
+        return stored
+
+    async def _chunk(
+        self, fragments: list[dict[str, Any]], state: ModelState, worker: str, rows: list[StorageItem]
+    ) -> NewGroup:
+        version = min(one["version"] for one in fragments)
+        # The store computes the staleness of the chunk from the model steps.
+        completed = {"status": Status.COMPLETED.value, "seq_staleness": 0}
+        return await self._prepared(
+            [{**one, **completed, "response_model_steps": [one["version"]]} for one in fragments],
+            self.name,
+            tags={"worker": worker, "session": state.session, "start": fragments[0]["index"], "version": version},
+            replaces=[row.uid for row in rows],
+            priority=float(version),
+            current_train_step=state.version + 1,
+        )
+
+    async def _prepared(self, rollouts: list[dict[str, Any]], task_name: str, **options: Any) -> NewGroup:
+        group, _ = await self.buffer.putting.prepare(rollouts, task_name, **options)
+        assert group is not None
+        return group
+
+    async def _count_damaged(self) -> None:
+        """Count a chunk that isn't made in the store's tallies, by the put of an expired group."""
+        rollout = {"status": Status.COMPLETED.value, "seq_staleness": 1}
+        await self.buffer.put([rollout], f"{self.name}.damaged", stale_threshold=1, expired_groups_retryable=False)
+
+    # Workers
+
+    async def _worker_cursor(self, worker: str) -> Cursor:
+        return await self.buffer.cursors.read(f"replaybuf:{self.name}.worker/{worker}")
+
+    async def _unfinished(self, worker: str, *, payloads: bool = True, **tags: int) -> list[StorageItem]:
+        """Return the unfinished fragments of a worker, in the order of their puts."""
+        query = {"task_name": self._fragments, "tags.worker": worker} | {f"tags.{name}": tags[name] for name in tags}
+        return [row async for row in self.buffer.find(query, payloads=payloads)]
+
+    async def _remove(self, rows: list[StorageItem]) -> int:
+        return await self.buffer.delete({"uid": {"$in": [row.uid for row in rows]}}) if rows else 0
+
+    async def _move(self, cursor: Cursor, progress: WorkerProgress | None, *groups: NewGroup) -> bool:
+        """Move a worker's cursor and store groups, in one transaction. Return False if another has moved it."""
+        value, position = (b"", 0) if progress is None else (msgpack.packb(progress), progress.next)
+        try:
+            return await self.buffer.cursors.put(groups, replace(cursor, position=position, value=value))
+        except ConflictError:  # another process has removed the fragments of a chunk
+            return False
 
     # The model
 
-    async def advance(self, version: int, *, session: Session | None = None) -> int:
+    async def advance(self, version: int, *, session: int | None = None) -> int:
         """Move the model to a version (of a session; default: the store's). Return the number of chunks removed.
 
-        A `session` above the store's, or a new text, begins: unfinished fragments, chunks and the selection of older
-        sessions are removed, and so are chunks more than `max_staleness` versions behind. Idempotent, so that every
-        rank may call it: a version that the store has reached or passed changes nothing. Raises InputError if the
-        session is over, or isn't known yet.
+        A `session` above the store's begins: unfinished fragments, chunks and the selection of older sessions are
+        removed, and so are chunks more than `max_staleness` versions behind. Idempotent, so that every rank may call
+        it: a version that the store has reached or passed changes nothing. Raises InputError if the session is over, or
+        isn't known yet.
         """
         version = check_number(version, "version")
-        label = None if session is None else check_session(session)
-        if label is None and await self._ledger.state() is None:
+        session = None if session is None else check_number(session, "session")
+        if session is None and await self._state() is None:
             raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
-        state = await self._ledger.move(label, version)
-        if label is not None and label != state.label:
-            raise InputError(f"session {session!r} is over: {self.name} is in session {state.label!r}")
-        return await self._ledger.clear(state)
+        state = await self._advanced(session, version)
+        if session is not None and session < state.session:
+            raise InputError(f"session {session} is over: {self.name} is in session {state.session}")
+        return await self._clear(state)
+
+    async def _state_for(self, fragment: Fragment) -> ModelState:
+        """Return the model's state; the very first fragment begins its session."""
+        state = await self._state() or await self._advanced(fragment.session, fragment.version)
+        if self._cleared < state.session:
+            # The process that began the session may have died before this, which precedes any fragment of the session.
+            await self._clear(state)
+        return state
+
+    async def _state(self) -> ModelState | None:
+        """Return the session and version of the model, or None before the first fragment."""
+        return _state_in(await self._state_cursor())
+
+    async def _state_cursor(self) -> Cursor:
+        return await self.buffer.cursors.read(f"replaybuf:{self.name}.state")
+
+    async def _advanced(self, session: int | None, version: int) -> ModelState:
+        """Move the model to a session and version, unless it has reached or passed them. Return its state."""
+        while True:
+            cursor = await self._state_cursor()
+            state = _state_in(cursor)
+            new = ModelState(state.session if session is None and state else session or 0, version)
+            if state is not None and new <= state:
+                return state
+            if await self.buffer.cursors.move(replace(cursor, position=new.version, value=msgpack.packb(new))):
+                return new
+
+    async def _clear(self, state: ModelState) -> int:
+        """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
+        older = {"tags.session": {"$lt": state.session}}
+        await self.buffer.delete({"task_name": {"$in": [self._fragments, self._selections]}, **older})
+        gone = await self.buffer.delete({"task_name": self.name, **older})
+        expired = await self.buffer.refresh_staleness(
+            task_stale_thresholds={self.name: None if self._max_staleness is None else self._max_staleness + 1},
+            current_train_step=state.version + 1,
+            expired_groups_retryable_by_task={self.name: False},
+            statuses=[Status.COMPLETED],
+        )
+        self._cleared = state.session
+        return gone + expired[self.name]
 
     # Drawing
 
     async def fetch(self, n: int, *, timeout: float | None) -> Selection:
-        """Draw `n` chunks uniformly at random, as soon as there are enough; each is drawn up to `max_reuse` times.
+        """Draw `n` chunks by the policy, as soon as there are enough; each is drawn up to `max_times_sampled` times.
 
         Afterwards `prepared()` returns this selection in every process. It is stored before the draw is acknowledged,
         so nothing is lost if this process dies within the call, or the call is cancelled: either the chunks come back,
@@ -211,7 +293,7 @@ class ChunkBuffer:
         selection; or the draw counts, and `prepared()` returns the selection.
 
         Raises NotReadyError (a TimeoutError), with the reason, after `timeout` seconds (None: never); then nothing was
-        drawn. Raises InputError for more chunks than `max_chunks`.
+        drawn. Raises InputError for more chunks than the capacity.
         """
         n = check_number(n, "n", least=1)
         limit = check_timeout(timeout)
@@ -221,11 +303,11 @@ class ChunkBuffer:
                 if (selection := await self._draw(n, max(0.0, deadline - time.monotonic()))) is not None:
                     return selection
             except NotReadyError:
-                there = await self.buffer.count(self.name, Status.COMPLETED)
-                waiting = await self.buffer.count_where({"task_name": self._ledger.fragments})
+                found = await self.buffer.count(self.name, Status.COMPLETED)
+                waiting = await self.buffer.count_where({"task_name": self._fragments})
                 raise NotReadyError(
-                    f"after {limit:g} s: {there} of {n} chunks are there in {self.name!r}, and {waiting} fragments "
-                    "wait for the rest of theirs; nothing was drawn"
+                    f"after {limit:g} s: {self.name!r} has {found} of {n} chunks, and {waiting} fragments wait for the "
+                    "rest of theirs; nothing was drawn"
                 ) from None
 
     async def prepared(self, *, after: int | None = None, timeout: float | None = 0) -> Selection:
@@ -236,8 +318,7 @@ class ChunkBuffer:
         least = -1 if after is None else check_number(after, "after")
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
-        query = {"task_name": self._ledger.prepared, "uid": {"$gt": least}}
-        report_at = time.monotonic() + wait_reports.REPORT_SECONDS
+        query = {"task_name": self._selections, "uid": {"$gt": least}}
         while True:
             seen = self.buffer.waits.version()
             for item in [item async for item in self.buffer.find(query, order_by="-uid", limit=1)]:
@@ -245,29 +326,25 @@ class ChunkBuffer:
                     raise ReplayBufError(f"selection {item.uid} of {self.name} can't be read: {item.error}")
                 return Selection.of(item)
             remaining = deadline - time.monotonic()
-            what = "nothing was fetched yet" if after is None else f"nothing was fetched after selection {after}"
             if remaining <= 0:
-                raise NotReadyError(f"after {limit:g} s: {what} from {self.name}")
-            if time.monotonic() >= report_at:
-                _logger.warning("waiting for a selection: %s from %s", what, self.name)
-                report_at = time.monotonic() + wait_reports.REPORT_SECONDS
+                what = "yet" if after is None else f"after selection {after}"
+                raise NotReadyError(f"after {limit:g} s: nothing was fetched {what} from {self.name}")
             await self.buffer.check_fence()
-            await self.buffer.waits.changed(seen, min(remaining, report_at - time.monotonic(), _LONGEST_SECONDS))
+            await self.buffer.waits.changed(seen, min(remaining, _LONGEST_SECONDS))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
         """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""
         lease = await self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=self._lease_seconds)
         try:
-            items = lease.items[self.name]
-            state = await self._ledger.state()
-            if state is not None and any(self._ledger.is_obsolete(item, state) for item in items):
+            chunks = [Chunk.of(item) for item in lease.items[self.name]]
+            state = await self._state()
+            if state is not None and any(self._is_obsolete(chunk, state) for chunk in chunks):
                 await lease.give_back()
-                await self._ledger.clear(state)
+                await self._clear(state)
                 return None
-            chunks = [Chunk.of(item) for item in items]
-            session = max(int(tag_of(item, "session")) for item in items)
+            session = max(chunk.session for chunk in chunks)
             number = await self.buffer.put(
-                [chunk.rollout() for chunk in chunks], self._ledger.prepared, tags={"session": session}, key="selection"
+                [chunk.rollout() for chunk in chunks], self._selections, tags={"session": session}, key="selection"
             )
             assert number is not None  # there is at least one chunk
             await lease.acknowledge()
@@ -279,24 +356,20 @@ class ChunkBuffer:
         finally:
             lease.stop()
 
-    # Checking
+    def _is_obsolete(self, chunk: Chunk, state: ModelState) -> bool:
+        """Return whether a chunk is of a session that is over, or too stale."""
+        stale = self._max_staleness is not None and chunk.version < state.version - self._max_staleness
+        return chunk.session < state.session or (chunk.session == state.session and stale)
 
-    async def _refuse(self, fragment: Fragment, kind: Problem, expected: Session, *, over: bool = True) -> bool:
-        """Count a fragment that isn't stored, and return False; or raise the error for it."""
-        if not self._drops:
-            raise fragment.error(kind, expected, over=over)
-        await self._ledger.drop(kind)
-        return False
 
-    async def _state_for(self, fragment: Fragment) -> ModelState:
-        """Return the model's state, which is moved to the fragment's session if the fragment begins that."""
-        state, label = await self._ledger.state(), fragment.session
-        if state is None or (self._begins and label != state.label and not state.is_over(label)):
-            state = await self._ledger.move(label, fragment.version)
-        if self._ledger.cleared is None or self._ledger.cleared < state.session:
-            # The process that began the session may have died before this, which precedes any fragment of the session.
-            await self._ledger.clear(state)
-        return state
+def _state_in(cursor: Cursor) -> ModelState | None:
+    return ModelState(*msgpack.unpackb(cursor.value)) if cursor.value else None
+
+
+def _progress(cursor: Cursor, session: int) -> WorkerProgress | None:
+    """Return a worker's progress in this session; None if it has put nothing in it."""
+    found = WorkerProgress(*msgpack.unpackb(cursor.value)) if cursor.value else None
+    return found if found is not None and found.session == session else None
 
 
 @face_of(ChunkBuffer)
@@ -323,65 +396,42 @@ class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
     prepared = mirrored(ChunkBuffer.prepared, run)
 
 
-# Fields of the chunk buffer, not of the underlying store.
-_OWN = ("name", "fragments_per_chunk", "max_staleness", "on_problem", "begin_sessions", "lease_seconds")
+class ChunkBufferConfig(ReplayBufferConfig[Any]):
+    """A ReplayBufferConfig for chunks, which are its groups, with other defaults.
 
-
-class ChunkBufferConfig(ReadableConfig):
-    """The database of a chunk buffer, the size of chunks, and the rules for their removal.
-
-    `url`, `seed`, `durability`, `compression`, `lock_timeout`, `reconnect_timeout`, `password` and
-    `allow_network_filesystem` are those of ReplayBufferConfig; `name` (`chunks`) distinguishes several chunk buffers in
-    one database (`replaybuf ls URL --buffer chunks`). All processes that open the same name should have the same rules.
-
-    - `fragments_per_chunk`: the number of consecutive fragments of a worker in a chunk.
-    - `max_chunks` (None): beyond it the chunks of the lowest version are evicted.
-    - `max_staleness` (None): a chunk is removed when the model is more than this many versions ahead of it.
-    - `max_reuse` (1): a chunk is removed by its n-th draw; 0 keeps it.
-    - `on_problem` (`error`): a put of a fragment out of sequence raises FragmentError, or counts and drops it (`drop`).
-    - `begin_sessions` (`advance`): a session is begun by `advance` only, or also by its first fragment (`put`): then
-      one worker with a wrong session empties the buffer.
-    - `lease_seconds` (as of leases): if a process dies within `fetch`, its chunks come back after this time.
+    `name` distinguishes several chunk buffers in one database (`replaybuf ls URL --buffer chunks`). Beyond `capacity`
+    the chunks of the lowest version are evicted; a chunk is removed by its draw number `max_times_sampled`. All
+    processes that open the same name should have the same rules.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
 
-    url: str
-    name: str = Field(default="chunks", min_length=1, max_length=150)
     fragments_per_chunk: int = Field(ge=1, le=100_000)
-    max_chunks: int | None = Field(default=None, ge=1)
+    """The number of consecutive fragments of a worker in a chunk."""
+
     max_staleness: int | None = Field(default=None, ge=0, lt=2**53 - 1)
-    max_reuse: int = Field(default=1, ge=0)
-    on_problem: Literal["error", "drop"] = "error"
-    begin_sessions: Literal["advance", "put"] = "advance"
-    seed: int | None = None
-    durability: Literal["normal", "full"] = "normal"
-    compression: Literal["none", "zstd"] = "none"
-    lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
-    reconnect_timeout: float = Field(default=RECONNECT_SECONDS, ge=0, le=86_400)
-    password: Password = None
-    allow_network_filesystem: bool = False
+    """A chunk is removed when the model is more than this many versions ahead of it."""
+
     lease_seconds: float = Field(default=LEASE_SECONDS, gt=0, le=86_400)
+    """If a process dies within `fetch`, its chunks come back after so many seconds."""
 
-    def build(self) -> ChunkBuffer:
+    name: str = Field(default="chunks", min_length=1, max_length=150)
+    policy: str | ReplayPolicy | type[ReplayPolicy] = "uniform"
+    remover: str | ReplayPolicy | type[ReplayPolicy] = OldestVersionPolicy
+    # A fetch leases its chunks for the time of a write: its failure isn't the chunks' fault.
+    max_deliveries: int = 0
+    rollout_type: type = dict
+
+    def build(self) -> ChunkBuffer:  # type: ignore[override]
         """Return the chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
-        return ChunkBuffer(self.store().build(), **{name: getattr(self, name) for name in _OWN})
+        return ChunkBuffer(
+            super().build(),
+            name=self.name,
+            fragments_per_chunk=self.fragments_per_chunk,
+            max_staleness=self.max_staleness,
+            lease_seconds=self.lease_seconds,
+        )
 
-    def build_sync(self) -> SyncChunkBuffer:
+    def build_sync(self) -> SyncChunkBuffer:  # type: ignore[override]
         """Return the chunk buffer as `build` does, for callers without `await`: the same calls, which block."""
         return SyncChunkBuffer(self.build())
-
-    def store(self) -> ReplayBufferConfig[dict[str, Any]]:
-        """Return the config of the underlying store, for a ReplayBuffer over the same groups."""
-        shared = type(self).model_fields.keys() - {*_OWN, "max_chunks", "max_reuse"}
-        return ReplayBufferConfig(
-            name=self.name,
-            policy="uniform",
-            max_times_sampled=self.max_reuse,
-            capacity=self.max_chunks,
-            remover=OldestVersionPolicy,
-            # A fetch leases its chunks for the time of a write: its failure isn't the chunks' fault.
-            max_deliveries=0,
-            rollout_type=dict,
-            **{name: getattr(self, name) for name in shared},
-        )

@@ -12,12 +12,8 @@ from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
-#: Why a fragment is not stored; DROPPED adds the reasons for chunks.
+#: Why a fragment is not stored.
 Problem = Literal["gap", "duplicate", "session"]
-DROPPED = ("gap", "duplicate", "session", "stale", "damaged")
-
-#: A session: a number, or a text.
-Session = int | str
 
 # Characters; keys have at most 200, and also hold numbers.
 _MAX_WORKER = 150
@@ -30,40 +26,40 @@ class Fragment:
     data: Any
     worker: str
     index: int
-    session: Session
+    session: int
     version: int
 
     def __post_init__(self) -> None:
         check_task_name(self.worker, "worker")
         if len(self.worker) > _MAX_WORKER:
             raise InputError(f"worker has {len(self.worker)} characters; the limit is {_MAX_WORKER}")
-        for name in ("index", "version"):
+        for name in ("index", "session", "version"):
             object.__setattr__(self, name, check_number(getattr(self, name), name))
-        object.__setattr__(self, "session", check_session(self.session))
 
     def rollout(self) -> dict[str, Any]:
         """Return the fragment as the rollout of a group that is never drawn."""
         return {"status": Status.ARCHIVED.value, "index": self.index, "version": self.version, "data": self.data}
 
-    def error(self, kind: Problem, expected: Session, *, over: bool = True) -> FragmentError:
-        """Return the error for a fragment out of sequence; `over` says whether its session has ended."""
+    def error(self, kind: Problem, expected: int) -> FragmentError:
+        """Return the error for a fragment out of sequence; `expected` is the index, or the session, of the store."""
         worker, index, session = self.worker, self.index, self.session
-        state = "is over" if over else "hasn't begun"
         why = {
             "duplicate": (
-                f" is there already: the next one is {expected}; after a put that was repeated this is no harm, and "
-                f"for a worker that started anew call forget({worker!r})"
+                f" was put already, and the next one is {expected}: a put that is repeated does no harm; for a worker "
+                f"that begins again call forget({worker!r})"
             ),
             "gap": (
-                f" leaves a gap: the next one is {expected}; put that first, or call forget({worker!r}) to start its "
-                "next chunk here, or choose on_problem='drop'"
+                f" leaves a gap: the next one is {expected}; put that first, or call forget({worker!r}) to begin the "
+                "next chunk here"
             ),
             "session": (
-                f": that session {state}, the store is in session {expected!r}; start the worker in that one"
-                + ("" if over else ", or let the trainer begin the new one: advance(version, session=)")
+                f": that session is over, the store is in session {expected}; start the worker in that one"
+                if session < expected
+                else f": that session hasn't begun, the store is in session {expected}; the trainer begins it by "
+                "advance(version, session=)"
             ),
         }[kind]
-        text = f"fragment {index} of worker {worker!r} in session {session!r}{why}"
+        text = f"fragment {index} of worker {worker!r} in session {session}{why}"
         return FragmentError(text, reason=kind, worker=worker, index=index, session=session, expected=expected)
 
 
@@ -77,7 +73,7 @@ class Chunk:
 
     uid: int
     worker: str
-    session: Session
+    session: int
     start: int
     version: int
     versions: tuple[int, ...]
@@ -91,7 +87,7 @@ class Chunk:
         return cls(
             uid=item.uid,
             worker=tags["worker"],
-            session=tags.get("session_name", tags["session"]),
+            session=tags["session"],
             start=tags["start"],
             version=tags["version"],
             versions=tuple(rollout["version"] for rollout in item.item),
@@ -125,7 +121,7 @@ class Selection:
 
 
 class OldestVersionPolicy(ReplayPolicy):
-    """Lowest model version first, then oldest: the order of evictions beyond `max_chunks`.
+    """Lowest model version first, then oldest: the order of evictions beyond the capacity.
 
     A chunk's priority is its version. Unlike `staleness` it doesn't depend on the time and the process of the put, so a
     new chunk is compared correctly even if its process hasn't yet read the model's new version.
@@ -141,8 +137,3 @@ def check_number(number: Any, what: str, least: int = 0) -> int:
     if checked is None or not least <= checked < MAX_STEP:
         raise InputError(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
     return checked
-
-
-def check_session(session: Any) -> Session:
-    """Check a session: a whole number of at least 0, or a text."""
-    return check_task_name(session, "session") if isinstance(session, str) else check_number(session, "session")

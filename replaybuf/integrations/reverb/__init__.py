@@ -11,7 +11,7 @@
     )
     client = reverb.Client("sqlite:///run.db", tables=[table])
 
-The module `open_instruct` has the smaller table of open-instruct. `docs/reverb.md` says what differs.
+`docs/reverb.md` says what differs.
 """
 
 from replaybuf.integrations.reverb import errors, rate_limiters, selectors

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from replaybuf.buffer.sync import run
-from replaybuf.buffer.together import put_together
 from replaybuf.common.checks import check_timeout
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
@@ -61,18 +60,15 @@ class Client:
     def insert(
         self, data: Any, priorities: Mapping[str, float], *, timeout: float | Unset | None = UNSET
     ) -> dict[str, int]:
-        """Store an item with the same data in each of these tables, in one transaction. Return its keys, by table.
+        """Store an item with the same data in each of these tables, one after the other. Return its keys, by table.
 
-        All tables have their item when the call returns, and none when it raises: FullError, if one of them has no
-        room within `timeout` seconds (by default the `put_timeout` of the first). Tables in memory are separate
-        databases: their items are stored one after the other once all have room.
+        Each is committed by itself. If a table has no room within `timeout` seconds (by default its `put_timeout`),
+        FullError is raised, and the tables before it keep their items.
         """
         if not isinstance(priorities, Mapping) or not priorities:
             raise InputError(f"priorities must be a dict with the priority for each table, got {priorities!r:.100}")
         chosen = {self.table(name): priority for name, priority in priorities.items()}
-        puts = [table.put_of(data, priority) for table, priority in chosen.items()]
-        uids = run(put_together(puts, timeout=timeout))
-        return {table.name: uid for table, uid in zip(chosen, uids, strict=True)}
+        return {table.name: run(table.insert(data, priority, timeout=timeout)) for table, priority in chosen.items()}
 
     def sample(
         self,

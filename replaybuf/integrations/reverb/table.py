@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, Self
 
-from replaybuf.buffer.putting import PutOptions
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.together import Put
 from replaybuf.common.checks import check_list, check_task_name, whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
@@ -22,7 +19,6 @@ from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, expone
 from replaybuf.rules.transitions import Tally, levels
 from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.shapes import is_namedtuple
 
 
 class SampleInfo(NamedTuple):
@@ -69,7 +65,7 @@ class TableInfo:
 #: The default timeout of a sample in seconds, the same as of a put.
 SAMPLE_TIMEOUT = 600.0
 
-_DATA, _NAMED = "data", "named"
+_DATA = "data"
 
 
 class Table:
@@ -119,7 +115,6 @@ class Table:
         self.name, self.url = name, url
         self.sampler, self.remover, self.rate_limiter = sampler, remover, rate_limiter
         self.max_size, self.max_times_sampled = max_size, config.max_times_sampled
-        self._known = config.types
         self._exponent = exponent_of(sampler, remover)
         self._buffer = None if url is None else config.build()
 
@@ -171,20 +166,21 @@ class Table:
     ) -> int:
         """Store an item and return its key; it is committed when this returns.
 
-        `data` is a number, a text, an array or tensor, or nested lists, tuples and dicts of them. An item with the same
-        text `key` is replaced. If the rate limiter blocks it, the insert waits for up to `timeout` seconds (default:
-        `put_timeout` of the options, 600; None: for ever), then it raises FullError.
+        `data` is a number, a text, an array or tensor, or nested lists, tuples and dicts of them; the option `types`
+        names the classes of named tuples in it. An item with the same text `key` is replaced. If the rate limiter
+        blocks it, the insert waits for up to `timeout` seconds (default: `put_timeout` of the options, 600; None: for
+        ever), then it raises FullError.
         """
-        put = self.put_of(data, priority, key=key)
-        uid = await self.buffer.put(put.items, put.task_name, timeout=timeout, **put.options)
+        uid = await self.buffer.put(
+            [{_DATA: data}],
+            self.name,
+            priority=weight_of(priority, self._exponent),
+            key=key,
+            status=Status.COMPLETED,
+            timeout=timeout,
+        )
         assert uid is not None
         return uid
-
-    def put_of(self, data: Any, priority: float = 1.0, *, key: str | None = None) -> Put:
-        """Return the arguments of an item's put for `put_together`, which inserts into several tables."""
-        options: PutOptions = {"priority": weight_of(priority, self._exponent), "key": key, "status": Status.COMPLETED}
-        plain, named = unnamed(data, self._known)
-        return Put(self.buffer, [{_DATA: plain, _NAMED: named} if named else {_DATA: plain}], self.name, options)
 
     async def sample(
         self, num_samples: int = 1, *, timeout: float | None = SAMPLE_TIMEOUT, at_least: int | None = None
@@ -292,8 +288,7 @@ class Table:
             priority=priority_of(item.priority, self._exponent),
             times_sampled=item.times_sampled,
         )
-        rollout = item.item[0]
-        return ReplaySample(info, named_again(rollout[_DATA], rollout.get(_NAMED, ())))
+        return ReplaySample(info, item.item[0][_DATA])
 
 
 def _table_size(items: Sequence[StorageItem[Any]]) -> int:
@@ -304,52 +299,6 @@ def _table_size(items: Sequence[StorageItem[Any]]) -> int:
             return round(1 / share)
     return len(items)  # priorities so far apart that p underflows to 0 for all of them
 
-
-#: A named tuple in the data: its path of indices and keys, the name of its class, and those of its fields.
-Named = list[Any]
-
-
-def unnamed(data: Any, known: Collection[Any]) -> tuple[Any, list[Named]]:
-    """Return the data with plain tuples, and the named tuples that were replaced, the outermost first."""
-    found: list[Named] = []
-    try:
-        return _unnamed(data, (), known, found), found
-    except RecursionError:  # nested too deeply or cyclic, for which storing it raises the error
-        return data, []
-
-
-def _unnamed(data: Any, path: tuple[Any, ...], known: Collection[Any], found: list[Named]) -> Any:
-    kind = type(data)
-    if kind is dict:
-        return {key: _unnamed(value, (*path, key), known, found) for key, value in data.items()}
-    if isinstance(data, tuple) and is_namedtuple(kind) and kind not in known:
-        found.append([list(path), kind.__name__, list(kind._fields)])
-    elif kind not in (list, tuple):
-        return data
-    values = [_unnamed(value, (*path, place), known, found) for place, value in enumerate(data)]
-    return values if kind is list else tuple(values)
-
-
-def named_again(data: Any, found: Sequence[Named]) -> Any:
-    """Undo `unnamed`: return the data with named tuples."""
-    for path, name, parts in reversed(found):  # the innermost first
-        data = _replaced(data, path, _named(name, tuple(parts))._make)
-    return data
-
-
-def _replaced(data: Any, path: Sequence[Any], make: Callable[[Any], Any]) -> Any:
-    if not path:
-        return make(data)
-    first, *rest = path
-    value = _replaced(data[first], rest, make)
-    if isinstance(data, tuple):
-        values = (*data[:first], value, *data[first + 1 :])
-        return values if type(data) is tuple else type(data)(*values)
-    data[first] = value
-    return data
-
-
-_named: Callable[[str, tuple[str, ...]], Any] = lru_cache(maxsize=1000)(namedtuple)
 
 _CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
 # The names of limits in errors, and Reverb's names.

@@ -11,7 +11,7 @@ except ImportError as error:
     raise MissingDriverError("this module needs torch, which is not installed: pip install torch") from error
 
 from replaybuf.integrations.torch.dataset import GroupDataset
-from replaybuf.integrations.torch.ranks import largest, lockstep, same_steps, split_steps
+from replaybuf.integrations.torch.ranks import largest, same_steps, split_steps
 from replaybuf.integrations.torch.sequences import Pack, Pad, TokenSequence, group_advantages, sequences
 from replaybuf.integrations.torch.train_steps import Step, leased_steps
 from replaybuf.rules.balance import balance, micro_batches, packed_rows
@@ -26,7 +26,6 @@ __all__ = [
     "group_advantages",
     "largest",
     "leased_steps",
-    "lockstep",
     "micro_batches",
     "packed_rows",
     "same_steps",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import multiprocessing
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,22 +30,17 @@ from replaybuf.storage.values import LEASE_SECONDS, Leased, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.statuses import StatusLike
 
-#: The highest number of workers.
-MOST_WORKERS = 1024
-
 _STATE, _WAITING_SINCE = 0, 1  # indexes of the shared numbers
 _NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
 
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A batch sent to the trainer, with its lease: the `number`-th batch of its worker in this pass.
+    """A batch sent to the trainer, with its lease.
 
     `leased_at` is in the host's monotonic time. (torch's own collate functions leave our classes as they are.)
     """
 
-    worker: int
-    number: int
     leased: Leased
     leased_at: float
     batch: Any
@@ -66,7 +59,6 @@ class Handover:
     """State shared by the training process and its workers, during one pass at a time over the DataLoader."""
 
     def __init__(self) -> None:
-        self._received = torch.zeros(MOST_WORKERS, dtype=torch.int64).share_memory_()
         self._times = torch.zeros(2, dtype=torch.float64).share_memory_()
 
     # The training process
@@ -75,7 +67,6 @@ class Handover:
         """Begin a pass. Raises InputError during another pass."""
         if self.begun:
             raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
-        self._received.zero_()
         self._times[_WAITING_SINCE] = 0
         self._times[_STATE] = _RUNNING
 
@@ -96,10 +87,6 @@ class Handover:
         finally:
             self._times[_WAITING_SINCE] = 0
 
-    def receive(self, batch: LoadedBatch) -> None:
-        """Report the receipt of a batch to its worker: from now on this process renews the lease."""
-        self._received[batch.worker] = batch.number
-
     # A worker
 
     @property
@@ -115,10 +102,6 @@ class Handover:
         """The seconds of the trainer's current wait; 0 while it trains."""
         since = float(self._times[_WAITING_SINCE])
         return time.monotonic() - since if since else 0.0
-
-    def received(self, worker: int) -> int:
-        """Return the number of batches that the trainer has received from this worker."""
-        return int(self._received[worker])
 
 
 #: Makes a batch of the groups of a draw: task by task in the order of `sizes`, each with its metadata.
@@ -184,6 +167,7 @@ class GroupDataset(IterableDataset[Loaded]):
         self._draw["deferred"] = frozenset(check_list(deferred, "deferred"))
         self.handover = Handover()
         self._open: tuple[int, ReplayBuffer[Any]] | None = None  # with the id of the process
+        self._sent: list[Lease[Any]] = []  # of a worker: renewed until its process ends, or the trainer settles them
         buffer = self._build()
         self._begin_lease(buffer, timeout).discard()  # validates the arguments
         if isinstance(source, ReplayBufferConfig) and not buffer.durable:
@@ -193,11 +177,14 @@ class GroupDataset(IterableDataset[Loaded]):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}
+        return {**self.__dict__, "_open": None, "_sent": []}
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReplayBuffer[Any]]:
-        """Open the buffer in this process, and close it at the end; an already open one is shared."""
+        """Open the buffer in this process, and close it at the end; an already open one is shared.
+
+        A worker leaves it open, for the leases of batches that the trainer has not taken over.
+        """
         if self._open is not None and self._open[0] == os.getpid():
             yield self._open[1]
             return
@@ -206,9 +193,10 @@ class GroupDataset(IterableDataset[Loaded]):
         try:
             yield buffer
         finally:
-            self._open = None
-            if buffer is not self.source:
-                end(buffer.close())
+            if get_worker_info() is None:
+                self._open = None
+                if buffer is not self.source:
+                    end(buffer.close())
 
     def __iter__(self) -> Iterator[Loaded]:
         if not self.handover.begun:
@@ -218,24 +206,20 @@ class GroupDataset(IterableDataset[Loaded]):
             yield from self._load(buffer)
 
     def _load(self, buffer: ReplayBuffer[Any]) -> Iterator[Loaded]:
-        handover, info = self.handover, get_worker_info()
-        worker = 0 if info is None else info.id
-        sent: deque[Lease[Any]] = deque()  # renewed here until the trainer has received them
-        for number in itertools.count(1):
-            for _ in range(len(sent) - (number - 1 - handover.received(worker))):
-                sent.popleft().stop()
+        while True:
             begun = time.monotonic()
             lease = run(self._next_lease(buffer))
             if lease is None:
-                break
+                return
             if isinstance(lease, NotReadyError):
                 yield lease
-                break
-            batch = self._collated(lease)
-            sent.append(lease)
-            yield LoadedBatch(worker, number, lease.handle, begun, batch)
-        while handover.received(worker) < number - 1:
-            time.sleep(_POLL_SECONDS / 10)
+                return
+            batch, leased = self._collated(lease), lease.handle
+            if get_worker_info() is not None:
+                kept = buffer.adopt(leased, seconds=self.seconds)  # without the rollouts
+                self._sent = [*(one for one in self._sent if not one.lost), kept]
+            yield LoadedBatch(leased, begun, batch)
+            del lease  # in this process the trainer has taken it over
 
     def _collated(self, lease: Lease[Any]) -> Any:
         items = [item for task in self.sizes for item in lease.items.get(task, [])]

@@ -1,7 +1,7 @@
-"""Steps of several ranks: each with groups of its own, or all with the same batch.
+"""Steps of several ranks: each with its part of a batch, or all with the same batch.
 
-Ranks get disjoint groups anyway: each has its own DataLoader, and a group goes to one taker. This module makes them
-begin and end their steps together, so that no rank waits for ever in a collective that another one never enters."""
+One rank leases for all, so that they begin and end their steps together, and no rank waits for ever in a collective
+that another one never enters. (Ranks that iterate alone have disjoint groups, too: a group goes to one taker.)"""
 
 from __future__ import annotations
 
@@ -105,7 +105,6 @@ class RankStep:
     items: dict[str, list[StorageItem[Any]]]
     _step: AnyStep | None
     _link: Link
-    in_advance: bool = False
     train_step: int | None = None
 
     def acknowledge(self, *, train_step: int | None = None) -> None:
@@ -154,44 +153,6 @@ class RankStep:
 AnyStep = Step | RankStep
 
 
-def lockstep(steps: Iterable[AnyStep], *, group: Any = None, timeout: float = 1800.0) -> Generator[RankStep]:
-    """Yield this rank's steps, each when all ranks of the group have one: data-parallel ranks, with disjoint groups.
-
-    The DataLoaders must have num_workers=0, otherwise InputError is raised: a rank that leases in advance may hold the
-    last groups, for which another one waits. (`split_steps` leases for all ranks together, with any number of workers.)
-
-    All ranks' steps end with those of the first one; ranks that have a further step give it back. An error of one
-    rank's steps is raised there, and as ReplayBufError on the others. `timeout` limits a rank's wait for the others:
-    make it longer than the timeout of the GroupDataset and than a train step.
-    """
-    link = Link(group, timeout)
-    own = iter(steps)
-    while True:
-        step, failure = _next(own)
-        if step is not None and step.in_advance and link.size > 1:
-            # No message to the other ranks, one of which may wait for the groups that are given back now.
-            raise InputError(
-                "lockstep needs DataLoaders with num_workers=0: workers lease in advance, and a rank may hold the last "
-                "groups, for which another one waits. To load with workers, let one rank lease for all: split_steps"
-            )
-        kind = _ERROR if failure else _END if step is None else _STEP
-        messages = link.gather((kind, _said(failure)), "the other ranks' next steps")
-        if failure is not None:
-            raise failure
-        if any(isinstance(one, str) for one in messages):
-            raise ReplayBufError(f"the ranks do different things: {_numbered(map(_doing, messages))}", reason="ranks")
-        if step is None:
-            return
-        if any(kind != _STEP for kind, _ in messages):
-            step.give_back()
-            if any(kind == _ERROR for kind, _ in messages):
-                raise ReplayBufError(
-                    f"other ranks have no next step: {_numbered(said for _, said in messages)}", reason="ranks"
-                )
-            return
-        yield RankStep(step.batch, step.items, step, link, in_advance=step.in_advance, train_step=step.train_step)
-
-
 def same_steps(
     steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0, timeout: float = 1800.0
 ) -> Generator[RankStep]:
@@ -232,9 +193,9 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
             )
         if kind == _END:
             return
-        batch, items, in_advance, train_step = content
+        batch, items, train_step = content
         mine = batch[link.rank] if split else batch
-        yield RankStep(mine, items, step, link, in_advance=in_advance, train_step=train_step)
+        yield RankStep(mine, items, step, link, train_step=train_step)
 
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
@@ -261,7 +222,7 @@ def _packed(
             return pack((_END, None)), None
         if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
             raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
-        return pack((_STEP, (step.batch, step.items, step.in_advance, step.train_step))), None
+        return pack((_STEP, (step.batch, step.items, step.train_step))), None
     except Exception as error:
         return pack((_ERROR, _said(error))), error
 

@@ -17,7 +17,7 @@ from replaybuf.buffer.sync import SyncLease, run
 from replaybuf.buffer.sync.loop import end
 from replaybuf.common.checks import check_train_step
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
-from replaybuf.integrations.torch.dataset import MOST_WORKERS, GroupDataset, Loaded, LoadedBatch
+from replaybuf.integrations.torch.dataset import GroupDataset, Loaded, LoadedBatch
 
 _logger = logging.getLogger("replaybuf.integrations.torch")
 
@@ -32,8 +32,7 @@ class Step(SyncLease[Any]):
         step.acknowledge()
 
     Or a `with step:` block, which acknowledges at its end, and gives the groups back as a failed delivery when it
-    raises. Until then this process renews the lease; if it dies, the groups come back. `in_advance` says whether the
-    DataLoader has workers, which lease batches in advance.
+    raises. Until then this process renews the lease; if it dies, the groups come back.
 
     `train_step` is the train step of the batch, as counted by `leased_steps`, for which the groups are acknowledged; it
     may be set. If None, the step of the last `refresh_staleness` counts.
@@ -41,9 +40,9 @@ class Step(SyncLease[Any]):
 
     batch: Any = None
 
-    def __init__(self, batch: Any, lease: Lease[Any], *, in_advance: bool, train_step: int | None) -> None:
+    def __init__(self, batch: Any, lease: Lease[Any], *, train_step: int | None) -> None:
         super().__init__(lease)
-        self.batch, self.in_advance, self.train_step = batch, in_advance, train_step
+        self.batch, self.train_step = batch, train_step
 
     def __repr__(self) -> str:
         return f"<Step of {self.asynchronous!r}>"
@@ -109,7 +108,7 @@ def _steps(
             steps[:] = [step for step in steps if step.open]
             lease = buffer.adopt(loaded.leased, seconds=dataset.seconds)
             if _holds(lease, time.monotonic() - loaded.leased_at):
-                steps.append(Step(loaded.batch, lease, in_advance=loader.num_workers > 0, train_step=next(numbers)))
+                steps.append(Step(loaded.batch, lease, train_step=next(numbers)))
                 yield steps[-1]
     finally:
         dataset.handover.stop()
@@ -132,8 +131,6 @@ def _received(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch |
         loaded = next(batches, None)
     if isinstance(loaded, NotReadyError):
         raise loaded
-    if loaded is not None:
-        dataset.handover.receive(loaded)
     return loaded
 
 
@@ -173,8 +170,6 @@ def _checked(loader: DataLoader[Any]) -> GroupDataset:
         raise InputError("the GroupDataset makes the batches: build its DataLoader with batch_size=None")
     if workers > 0 and isinstance(dataset.source, ReplayBuffer):
         raise InputError("workers open a buffer of their own: give the GroupDataset a config, or num_workers=0")
-    if workers > MOST_WORKERS:
-        raise InputError(f"num_workers is {workers}; the limit is {MOST_WORKERS}")
     if workers > 1 and getattr(loader, "in_order", True):
         raise InputError(
             "with several workers build the DataLoader with in_order=False (torch 2.6 or later): in order, the trainer "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,12 +27,10 @@ from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_c
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
-from replaybuf.storage.sql.statements.put import Stored
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks import encoding
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing, Taken
-from replaybuf.storage.sql.tasks.several_buffers import BufferPut, put_together
 from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
@@ -91,31 +88,6 @@ class SQLStorage(Store):
         """
         await self.open()
         return await self.commits.put(groups)
-
-    async def put_together(self, groups: Sequence[tuple[SQLStorage, NewGroup]]) -> list[int]:
-        """Store groups in their buffers, all or none; return their uids.
-
-        Each group is stored as by `put`, and may raise the same errors; the FullError has the `place` of its group.
-        When it returns, all of them are committed.
-        """
-        for storage, _ in groups:
-            await storage.open()
-        outcomes = await put_together(
-            [BufferPut(one.database, one.transactions, one.presence, one.encoding, new) for one, new in groups]
-        )
-        for (storage, new), outcome in zip(groups, outcomes, strict=True):
-            if isinstance(outcome, Stored):
-                await storage._append_dropped(new.dropped, outcome.leaving)
-        return [one.uid if isinstance(one, Stored) else one for one in outcomes]
-
-    @property
-    def database(self) -> str:
-        """A key of the database, equal for all its buffers; each database in memory has its own."""
-        if not self.durable:
-            return str(id(self))
-        if self.url.get_backend_name() == "sqlite":
-            return os.path.realpath(str(self.url.database))
-        return self.url.render_as_string(hide_password=False)
 
     async def drop(self, group: NewGroup) -> None:
         """Record a group that isn't stored, and remove the groups that its put would replace.

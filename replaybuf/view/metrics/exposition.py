@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from replaybuf import __version__
-from replaybuf.buffer.metrics import DISTRIBUTIONS, Meter, add_distributions, of_tasks
+from replaybuf.buffer.metrics import DISTRIBUTIONS, add_distributions, of_tasks, read_metrics
 from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.storage.sql.inspection.measures import (
     BufferMeasures,
@@ -73,7 +73,7 @@ def _figures(tx: ReadTransaction, name: str, found: BufferMeasures) -> dict[str,
 
 
 def tasks_of(found: BufferMeasures) -> dict[str, dict[str, Any]]:
-    """Return the tasks as in `buffer.metrics()`, without rates."""
+    """Return the tasks as in `buffer.metrics()`."""
     tasks = of_tasks(found.tallies)
     for field in DISTRIBUTIONS:
         add_distributions(tasks, field, histogram_of(found.contents or (), field))
@@ -191,7 +191,6 @@ class Collector:
         self._distributions = distributions
         self._timeout = timeout
         self._down = False
-        self._meter = Meter()  # not the buffer's, whose rates are since the user's last reading
 
     def describe(self) -> list[Any]:
         """Return nothing, so that registration reads nothing."""
@@ -225,4 +224,4 @@ class Collector:
 
         async with timeout(self._timeout):
             buffer.waits.check_open()
-            return await self._meter.read(buffer.storage, buffer.waits, distributions=self._distributions)
+            return await read_metrics(buffer.storage, buffer.waits, distributions=self._distributions)

@@ -11,7 +11,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import (
@@ -24,7 +24,7 @@ from replaybuf.storage.sql.statements.eviction import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
+from replaybuf.storage.sql.statements.fence import ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
@@ -269,17 +269,6 @@ def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:
     add_counts(tx, counts)
 
 
-# All or none, in one buffer or several of a database
-
-
-@dataclass(frozen=True, slots=True)
-class BufferGroup:
-    """A group for one buffer."""
-
-    scope: Scope
-    group: EncodedGroup
-
-
 def put_all(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[int | Stored]:
     """Put groups into the buffer of the transaction. Raises the error of the first group that can't be stored."""
     stored: list[int | Stored] = []
@@ -287,22 +276,4 @@ def put_all(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[int | Store
         if isinstance(outcome, ReplayBufError):
             raise outcome
         stored.append(outcome)
-    return stored
-
-
-def put_together(tx: Transaction, parts: Mapping[int, BufferGroup]) -> dict[int, int | Stored]:
-    """Put groups into several buffers; return the results of `put_all` by index in the call.
-
-    Buffers are locked in the order of their names, so that two such transactions don't deadlock. A FullError has the
-    index of its group as `place`.
-    """
-    stored: dict[int, int | Stored] = {}
-    for place in sorted(parts, key=lambda place: parts[place].scope.buffer or ""):
-        part = tx.of(parts[place].scope)
-        check_fence(part)
-        try:
-            [stored[place]] = put_all(part, [parts[place].group])
-        except FullError as error:
-            error.place = place
-            raise
     return stored
