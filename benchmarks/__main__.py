@@ -16,20 +16,16 @@ NAMES = (
     "takes",
     "payloads",
     "lone",
-    "costs",
     "processes",
-    "rules",
-    "consumers",
     "waking",
     "scale",
     "large",
-    "opening",
     "checkpoints",
     "production",
     "blocking",
 )
-#: Measured only when named: some last long, others need Debian's servers, or root.
-LONG = ("soak", "ways", "hosts", "pages")
+#: Measured only when named: it needs root.
+LONG = ("hosts",)
 
 
 def main() -> int:
@@ -46,11 +42,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the work: a look, not a measurement")
     parser.add_argument("--db", choices=["sqlite", "postgresql", "postgres", "all"], default="all")
     parser.add_argument("--markdown", metavar="FILE", help="write the table to this file, too")
-    parser.add_argument("--minutes", type=float, default=60, help="soak: how long, for each database")
     parser.add_argument("--update", action="store_true", help="guard: keep the figures of this run")
     given = parser.parse_args()
     databases = {"all": ("sqlite", "postgresql"), "sqlite": ("sqlite",)}.get(given.db, ("postgresql",))
-    settings = Settings(given.quick, databases, given.minutes)
+    settings = Settings(given.quick, databases)
     if given.command == "codec":
         from benchmarks import codec_speed
 

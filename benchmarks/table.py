@@ -19,7 +19,6 @@ class Settings:
 
     quick: bool
     databases: tuple[str, ...]
-    minutes: float = 60
 
     def size(self, full: int, quick: int) -> int:
         """Return `quick` in a quick run, otherwise `full`."""

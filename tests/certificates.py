@@ -54,18 +54,6 @@ class Authority:
         write_key(files.key, key)
         return files
 
-    def revoke(self, file: Path, *signed: Signed) -> None:
-        """Write the list of what is revoked."""
-        now = datetime.now(UTC)
-        made = x509.CertificateRevocationListBuilder().issuer_name(self._name)
-        made = made.last_update(now - timedelta(days=1)).next_update(now + timedelta(days=1))
-        for one in signed:
-            number = x509.load_pem_x509_certificate(one.certificate.read_bytes()).serial_number
-            made = made.add_revoked_certificate(
-                x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
-            )
-        file.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-
     def server_context(self, signed: Signed, *, wants_certificates: bool = False) -> ssl.SSLContext:
         """What a server with this certificate speaks TLS with; it may want certificates of this CA of its clients."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

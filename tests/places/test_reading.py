@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +152,6 @@ def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_p
     shutil.rmtree(place)
     run("checkpoint", "resume", other, tmp_path / "whole", "--payloads", tmp_path / "others")
     assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
-
-
-def test_texts_are_mended_from_arrays(tmp_path: Path, place: Path) -> None:
-    """The marks of a group are made anew from its rollouts, which are read whole."""
-    path = tmp_path / "run.db"
-    asyncio.run(fill(f"sqlite:///{path}", place))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE rb_payload SET outline = '[{' WHERE uid = 2")
-    run("doctor", path, "--repair", code=None)
-    assert run_json("sql", path, "SELECT count(*) AS n FROM rollouts WHERE uid = 2") == [{"n": 2}]
 
 
 @pytest.mark.parametrize("value", [{"x": [np.arange(9000)]}, (np.arange(9000), "text"), {"in": np.arange(3)}])

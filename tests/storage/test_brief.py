@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.engine.transaction import Transaction
-from tests.cancellation.ways import end_background_work
 from tests.stores import TASK, build, fill, group, set_by, take_all
 
 
@@ -59,32 +55,6 @@ async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None
             assert await buffer.is_ready({TASK: 1})
         go_on.set()
         assert await writing
-
-
-class Heard(Hook):
-    """What the hook of the database was told, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
-        self.events.append(sql)
-
-    def committing(self) -> None:
-        self.events.append("committing")
-
-    def committed(self) -> None:
-        self.events.append("committed")
-
-
-async def test_hooks_hear_of_each_statement_and_of_both_sides_of_the_commit(shared_url: str) -> None:
-    async with build(shared_url) as buffer:
-        await fill(buffer, 1)
-        await end_background_work(buffer)
-        with installed(heard := Heard()):
-            await buffer.put(group(1), TASK)
-        stored = next(at for at, event in enumerate(heard.events) if "INSERT INTO rb_payload" in event)
-        assert stored < heard.events.index("committing") == heard.events.index("committed") - 1
 
 
 class Tool:

@@ -142,7 +142,7 @@ async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
         assert await due(-180)
 
 
-@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+@pytest.mark.parametrize("ahead", [-7200.0, pytest.param(7200.0, marks=pytest.mark.long)])
 async def test_retention_is_by_the_clock_of_the_server(
     lent_database: str, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:

@@ -16,10 +16,9 @@ from sqlalchemy import make_url
 from replaybuf.storage.sql.engine import sqlite
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
-from replaybuf.storage.sql.engine.sqlite import checkpoint_wal, salts_at, sync_wal
+from replaybuf.storage.sql.engine.sqlite import checkpoint_wal, salts_at
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
 from replaybuf.storage.sql.engine.transaction import Transaction
-from tests.stores import build, fill, take_all
 
 PAGES = 32
 
@@ -85,22 +84,6 @@ async def test_nobody_else_writes_while_the_log_is_copied(tmp_path: Path, monkey
     assert not any(seen)
 
 
-async def test_others_write_while_the_log_is_flushed_before_a_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, seen = tmp_path / "run.db", []
-
-    def flush(log: str) -> None:
-        seen.append(may_write(path, timeout=5))
-        sync_wal(log)
-
-    monkeypatch.setattr(sqlite, "sync_wal", flush)
-    async with opened(path) as engine, asyncio.timeout(60):
-        while not seen:
-            await insert(engine, PAGES)
-    assert all(seen)
-
-
 async def test_no_connection_copies_the_log_by_itself(tmp_path: Path) -> None:
     def pragma(tx: Transaction) -> int:
         return int(tx.run("PRAGMA wal_autocheckpoint")[0][0])
@@ -151,17 +134,6 @@ async def test_a_reader_that_holds_the_log_back_does_not_hold_up_writers(tmp_pat
         await insert(engine, 4 * PAGES)
     with closing(sqlite3.connect(path)) as reader:
         assert reader.execute("SELECT count(*) FROM numbers").fetchone() == (12 * PAGES,)
-
-
-async def test_buffers_that_write_to_one_file_at_once_keep_all_groups(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/run.db"
-    first, second = build(url), build(url)
-    await asyncio.gather(fill(first, 100), fill(second, 100, 100))
-    await second.close()
-    assert sorted(await take_all(first)) == list(range(200))
-    await first.close()
-    with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.engine.postgres_changes import Notifications
+from replaybuf.storage.sql.engine.postgres import Notifications
 from tests.stores import TASK, build, group
 
 #: Longer than any of these tests waits.

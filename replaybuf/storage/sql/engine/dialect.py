@@ -1,13 +1,29 @@
-"""The interface to all differences between the two databases inside a transaction.
+"""Statements that are written once for both databases, and all that differs between these inside a transaction.
 
-Statements use it and never compare a database's name. `sqlite_dialect` and `postgres_dialect` implement it.
+Statements never compare a database's name. Most are texts with parameters `:name` and a few macros in braces, for which
+each database has its own SQL (`Dialect.macros`):
+
+    {in:uids}, {not_in:uids}  follow a column: it is, or isn't, one of the numbers of the list `uids`
+    {in_texts:tasks}, {not_in_texts:tasks}  the same for texts
+    {json:tags}               the value `tags` as JSON
+    {moment:at}               the moment `at` of the present, NULL for None: on a server its own time, as clocks differ
+    {clock:now}               the time `now` of the lease clock, by which leases end: on a server its own time
+    {lock}, {lock:g}, {skip}  at the end of a query: locks its rows; those of the table `g`; those not locked by others
+    {now}                     the time in seconds since the epoch
+    {connections}             the number of connections to the database, by the server's count
+    {shard}                   the shard of `rb_tally` that the transaction updates
+
+Statements that vary with a user's query or with the policy are SQLAlchemy Core, which its public methods compile. All
+else that differs is a method of `Dialect`, which `sqlite_dialect` and `postgres_dialect` implement.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import from_json, to_json
@@ -21,6 +37,8 @@ from replaybuf.storage.sql.schema.tables import group
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
+
+Convert = Callable[[Any], Any]
 
 #: The most bytes of a UTF-8 character.
 _CHARACTER = 4
@@ -53,7 +71,7 @@ class RowLimit:
 
 #: The drivers' JSON values are text.
 JSON_OPTIONS: dict[str, Any] = {
-    "json_serializer": lambda value: to_json(value).decode(),
+    "json_serializer": lambda value: to_json_text(value),
     "json_deserializer": from_json,
 }
 
@@ -70,7 +88,7 @@ class Dialect(ABC):
     compiler: Compiler
     #: Whether it is a server: each statement is a round trip, and transactions write concurrently, with row locks.
     is_remote: bool
-    #: What begins the number of a parameter, and the macros of statements (`statement`).
+    #: What begins the number of a parameter, and the macros of statements.
     parameter: str
     macros: ClassVar[Mapping[str, str]]
 
@@ -149,3 +167,107 @@ class Dialect(ABC):
     @abstractmethod
     def views(self, tx: Transaction) -> dict[str, str]:
         """Return the definitions of all views, by name."""
+
+
+# Statements
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A compiled statement: the driver's SQL, and the names of its parameters in the driver's order.
+
+    `fixed` has the values of parameters that aren't given, and `converts` the converters of those that have one.
+    """
+
+    sql: str
+    names: Sequence[str]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    converts: Mapping[str, Convert] = field(default_factory=dict)
+
+    def values(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the driver's parameters for these values; there may be more than the statement has. Raises KeyError"""
+        if self.fixed:
+            given = {**self.fixed, **given}
+        if not self.converts:
+            return tuple([given[name] for name in self.names])
+        converts = self.converts
+        return tuple([converts[name](given[name]) if name in converts else given[name] for name in self.names])
+
+
+class Statement:
+    """A function that returns a statement of SQLAlchemy, which is compiled once for each dialect."""
+
+    __slots__ = ("_build", "_forms")
+
+    def __init__(self, build: Callable[[Dialect], Any]) -> None:
+        self._build = build
+        self._forms: dict[Dialect, Form] = {}
+
+    def form(self, dialect: Dialect) -> Form:
+        """Return the statement compiled for a dialect."""
+        form = self._forms.get(dialect)
+        if form is None:
+            form = self._forms[dialect] = of_core(self._build(dialect), dialect)
+        return form
+
+
+def form_of(statement: Any, dialect: Dialect) -> Form:
+    """Return a text, a Statement, or a statement of SQLAlchemy compiled for a dialect; the last each time."""
+    if isinstance(statement, str):
+        return of_text(statement, dialect)
+    return statement.form(dialect) if isinstance(statement, Statement) else of_core(statement, dialect)
+
+
+_PART = re.compile(r"\{(?P<macro>\w+)(?::(?P<argument>\w+))?\}|(?<![:\w]):(?P<name>[a-z_]\w*)")
+
+
+@lru_cache(maxsize=2048)
+def of_text(text: str, dialect: Dialect) -> Form:
+    """Return a text with macros compiled for a dialect."""
+    names: list[str] = []
+    converts: dict[str, Convert] = {}
+
+    def parameter(name: str) -> str:
+        if name not in names:
+            names.append(name)
+        return f"{dialect.parameter}{names.index(name) + 1}"
+
+    def replaced(found: re.Match[str]) -> str:
+        macro, argument = found["macro"], found["argument"]
+        if macro is None:
+            return parameter(found["name"])
+        if argument is None:
+            return dialect.macros[macro]
+        if macro in ("lock", "skip"):
+            return dialect.macros[f"{macro}_of"].format(argument)
+        if macro == "json":
+            converts[argument] = to_json_text
+        elif "in" in macro.split("_"):
+            converts[argument] = dialect.listed
+        return dialect.macros[macro].format(parameter(argument))
+
+    return Form(_PART.sub(replaced, text), names, converts=converts)
+
+
+def to_json_text(value: Any) -> str | None:
+    """Return a value as JSON, None as NULL."""
+    return None if value is None else to_json(value).decode()
+
+
+def of_core(statement: Any, dialect: Dialect) -> Form:
+    """Return a statement of SQLAlchemy compiled for a dialect.
+
+    Its parameters without a value are given later, in the driver's form.
+    """
+    compiled = statement.compile(dialect=dialect.compiler)
+    if compiled.post_compile_params:  # lists: then all of its values must be in the statement
+        compiled = statement.compile(dialect=dialect.compiler, compile_kwargs={"render_postcompile": True})
+    required = {name for parameter, name in compiled.bind_names.items() if parameter.required}
+    kinds = {name: parameter.type for parameter, name in compiled.bind_names.items()}
+    fixed = {}
+    for name, value in compiled.construct_params(dict.fromkeys(required)).items():
+        if name not in required:
+            kind = kinds.get(name)
+            convert = kind and kind.dialect_impl(dialect.compiler).bind_processor(dialect.compiler)
+            fixed[name] = convert(value) if convert else value
+    return Form(str(compiled), compiled.positiontup or (), fixed)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import ColumnElement, and_, false, true
 
 from replaybuf.rules.limits import Rules
-from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.dialect import Dialect, form_of
 from replaybuf.storage.sql.engine.hooks import on_statement
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction, Table
-from replaybuf.storage.sql.engine.statement import form_of
 from replaybuf.storage.sql.schema.tables import lane
 
 if TYPE_CHECKING:

@@ -30,12 +30,8 @@ class Host(NamedTuple):
     port: int | None = None
 
     def __str__(self) -> str:
-        return self.quoted if self.port is None else f"{self.quoted}:{self.port}"
-
-    @property
-    def quoted(self) -> str:
-        """The name, with an IPv6 address in brackets."""
-        return f"[{self.name}]" if ":" in self.name else self.name
+        name = f"[{self.name}]" if ":" in self.name else self.name  # an IPv6 address
+        return name if self.port is None else f"{name}:{self.port}"
 
 
 _ATTRS = "target_session_attrs"
@@ -68,19 +64,17 @@ def _listed(option: str | Sequence[str]) -> list[str]:
     return [one for value in values for one in value.split(",")] if any(values) else []
 
 
-def _read(listed: Sequence[str], ports: Sequence[str] = ()) -> list[Host]:
-    """Return hosts, with the ports of the option `port` where they have none. Raises ConfigError.
+def _read(listed: Sequence[str]) -> list[Host]:
+    """Return hosts. Raises ConfigError.
 
     Errors quote nothing, since what seems to be a host or a port may be a part of a password.
     """
-    if len(ports) not in (0, 1, len(listed)):
-        raise ConfigError(f"the url has {len(listed)} hosts and {len(ports)} ports: give one for all, or one for each")
     hosts = []
     for place, text in enumerate(map(unquote, listed)):
         found = _HOST.fullmatch(text)
         if found is None or not (found[1] or len(listed) == 1):
             raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
-        port = found[2] or (ports[place % len(ports)] if ports else "")
+        port = found[2]
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
             raise ConfigError(f"the port {which} must be a number from 1 to 65535")
@@ -104,14 +98,12 @@ def written(url: URL) -> str:
     hosts, url = hosts_of(url), url.set(drivername=url.get_backend_name())
     if not hosts:
         return url.render_as_string(hide_password=True)
-    text = url.difference_update_query(["host", "port"]).set(host=_PLACE).render_as_string(hide_password=True)
+    text = url.difference_update_query(["host"]).set(host=_PLACE).render_as_string(hide_password=True)
     return text.replace(_PLACE, ",".join(quote(str(host), safe=":[]") for host in hosts), 1)
 
 
-def url_at(url: URL, host: Host | None) -> URL:
-    """Return the URL of one of its hosts; unchanged for None."""
-    if host is None:
-        return url
+def url_at(url: URL, host: Host) -> URL:
+    """Return the URL of one of its hosts."""
     url = url.difference_update_query(["host", "port", _ATTRS])
     if not host.name.startswith("/"):
         return url.set(host=host.name, port=host.port)
@@ -251,15 +243,14 @@ def _check_places(url: str, parsed: URL) -> None:
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that are known. Raises ConfigError."""
     query, secret = dict(url.query), "password" in url.query
-    listed, ports = _listed(query.get("host", "")), _listed(query.pop("port", ""))
-    if len(listed) > 1:
-        query["host"] = ",".join(map(str, _read(listed, ports)))
-    elif ports:
-        [(_, port)] = _read([""], ports)
+    if len(listed := _listed(query.get("host", ""))) > 1:
+        query["host"] = ",".join(map(str, _read(listed)))
+    if "port" in query:
+        if len(listed) > 1:
+            raise ConfigError(f"the url has several hosts and an option port: write a port after each; {_EXAMPLE}")
+        [(_, port)] = _read([f":{_one(query['port'])}"])
         if url.host:
-            url = url.set(port=url.port or port)
-        else:
-            query["port"] = str(port)
+            url, _ = url.set(port=url.port or port), query.pop("port")
     url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
     options: dict[str, Any] = {
         _SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)

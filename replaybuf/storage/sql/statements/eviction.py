@@ -12,7 +12,6 @@ from sqlalchemy import ColumnElement
 from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
 from replaybuf.rules.policies import KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
-from replaybuf.storage.sql.engine.statement import Statement
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
@@ -47,7 +46,7 @@ def read_removed(tx: Transaction, rows: Sequence[GroupRow]) -> None:
         row.payload = found.get(row.uid)
 
 
-_PAYLOADS = Statement("SELECT uid, data FROM rb_payload WHERE uid {in:uids}")
+_PAYLOADS = "SELECT uid, data FROM rb_payload WHERE uid {in:uids}"
 
 
 def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:

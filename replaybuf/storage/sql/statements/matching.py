@@ -13,7 +13,7 @@ from replaybuf.rules.query import LogicNode, Node, SetNode, to_text
 from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.statement import to_json_text
+from replaybuf.storage.sql.engine.dialect import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.buffer_facts import last_uid

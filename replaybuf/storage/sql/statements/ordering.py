@@ -17,8 +17,7 @@ from replaybuf.errors import ConfigError
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, in_order
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import compile_sql
-from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.statement import Statement
+from replaybuf.storage.sql.engine.dialect import Dialect, Statement
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane, payload
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, runs_race, set_race
