@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,19 +16,15 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
-from replaybuf.view.columns import ARRAYS, ROLLOUTS
+from replaybuf.view.columns import ROLLOUTS
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.inspection.group_payloads import StoredArray
+    from replaybuf.view.conversation import Message, Text
 
 Decoded = dict[Any, Any]
 
 _LINES = "\n\t"
-#: The fields of a rollout that are shown below its response.
-_BELOW = ("tool_calls", "error_msg", "extra_fields")
 _METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
-#: Longer lists of numbers (tokens) are shown by their length.
-_FEW_NUMBERS = 32
 #: Texts of extreme answers are cut after so many characters.
 _CUT = 2000
 
@@ -50,7 +45,7 @@ def show(
     """Show groups: their metadata, prompts and rollouts; or the best and worst rollouts.
 
     Of a group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
-    shows all of it, and lists the arrays and tensors with the places of their bytes.
+    shows all of it, arrays and tensors by their types and shapes.
 
     --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all of them:
     a million take a while. Of equal rewards one of each group is shown before a second one of any. Up to 2,000
@@ -82,19 +77,19 @@ def show(
     rollouts = [row for one in values for row in one["rollouts"]]
     if output.printed(lambda: values[0] if len(values) == 1 else values, lambda: rollouts):
         return
-    for number, (described, decoded, arrays) in enumerate(found):
+    for number, (described, decoded) in enumerate(found):
         write(["\n"] if number else [])
-        _print_group(described, decoded, arrays)
+        _print_group(described, decoded)
 
 
-def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Decoded] | None, list[StoredArray]]:
-    """Return the metadata of a group; if `full`, also its decoded rollouts and the descriptions of their arrays.
+def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Decoded] | None]:
+    """Return the metadata of a group; if `full`, also its decoded rollouts.
 
     Arrays outside the database that can't be read are left out, with a note on stderr. Raises InputError if the group
     doesn't exist, and DecodeError.
     """
     if full:
-        from replaybuf.storage.sql.inspection.group_payloads import arrays_of, decode_payload, read_payload
+        from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
     def work(tx: ReadTransaction) -> tuple[Described, Any] | str:
         found = describe_group(tx, uid)
@@ -106,21 +101,19 @@ def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Deco
         raise InputError(f"there is no group {uid} in {reader.where}: {seen}{keep if seen.startswith('gone') else ''}")
     found, stored = seen
     if not full:
-        return found, None, []
+        return found, None
     rollouts, missing = decode_payload(uid, stored)
     if missing is not None:
         typer.echo(escape_line(missing), err=True)
-    return found, rollouts, arrays_of(stored)
+    return found, rollouts
 
 
-def _value(found: Described, decoded: list[Decoded] | None, arrays: Sequence[StoredArray]) -> dict[str, Any]:
+def _value(found: Described, decoded: list[Decoded] | None) -> dict[str, Any]:
     """Return a group for JSON."""
     if decoded is None:
         return {**found.group, "rollouts": found.rollouts}
-    names = ("rollout", "name", "dtype", "nbytes", "where")
-    described = [{**{name: getattr(one, name) for name in names}, "shape": list(one.shape)} for one in arrays]
     rollouts = [{**row, **_fields(rollout)} for row, rollout in zip(found.rollouts, decoded, strict=True)]
-    return {**found.group, "rollouts": rollouts, "arrays": described}
+    return {**found.group, "rollouts": rollouts}
 
 
 def _fields(rollout: Decoded) -> dict[str, Any]:
@@ -128,24 +121,15 @@ def _fields(rollout: Decoded) -> dict[str, Any]:
     return {str(name): value for name, value in rollout.items() if name not in _METADATA}
 
 
-def _print_group(found: Described, decoded: list[Decoded] | None, arrays: Sequence[StoredArray]) -> None:
+def _print_group(found: Described, decoded: list[Decoded] | None) -> None:
     group, facts = found.group, facts_of(found.group, found.now)
     facts |= {"buffer": group["buffer"] if found.several else "", "prompt": "" if decoded else group["prompt"]}
     print_facts(f"group {group['uid']}", facts, 14, {"status": STYLES[group["status"]]})
-    if decoded is None:
-        write("\n")
-        print_table(
-            [one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts], ROLLOUTS
-        )
+    if decoded is not None:
+        _print_rollouts(found.rollouts, decoded, group["prompt"])
         return
-    _print_rollouts(found.rollouts, decoded)
-    if arrays:
-        from replaybuf.storage.sql.inspection.group_payloads import footnotes
-
-        write("\n")
-        if large := [one for one in arrays if not one.small]:
-            print_table(large, ARRAYS)
-        write(f"{escape_line(note)}\n" for note in footnotes(arrays))
+    write("\n")
+    print_table([one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts], ROLLOUTS)
 
 
 def _show_extremes(
@@ -173,7 +157,7 @@ def _show_extremes(
     groups: dict[int, tuple[Described, list[Decoded]]] = {}
     for uid in dict.fromkeys(uid for uid, _ in places):
         try:
-            found, decoded, _ = _read(reader, uid, full=True)
+            found, decoded = _read(reader, uid, full=True)
         except InputError:  # taken since the query
             continue
         groups[uid] = found, decoded or []
@@ -185,8 +169,8 @@ def _show_extremes(
         output.note("there are no completed rollouts with a reward")
     for (found, decoded), position in shown:
         of = f"group {found.group['uid']}, {found.group['task_name']}, "
-        row, rollout = found.rollouts[position], decoded[position]
-        _print_rollouts([row], [rollout], of, None if full else _CUT, found.group["prompt"])
+        cut = None if full else _CUT
+        _print_rollouts([found.rollouts[position]], [decoded[position]], found.group["prompt"], of, cut)
     if left := len(places) - len(shown):
         output.note(f"{left} of them left the buffer while they were read")
     if where is None and (gone := reader.read(lambda tx: gone_of(tx, buffer, task))):
@@ -197,40 +181,30 @@ def _show_extremes(
 
 
 def _print_rollouts(
-    rows: Sequence[Row], decoded: Sequence[Decoded], of: str = "", cut: int | None = None, prompt: str | None = None
+    rows: Sequence[Row], decoded: Sequence[Decoded], prompt: str | None, of: str = "", cut: int | None = None
 ) -> None:
-    """Print the messages, once if all rollouts share them, and every response.
+    """Print the messages, once if all rollouts share them, then of each rollout its response and its other fields.
 
-    Rollouts with other names for these fields are printed field by field; a cut one by its metadata, with the beginning
-    of its `prompt`.
+    Texts are cut after so many characters; rollouts that are cut are shown without other fields.
     """
-    messages = [rollout.get("message") for rollout in decoded]
-    ours = all(_names_are_ours(row, rollout) for row, rollout in zip(rows, decoded, strict=True))
-    shared = len({json.dumps(units.plain(one)) for one in messages}) == 1  # as texts: prompts may be arrays
-    if ours and shared:
+    from replaybuf.view.conversation import conversation_of
+
+    said = [conversation_of(rollout, row, prompt, characters=cut) for row, rollout in zip(rows, decoded, strict=True)]
+    shared = all(one.messages == said[0].messages for one in said)
+    if shared:
         _say(f"\nprompt of {of.split(',')[0]}" if of else "\nprompt", "bold")
-        _print_messages(messages[0], cut)
-    for row, rollout, message in zip(rows, decoded, messages, strict=True):
+        _print_messages(said[0].messages)
+    for row, one in zip(rows, said, strict=True):
         _print_heading(row, of)
-        if not ours and cut is None:
-            _print_fields(_fields(rollout))
-            continue
-        if not ours:
-            message, rollout = prompt, {"response": row["response"]}
-        if not (ours and shared):
-            _print_messages(message, cut)
+        if not shared:
+            _print_messages(one.messages)
             _say("[response]", "dim")
-        _print_text(rollout.get("response"), cut)
-        for name in _BELOW:
-            if _is_there(rollout.get(name)):
+        _print_text(one.response)
+        parts = {"error": one.error, **(one.fields if cut is None else {})}
+        for name, text in parts.items():
+            if text is not None:
                 _say(f"[{name}]", "dim")
-                _print_text(rollout[name], cut)
-
-
-def _names_are_ours(row: Row, rollout: Decoded) -> bool:
-    """Return whether a rollout has its prompt and response in the fields of RolloutState."""
-    response_is_there = rollout.get("response") is not None or not row["response"]
-    return rollout.get("message") is not None and response_is_there
+                _print_text(text)
 
 
 def _print_heading(row: Row, of: str) -> None:
@@ -249,46 +223,21 @@ def _print_heading(row: Row, of: str) -> None:
     console().print(line.append(escape_line(said), style=f"not bold {STYLES.get(row['status'], '')}"), soft_wrap=True)
 
 
-def _print_fields(fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        if value is None or (isinstance(value, (str, list, dict)) and not value):
-            continue
-        _say(f"[{name}]", "dim")
-        if isinstance(value, list) and len(value) > _FEW_NUMBERS and isinstance(value[0], int | float):
-            _print_text(f"{len(value):,} numbers", None)
-        elif isinstance(value, list) and all(isinstance(one, dict) and "role" in one for one in value):
-            _print_messages(value, None)
-        else:
-            _print_text(value, None)
+def _print_messages(messages: Sequence[Message]) -> None:
+    for message in messages:
+        _say(f"[{message.role}]", "dim")
+        _print_text(message.content)
+        if message.rest is not None:
+            _print_text(message.rest)
 
 
-def _print_messages(messages: Any, cut: int | None) -> None:
-    for message in messages if isinstance(messages, list) else [messages]:
-        if not isinstance(message, dict) or message is messages:
-            _print_text(message, cut)
-            continue
-        _say(f"[{message.get('role', 'message')}]", "dim")
-        _print_text(message.get("content"), cut)
-        rest = {name: one for name, one in message.items() if name not in ("role", "content") and _is_there(one)}
-        if rest:
-            _print_text(rest, cut)
-
-
-def _print_text(value: Any, cut: int | None) -> None:
-    """Print a text as it is, anything else as JSON. Long lines are wrapped by the terminal."""
-    if value is None:
-        _say("(none)", "dim")
-        return
-    text = units.as_text(units.joined_parts(value))
-    more = f"… {len(text) - cut:,} more characters (--full)" if cut is not None and len(text) > cut else ""
-    _say(text[:cut] + more)
+def _print_text(text: Text) -> None:
+    """Print a text, and how much of it is missing. Long lines are wrapped by the terminal."""
+    more = f"… {text.length - len(text.text):,} more characters (--full)" if text.is_cut else ""
+    _say(text.text + more)
 
 
 def _say(text: str, style: str = "") -> None:
     from rich.text import Text
 
     console().print(Text(escape(text, keep=_LINES), style=style), soft_wrap=True)
-
-
-def _is_there(value: Any) -> bool:
-    return units.is_there(value) and not (isinstance(value, int) and not value)

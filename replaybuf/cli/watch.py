@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import queue
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,7 +103,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
         while True:
             started, wrong = time.monotonic(), Text()
             try:
-                view = _in_a_thread(lambda: _read(reader, buffer))
+                view = _read(reader, buffer)
                 head = Text(f"{units.moment(view[2])[11:]} UTC  {reader.where}", style="bold")
                 body = _as_text(view)
             except Exception as error:  # of any kind: the next reading may succeed
@@ -116,23 +113,6 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
             live.update(Group(head, *([wrong] if wrong else []), body), refresh=True)
             time.sleep(pause)
-
-
-def _in_a_thread(function: Callable[[], _View]) -> _View:
-    """Call a function in a thread, so that Ctrl-C works while the database doesn't answer."""
-    results: queue.SimpleQueue[_View | Exception] = queue.SimpleQueue()
-
-    def call() -> None:
-        try:
-            results.put(function())
-        except Exception as error:
-            results.put(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    result = results.get()
-    if isinstance(result, Exception):
-        raise result
-    return result
 
 
 class _Captured(io.StringIO):
@@ -208,4 +188,5 @@ def serve(
     address = server.address_of(listening, host) + server.check_prefix(prefix).lstrip("/")
     if token is not None:
         address += f"?token={token}"
-    server.serve(app, listening, lambda: typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)"))
+    typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)")
+    server.serve(app, listening)

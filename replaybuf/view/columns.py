@@ -226,12 +226,3 @@ PROCESSES = [
     Column("failures", "failed", spare=True),
     Column("taken", "drawn", spare=True),
 ]
-#: Arrays and tensors of rollouts.
-ARRAYS = [
-    Column("rollout", "#", "id"),
-    Column("name", "array", "text"),
-    Column("dtype", "dtype", "word"),
-    Column("dimensions", "shape", "word"),
-    Column("nbytes", "size", "size"),
-    Column("kept_in", "kept in", "word"),
-]

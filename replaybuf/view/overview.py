@@ -83,23 +83,19 @@ class Overview:
     last_worker: str | None
 
 
-def read_overview(
-    tx: ReadTransaction, buffer: str | None, task: str | None, first: datetime, end: datetime | None
-) -> Overview:
-    """Return the overview of one buffer or of all; the history, of one task or of all, is from `first` to `end` (None:
-    to now)."""
+def read_overview(tx: ReadTransaction, buffer: str | None, task: str | None, first: datetime) -> Overview:
+    """Return the overview of one buffer or of all; the history, from `first` on, is of one task or of all."""
     now = tx.now()
-    end = now if end is None else min(now, end)
     tallies = tallies_of(tx, buffer)
     figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies.items()}
     last = last_sign_of(tx, buffer, now)
     # Changes since the last reading of the history were made before the last process ended.
     ends = [now] if last is None else [max(last.time, first), now]
-    readings = [one for one in history_of(tx, buffer, first.timestamp()) if one[1] <= end]
+    readings = history_of(tx, buffer, first.timestamp())
     noted = max((time for _, time, _ in readings), default=first)
-    later = [time for time in ends if time <= end and (time > noted or not readings)]
+    later = [time for time in ends if time > noted or not readings]
     history = _of_task([*readings, *((name, time, of) for time in later for name, of in figures.items())], task)
-    batches = last_batches(tx, buffer, _BATCHES, until=end.timestamp())[::-1]
+    batches = last_batches(tx, buffer, _BATCHES)[::-1]
     return Overview(
         [
             _task(name, one, more, tallies[name].get((one, Status.INIT, Tally.PUT), 0))

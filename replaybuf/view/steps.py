@@ -72,19 +72,17 @@ def read_steps(
     tx: ReadTransaction,
     buffer: str | None,
     *,
-    first: int | None = None,
     before: int | None = None,
     limit: int | None = None,
     judged: int = 20_000,
 ) -> Steps:
-    """Return the last steps of a buffer, from `first` on and before `before`, newest first.
+    """Return the last steps of a buffer before `before`, newest first.
 
     What stands out is looked for in the newest of them, with up to `judged` groups.
     """
     name = choose(tx, buffer)
     drawn = batches_of_steps(tx, name, list_steps(tx, name, before=before, limit=limit))
-    found = [StepRow.of(key, batches) for key, batches in drawn.items()]
-    shown = [one for one in _with_changes(found) if first is None or one.step >= first]
+    shown = _with_changes([StepRow.of(key, batches) for key, batches in drawn.items()])
     looked_at, count = list[StepRow](), 0
     for one in shown:
         count += one.groups

@@ -6,7 +6,7 @@ import hashlib
 import mimetypes
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,10 @@ def create_app(
     proxy, which may strip it or not; raises ConfigError for an invalid prefix.
     """
     prefix = check_prefix(prefix)
-    site = _Site(reader, seconds, buffer, prefix)
+    readings = Readings(reader, seconds=seconds)
+    site = _Site(readings, buffer, prefix)
     pages = Starlette(
-        routes=[*site.routes(), *health_of(reader)],
+        routes=[*site.routes(), *health_of(readings)],
         exception_handlers={HTTPException: site.http_error, ReplayBufError: site.error, Exception: site.defect},
     )
     return Guard(pages, token, site.refusal, prefix)
@@ -62,8 +63,8 @@ def create_app(
 class _Site:
     """Renders pages and errors."""
 
-    def __init__(self, reader: Reader, seconds: float, buffer: str | None, prefix: str) -> None:
-        self._readings = Readings(reader, seconds=seconds)
+    def __init__(self, readings: Readings, buffer: str | None, prefix: str) -> None:
+        self._readings = readings
         self._prefix = prefix
         self._buffer = buffer
         self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
@@ -77,7 +78,7 @@ class _Site:
         )
         self._templates.globals |= {
             "prefix": prefix,
-            "database": reader.where,
+            "database": readings.reader.where,
             "version": __version__,
             "files": {
                 name: f"{prefix}/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
@@ -111,10 +112,10 @@ class _Site:
             ask = self._ask(request)
 
             def shown(tx: ReadTransaction) -> Response:
-                data = {"now": tx.now(), **page.read(tx, ask)}
-                values = {**data, **page.draw(data, ask)}
-                text = self._render(f"{name}.html", ask, name=name, title=page.title, idle=_idle(tx, ask), **values)
-                return HTMLResponse(text, _status(data))
+                values = page.show(tx, ask)
+                about: dict[str, Any] = {"name": name, "title": page.title, "idle": _idle(tx, ask), "now": tx.now()}
+                text = self._render(f"{name}.html", ask, **about, **values)
+                return HTMLResponse(text, 400 if values.get("error") else 200)  # an invalid query
 
             return await self._readings.run(lambda reader, seconds: reader.read(shown, timeout=seconds))
 
@@ -188,8 +189,3 @@ def _idle(tx: Any, ask: Ask) -> str:
         return ""
     ago = units.ago(last.time, now)
     return f"run ended {ago}" if last.ended else f"last sign of life {ago}"
-
-
-def _status(data: Mapping[str, Any]) -> int:
-    """Return the HTTP status of a page: 400 if it reports an invalid query."""
-    return 400 if data.get("error") else 200

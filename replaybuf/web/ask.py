@@ -12,8 +12,8 @@ LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
 PARAMETERS = frozenset(
     (
-        *("after", "all", "before", "buffer", "by", "from", "hours", "kind"),
-        *("order", "page", "size", "sort", "status", "task", "to", "where", "worker"),
+        *("after", "all", "before", "buffer", "by", "hours", "kind"),
+        *("order", "page", "size", "sort", "status", "task", "where", "worker"),
     )
 )
 

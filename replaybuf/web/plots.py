@@ -1,4 +1,4 @@
-"""Plots as inline SVG, drawn on the server: the page's script only shows values, and requests a part of a plot.
+"""Plots as inline SVG, drawn on the server: the page's script only shows values.
 
 Shapes are stretched to the width of the page; markers and the numbers on the axes are placed in percent, so that they
 keep their size on a phone. Colours are classes of the style sheet, which has a light and a dark mode.
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -123,8 +124,7 @@ class Plot:
     """A plot: title, shapes, numbers on the axes, legend (classes and names), a description in one sentence, and the
     title of the x axis.
 
-    `data` is for the page's script: for each x its position from 0 to 1, its label, the label of each value, the
-    values of the URL's parameters `from` and `to` there, and the page that a click opens.
+    `data` is for the page's script: for each x its position from 0 to 1, its label, and the label of each value.
     """
 
     title: str
@@ -139,16 +139,10 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """The x axis of a plot: times or train steps.
-
-    `zoom` returns the value of the URL's parameters `from` and `to` at an x; None if the plot can't be zoomed. `to`
-    returns the URL of the page about an x. The axis is from `low` to `high`, or else from the first value to the last.
-    """
+    """The x axis of a plot: times or train steps, from `low` to `high`, or else from the first value to the last."""
 
     scale: Scale = TIMES
     name: str = ""
-    zoom: Callable[[float], int] | None = int
-    to: Callable[[float], str] | None = None
     low: float | None = None
     high: float | None = None
 
@@ -184,7 +178,7 @@ def lines(
 Bar = tuple[float, float, str, int]
 
 
-def bars_of(counts: Mapping[float, int], *, whole: bool = False) -> list[Bar]:
+def bars_of(counts: Mapping[Any, int], *, whole: bool = False) -> list[Bar]:
     """Return bars of equal width from the lowest value to the highest, of values and how often each is there.
 
     Infinities and NaN are left out. With `whole`, the values are whole numbers, and so is the width.
@@ -231,7 +225,7 @@ def histogram(title: str, bars: Sequence[Bar], of: str, axis: str) -> Plot | Non
             f'width="{WIDTH * 0.88 * (end - begin):.1f}" height="{tall:.1f}"/>'
         )
     texts = [f"{n:,} ({n / total:.0%})" for *_, n in bars]
-    data = _data(centres, [text for *_, text, _ in bars], {"groups": ("s0", texts)}, None)
+    data = _data(centres, [text for *_, text, _ in bars], {"groups": ("s0", texts)})
     bottom = _bottom([(x.place(value), text) for value, text in x.ticks])
     return Plot(title, _svg(y, shapes, [], sentence), _left(y), bottom, (), sentence, data, axis)
 
@@ -284,14 +278,7 @@ class _Frame:
             at = dict(points)
             texts[visible(name)] = (styles[name], [number_text(at[x], step) if x in at else "" for x in every])
         places = [self.x.place(x) for x in every]
-        zoom, to = self.across.zoom, self.across.to
-        return _data(
-            places,
-            [self._x_text(x) for x in every],
-            texts,
-            None if zoom is None else [*map(zoom, every)],
-            None if to is None else [*map(to, every)],
-        )
+        return _data(places, [self._x_text(x) for x in every], texts)
 
     def _x_text(self, x: float) -> str:
         if self.across.scale is TIMES:
@@ -305,15 +292,9 @@ def number_text(value: float, step: float) -> str:
     return written(value, 1.0 if float(value).is_integer() else step / 10)
 
 
-def _data(
-    places: Iterable[float],
-    texts: Sequence[str],
-    series: Mapping[str, tuple[str, Sequence[str]]],
-    zoom: Sequence[int] | None,
-    to: Sequence[str] | None = None,
-) -> str:
+def _data(places: Iterable[float], texts: Sequence[str], series: Mapping[str, tuple[str, Sequence[str]]]) -> str:
     of = [[name, style, values] for name, (style, values) in series.items()]
-    return json.dumps({"at": [round(one, 4) for one in places], "x": texts, "of": of, "zoom": zoom, "to": to})
+    return json.dumps({"at": [round(one, 4) for one in places], "x": texts, "of": of})
 
 
 def _svg(axis: Axis, shapes: Sequence[str], dots: Sequence[str], sentence: str) -> Markup:

@@ -60,14 +60,8 @@ def address_of(listening: socket.socket, host: str) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; call `ready` once the server answers. Raises KeyboardInterrupt after SIGINT."""
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
-
+def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve at a listening socket until SIGINT or SIGTERM. Raises KeyboardInterrupt after SIGINT."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -80,7 +74,7 @@ def serve(app: ASGIApp, listening: socket.socket, ready: Callable[[], None]) -> 
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # the application reports errors itself, escaped
     try:
-        Server(config).run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=[listening])
     finally:
         listening.close()
 
@@ -129,35 +123,22 @@ class Readings:
             ) from error
 
 
-#: Seconds: the time limit of a readiness check, and how long its result is cached.
+#: Seconds that a readiness check may read for.
 READY_SECONDS = 3.0
-FRESH_SECONDS = 1.0
 
 
-def health_of(reader: Reader) -> Sequence[Route]:
+def health_of(readings: Readings) -> Sequence[Route]:
     """Return `/healthz` (the server runs) and `/readyz` (the database can be read within `READY_SECONDS`)."""
-    lock = anyio.Lock()
-    known_until, is_ready = 0.0, False
-
-    def read() -> bool:
-        try:
-            reader.read(lambda tx: tx.value("SELECT 1"), timeout=READY_SECONDS)
-        except ReplayBufError:
-            return False
-        return True
 
     async def live(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def ready(request: Request) -> Response:
-        nonlocal known_until, is_ready
-        async with lock:
-            if time.monotonic() >= known_until:
-                is_ready = False
-                with anyio.move_on_after(READY_SECONDS):
-                    is_ready = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
-                known_until = time.monotonic() + FRESH_SECONDS
-        return PlainTextResponse("ok\n") if is_ready else PlainTextResponse("the database can't be read\n", 503)
+        try:
+            await readings.run(lambda reader, _: reader.read(lambda tx: tx.value("SELECT 1"), timeout=READY_SECONDS))
+        except ReplayBufError:
+            return PlainTextResponse("the database can't be read\n", 503)
+        return PlainTextResponse("ok\n")
 
     return [Route(path, answer) for path, answer in zip(HEALTH, (live, ready), strict=True)]
 

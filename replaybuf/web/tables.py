@@ -13,80 +13,74 @@ from replaybuf.web.ask import Ask
 
 #: Rows of a table on a page.
 SIZE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One page of a table: its rows, the total number of rows, its offset, and the next page's offset, if any."""
-
-    rows: Sequence[Any]
-    total: int
-    first: int
-    next: int | None
-
-
-def listed(
-    rows: Sequence[Any], ask: Ask, columns: Sequence[str], *, order: str = "order", after: str = "after"
-) -> Listed:
-    """Return a page of rows, ordered by a column (descending with a "-" before its name), or in the given order.
-
-    `order` and `after` name the parameters with the column and the offset. Rows without a value come last. Raises
-    InputError.
-    """
-    name, first = ask.text(order), ask.number(after, 0) or 0
-    if name is not None:
-        column = name.removeprefix("-")
-        if column not in columns:
-            raise InputError(
-                f"{order} must be one of {', '.join(columns)}, or that with a - before it, not {name!r:.100}"
-            )
-        known = [row for row in rows if value_of(row, column) is not None]
-        known.sort(key=lambda row: value_of(row, column), reverse=name != column)
-        rows = [*known, *(row for row in rows if value_of(row, column) is None)]
-    end = first + SIZE
-    return Listed(rows[first:end], len(rows), first, end if end < len(rows) else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading: its text, the URL that sorts by it, and how the rows are sorted by it ("ascending", "descending")."""
-
-    text: str
-    title: str
-    style: str
-    href: str | None
-    sorted: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell: its text, the URL that it links to, and the time that its age is of. `opens`: the link is the row's."""
-
-    text: str
-    style: str
-    title: str
-    href: str | None
-    moment: datetime | None
-    status: str
-    opens: bool
+Link = Callable[[Any], str | None]
+_STYLES = {"name": "name", "text": "brief", "tags": "brief tag", "cell": "detail"}
+#: The columns that have links in every table: the path, or the path and the parameter with the value.
+_PLACES = {
+    "uid": ("/groups", ""),
+    "last_uid": ("/groups", ""),
+    "step": ("/steps", ""),
+    "worker": ("/worker", "worker"),
+    "holder": ("/worker", "worker"),
+    "name": ("/worker", "worker"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A page of a table; `undone` rows are pale. `after` names the parameter with the offset of another page."""
+    """A page of a table: rows `first` to `next` (None: the last page) of a `total`, if known.
+
+    `by` says how the rows are ordered, `order` and `after` name the parameters that do, and the headings of the columns
+    in `sorts` have links. `links` are functions from a row to the URL that its cell of a column links to.
+    """
 
     label: str
-    headings: Sequence[Heading]
-    rows: Sequence[tuple[bool, Sequence[Cell]]]
-    total: int
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    ask: Ask
+    now: datetime
+    total: int | None
     first: int
     next: int | None
+    by: str
+    order: str
     after: str
+    sorts: Collection[str]
+    links: Mapping[str, Link]
 
+    def sorting(self, column: Column) -> str | None:
+        """Return the URL that orders the rows by a column, or None if there is none."""
+        if column.name not in self.sorts:
+            return None
+        direction = "" if self.by == f"-{column.name}" else "-"
+        return self.ask.link("", **{self.order: f"{direction}{column.name}", self.after: None})
 
-Link = Callable[[Any], str | None]
-_TIMES = ("ago", "age", "lease")
-_STYLES = {"name": "name", "text": "brief", "tags": "brief tag", "cell": "detail"}
+    def sorted_by(self, column: Column) -> str:
+        """Return "ascending" or "descending" for the column by which the rows are ordered, "" for others."""
+        return {column.name: "ascending", f"-{column.name}": "descending"}.get(self.by, "")
+
+    def href(self, row: Any, column: Column) -> str | None:
+        """Return the URL that a cell links to, if any."""
+        if column.name in self.links:
+            return self.links[column.name](row)
+        if column.name not in _PLACES or (value := value_of(row, column.name)) in (None, ""):
+            return None
+        path, parameter = _PLACES[column.name]
+        return self.ask.link(path, **{parameter: value}) if parameter else self.ask.link(f"{path}/{value}")
+
+    def text(self, row: Any, column: Column) -> str:
+        """Return the text of a cell; "" for a missing value."""
+        return column.text(row, self.now) if value_of(row, column.name) is not None else ""
+
+    def style(self, row: Any, column: Column) -> str:
+        """Return the classes of a cell."""
+        style = "number" if column.is_right else _STYLES.get(column.kind, "")
+        return f"{style} bad".strip() if column.is_bad(row) else style
+
+    def title(self, row: Any, column: Column) -> str:
+        """Return why a cell is to be looked at, if the row says so in words."""
+        why = value_of(row, column.bad) if column.bad else ""
+        return why if isinstance(why, str) else ""
 
 
 def table_of(
@@ -100,82 +94,29 @@ def table_of(
     order: str = "order",
     after: str = "after",
     sorts: bool | Collection[str] = True,
-    here: Listed | None = None,
     links: Mapping[str, Link] = {},
 ) -> Table:
     """Return a page of rows as a table. Columns of which all rows have the usual value are left out.
 
-    `usual` is the column that the rows are ordered by if the URL doesn't say, `order` and `after` the parameters that
-    do. Only the headings of columns that it `sorts` by have links (all, or none). `here` is the page of rows if they
-    are chosen already. `links` are functions from a row to the URL that its cell of this column links to, besides those
-    that every table has.
+    `usual` is the column that the rows are ordered by if the URL doesn't say. A table that doesn't sort, because
+    another one on its page does, has its first rows; so has one whose rows the database `sorts` by some columns.
+    Rows without a value come last. Raises InputError.
     """
     shown = used(columns, rows)
     names = [one.name for one in shown]
-    page = here or (
-        listed(rows, ask, names, order=order, after=after) if sorts else Listed(rows[:SIZE], len(rows), 0, None)
-    )
-    by = (ask.text(order) if sorts else None) or usual
-    headings = [
-        Heading(
-            one.header,
-            one.title,
-            "number" if one.is_right else "",
-            ask.link("", **{order: one.name if by == f"-{one.name}" else f"-{one.name}", after: None})
-            if sorts is True or (sorts and one.name in sorts)
-            else None,
-            {one.name: "ascending", f"-{one.name}": "descending"}.get(by, ""),
-        )
-        for one in shown
-    ]
-    to = {**_links(ask), **links}
-    opening = next((one.name for one in shown if one.name in _OPENING), None)
-    cells = [
-        (
-            bool(getattr(row, "undone", False)),
-            [_cell(row, one, now, to.get(one.name), opens=one.name == opening) for one in shown],
-        )
-        for row in page.rows
-    ]
-    return Table(label, headings, cells, page.total, page.first, page.next, after)
-
-
-#: The columns whose link opens what a row is about.
-_OPENING = ("uid", "step", "name", "worker", "task_name")
-
-
-def _links(ask: Ask) -> dict[str, Link]:
-    def field(name: str, path: str, parameter: str = "") -> Link:
-        def link(row: Any) -> str | None:
-            value = value_of(row, name)
-            if value is None or value == "":
-                return None
-            return ask.link(path, **{parameter: value}) if parameter else ask.link(f"{path}/{value}")
-
-        return link
-
-    return {
-        "uid": field("uid", "/groups"),
-        "last_uid": field("last_uid", "/groups"),
-        "step": field("step", "/steps"),
-        "worker": field("worker", "/worker", "worker"),
-        "holder": field("holder", "/worker", "worker"),
-    }
-
-
-def _cell(row: Any, column: Column, now: datetime, link: Link | None, *, opens: bool) -> Cell:
-    value = value_of(row, column.name)
-    bad = value_of(row, column.bad) if column.bad else False
-    href = link(row) if link is not None else None
-    style = " ".join(
-        filter(None, ("number" if column.is_right else _STYLES.get(column.kind, ""), "bad" if bad else ""))
-    )
-    return Cell(
-        column.text(row, now) if value is not None else "",
-        style,
-        bad if isinstance(bad, str) else "",
-        href,
-        value if column.kind in _TIMES else None,
-        str(value) if column.kind == "status" else "",
-        opens and href is not None,
+    by = ask.text(order) if sorts else None
+    first = (ask.number(after, 0) or 0) if sorts is True else 0
+    if by is not None and sorts is True:
+        name = by.removeprefix("-")
+        if name not in names:
+            raise InputError(f"{order} must be one of {', '.join(names)}, or that with a - before it, not {by!r:.100}")
+        known = [row for row in rows if value_of(row, name) is not None]
+        known.sort(key=lambda row: value_of(row, name), reverse=name != by)
+        rows = [*known, *(row for row in rows if value_of(row, name) is None)]
+    end = first + SIZE
+    following = end if sorts is True and end < len(rows) else None
+    return Table(
+        *(label, shown, rows[first:end], ask, now, len(rows), first, following, by or usual, order, after),
+        names if sorts is True else sorts or (),
+        links,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -91,38 +90,3 @@ def test_a_database_that_keeps_all_has_no_places(shared_url: str) -> None:
     assert "payloads in" not in run("stats", shared_url).stdout
     assert "payloads apart" not in client_of(shared_url).get("/").text
     assert "replaybuf_payload_file" not in run("stats", shared_url, "--format=prometheus").stdout
-
-
-def test_the_command_and_the_page_list_arrays_and_where_they_are(shared_url: str, tmp_path: Path) -> None:
-    """Of groups that are kept apart and of others, also while the folder isn't there."""
-    folder = tmp_path / "payloads"
-
-    async def fill() -> None:
-        async with apart(shared_url, folder) as buffer:
-            for columns in (2, 2000):
-                [rollout] = group(columns)
-                rollout.extra_fields = {"images": [np.zeros((12, columns), np.float32), np.arange(3)]}
-                rollout.routed_experts = np.asfortranarray(np.zeros((3, 4), np.int8))
-                await buffer.put([rollout], TASK)
-
-    asyncio.run(fill())
-    folder.rename(tmp_path / "away")
-    small, large = (run_json("show", shared_url, uid, "--full")["arrays"] for uid in (1, 2))
-    expected = {
-        "rollout": 0, "name": "extra_fields.images[0]", "dtype": "float32", "nbytes": 96, "shape": [12, 2],
-        "where": "the database",
-    }  # fmt: skip
-    assert [one["name"] for one in small] == ["routed_experts", "extra_fields.images[0]", "extra_fields.images[1]"]
-    assert small[1] == expected
-    assert [one["where"] for one in (large[0], large[2])] == ["the database"] * 2
-    file = Path(large[1]["where"])
-    assert (tmp_path / "away").joinpath(*file.parts[-2:]).stat().st_size == 96_000
-    assert large[1] == {**expected, "nbytes": 96_000, "shape": [12, 2000], "where": str(file)}
-    shown = run("show", shared_url, 2, "--full")
-    assert f"extra_fields.images[0]  float32  12 × 2000  96.0 kB  {file.name}" in shown.stdout
-    assert f"{file.name}: in {file.parent}\n2 small arrays of 36 B: in the database\n" in shown.stdout
-    assert "is shown without its arrays" in shown.stderr
-    page = client_of(shared_url).get("/groups/2").text
-    assert re.search(r"<td[^>]*>12 × 2000</td>\s*<td[^>]*>96.0 kB</td>", page)
-    assert f"{file.name}: in {file.parent}" in page
-    assert "3 small arrays" in client_of(shared_url).get("/groups/1").text

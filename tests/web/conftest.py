@@ -71,7 +71,7 @@ class Client:
     def data(self, name: str, parameters: Mapping[str, object] | None = None, **path: object) -> dict[str, Any]:
         """Return what a page reads, as plain values; `path` has the numbers in the page's path."""
         ask = Ask({key: str(value) for key, value in (parameters or {}).items()}, {k: str(v) for k, v in path.items()})
-        found = open_reader(self._url).read(lambda tx: PAGES[name].read(tx, ask))
+        found = open_reader(self._url).read(lambda tx: PAGES[name].show(tx, ask))
         plain: dict[str, Any] = units.plain(found, datetime.isoformat)
         return plain
 

@@ -174,8 +174,7 @@ def test_pages_together_have_every_group_once(page: Client, order: str) -> None:
     seen: list[int] = []
     after = None
     while True:
-        parameters = {"order": order, "size": 25} | ({"after": after} if after else {})
-        found = page.data("groups", parameters)
+        found = page.data("groups", {"order": order} | ({"after": after} if after else {}))["table"]
         seen += [row["uid"] for row in found["rows"]]
         if (after := found["next"]) is None:
             break
@@ -186,7 +185,7 @@ def test_pages_together_have_every_group_once(page: Client, order: str) -> None:
 
 def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
     query = json.dumps({"tags.level": {"$in": [1, 3]}})
-    found = page.data("groups", {"task": "code", "status": "completed", "where": query})
+    found = page.data("groups", {"task": "code", "status": "completed", "where": query})["table"]
     assert found["rows"]
     assert {(row["task_name"], row["status"]) for row in found["rows"]} == {("code", "completed")}
     assert {row["tags"]["level"] for row in found["rows"]} == {1, 3}
@@ -211,13 +210,9 @@ def test_a_mistake_in_a_query_is_said(page: Client, where: str, said: str) -> No
     [
         {"order": "nix"},
         {"status": "nix"},
-        {"size": "0"},
-        {"size": "1e3"},
         {"after": "x"},
-        {"after": "[[1],2]"},
-        {"after": '["a",1]', "order": "reward"},
-        {"after": "[1.5,1]", "order": "staleness"},
-        {"after": f"[1,{10**30}]"},
+        {"after": "-1"},
+        {"after": f"{10**30}"},
         {"buffer": "nix"},
         {"task": "\0"},
         {"where": "\0"},
@@ -303,7 +298,7 @@ def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
 
 
 def test_links_repeat_only_what_pages_know(page: Client) -> None:
-    assert "unknown" not in read(page, "/groups", unknown="unknown", size=2)
+    assert "unknown" not in read(page, "/groups", unknown="unknown")
 
 
 def test_a_step_leads_to_its_groups_and_their_workers(page: Client) -> None:
@@ -380,14 +375,12 @@ def test_a_worker_that_is_bad_in_many_steps_hides_no_step_in_which_the_others_ar
     assert "a task with the 10 steps before" in text
 
 
-def test_a_step_has_links_to_the_steps_beside_it_and_a_plot_to_its_steps(troubled: Client) -> None:
+def test_a_step_has_links_to_the_steps_beside_it(troubled: Client) -> None:
     text = troubled.get("/steps/15").text
     assert 'href="/steps/14" rel="prev"' in text
     assert 'href="/steps/16" rel="next"' in text
     assert "the 10 steps before (" in text
     assert 'rel="next"' not in troubled.get("/steps/25").text
-    for path in ("/steps", "/workers"):
-        assert '"/steps/15"' in html.unescape(troubled.get(path).text)
 
 
 def test_steps_that_a_restore_undid_do_not_count_for_workers(troubled: Client) -> None:
@@ -400,12 +393,6 @@ def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
     answer = troubled.get("/steps/99")
     assert answer.status_code == 404
     assert "are for steps 1 to 25" in answer.text
-
-
-def test_steps_are_shown_between_two(dipped: Client) -> None:
-    found = dipped.data("steps", {"from": 3, "to": 5})
-    assert [one["step"] for one in found["view"]["rows"]] == [5, 4, 3]
-    assert dipped.get("/steps?from=x").status_code == dipped.get("/?from=99999999999999").status_code == 400
 
 
 def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_left_is_said(url: str) -> None:
@@ -444,7 +431,7 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     for order in ("uid", "-uid"):
         for after in (0, 3, 6):
             text = page.get(f"/steps/1?order={order}&after={after}").text
-            seen += [int(uid) for uid in re.findall(r'href="/groups/(\d+)" data-row', text)]
+            seen += [int(uid) for uid in re.findall(r'<td [^>]*><a href="/groups/(\d+)"', text)]
             assert ('rel="next"' in text) == (after < 6)
     assert seen == [*range(1, 8), *range(7, 0, -1)]
     assert page.get("/steps/1?order=nix").status_code == 400

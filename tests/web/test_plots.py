@@ -80,7 +80,7 @@ def test_ticks_of_times_and_steps_are_few_and_inside(low: int, span: int) -> Non
         assert all(low <= value <= low + span for value, _ in axis.ticks)
 
 
-def test_the_script_gets_texts_of_each_value_and_what_to_ask_for() -> None:
+def test_the_script_gets_texts_of_each_value() -> None:
     across = Across(STEPS, "step")
     plot = lines("both", {"mean": [(1, 0.5), (3, 0.25)], "most": [(1, 1.0), (2, 1.0)]}, across=across)
     assert plot is not None
@@ -88,8 +88,6 @@ def test_the_script_gets_texts_of_each_value_and_what_to_ask_for() -> None:
         "at": [0.0, 0.5, 1.0],
         "x": ["step 1", "step 2", "step 3"],
         "of": [["mean", "s0", ["0.50", "", "0.25"]], ["most", "s1", ["1", "1", ""]]],
-        "zoom": [1, 2, 3],
-        "to": None,
     }
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from replaybuf.errors import InputError
+from replaybuf.view.columns import columns
 from replaybuf.web import tables
 from replaybuf.web.ask import Ask
-from replaybuf.web.tables import listed
+from replaybuf.web.tables import Table, table_of
 from tests.web.conftest import Client
 
 
@@ -19,6 +22,10 @@ from tests.web.conftest import Client
 class Row:
     name: str
     value: float | None
+
+
+def listed(rows: list[Any], asked: Ask, names: tuple[str, ...]) -> Table:
+    return table_of("any", rows, columns(*names), asked, datetime.now(UTC))
 
 
 ROWS = [Row("a", 2.0), Row("b", None), Row("c", 1.0)]

@@ -177,23 +177,6 @@ class StandIn(ABC):
         """Return the handle of a tensor with these bytes; `build` makes the tensor from its content."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayFacts(StandIn):
-    """The type and size of an array or tensor without its bytes; `out_of_band` unless it is stored in the msgpack."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    out_of_band: bool
-
-    @classmethod
-    def of(cls, array: DeferredArray | AnyArray) -> ArrayFacts:
-        return cls(str(array.dtype), array.shape, array.nbytes, isinstance(array, DeferredArray))
-
-    def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any]) -> ArrayFacts:
-        return ArrayFacts(name, tuple(shape), self.nbytes, self.out_of_band)
-
-
 def checked_array(array: DeferredArray, block: Any) -> AnyArray:
     """Return an array in the memory of its block. Raises DecodeError when the checksum of the block is wrong."""
     if len(block) != array.block_size or digest(block) != array.digest:

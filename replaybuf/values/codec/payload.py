@@ -13,7 +13,6 @@ from typing import Any
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.values.codec import payload_format as form
 from replaybuf.values.codec.blocks import (
-    ArrayFacts,
     BlockReader,
     DeferredArray,
     Instead,
@@ -181,15 +180,12 @@ class Codec:
 
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
-        return self._without_blocks(head, lambda array: None if isinstance(array, DeferredArray) else array)
 
-    def decode_facts(self, payload: Buffer) -> list[Any]:
-        """Return the rollouts of a payload, or of its head, with ArrayFacts for its arrays. Raises DecodeError."""
-        return self._without_blocks(payload, ArrayFacts.of)
+        def instead(array: Any) -> Any:
+            return None if isinstance(array, DeferredArray) else array
 
-    def _without_blocks(self, payload: Buffer, instead: Instead) -> list[Any]:
         with form.AS_DAMAGE:
-            found, plain = self._opened(payload)
+            found, plain = self._opened(head)
             reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
             return self._unpack(found, plain, reader, tags=lenient(self._tags))
 

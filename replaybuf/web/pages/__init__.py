@@ -1,58 +1,36 @@
-"""The pages: what each reads in one transaction, and what it draws of it."""
+"""The pages, by the names of their templates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.web.ask import Ask
-from replaybuf.web.pages.groups import draw_group, draw_groups, read_group, read_groups
-from replaybuf.web.pages.overview import (
-    draw_checkpoints,
-    draw_events,
-    draw_overview,
-    read_checkpoints,
-    read_events_page,
-    read_overview,
-)
-from replaybuf.web.pages.steps import (
-    draw_step,
-    draw_steps,
-    draw_worker,
-    draw_workers,
-    read_step_page,
-    read_steps_page,
-    read_worker_page,
-    read_workers,
-)
-
-Data = dict[str, Any]
+from replaybuf.web.pages.groups import show_group, show_groups
+from replaybuf.web.pages.overview import show_checkpoints, show_events, show_overview
+from replaybuf.web.pages.steps import show_step, show_steps, show_worker, show_workers
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: path and title, `read` for its data, and `draw` for what is made of them, such as plots.
-
-    `PAGES` has it by its template's name.
-    """
+    """A page: its path and title, and a function for the values of its template, which reads in one transaction."""
 
     path: str
     title: str
-    read: Callable[[ReadTransaction, Ask], Data]
-    draw: Callable[[Data, Ask], Mapping[str, Any]]
+    show: Callable[[ReadTransaction, Ask], dict[str, Any]]
     in_menu: bool = True
 
 
 PAGES = {
-    "overview": Page("/", "Overview", read_overview, draw_overview),
-    "groups": Page("/groups", "Groups", read_groups, draw_groups),
-    "group": Page("/groups/{uid}", "Group", read_group, draw_group, in_menu=False),
-    "steps": Page("/steps", "Steps", read_steps_page, draw_steps),
-    "step": Page("/steps/{step}", "Step", read_step_page, draw_step, in_menu=False),
-    "checkpoints": Page("/checkpoints", "Checkpoints", read_checkpoints, draw_checkpoints),
-    "workers": Page("/workers", "Workers", read_workers, draw_workers),
-    "worker": Page("/worker", "Worker", read_worker_page, draw_worker, in_menu=False),
-    "events": Page("/events", "Events", read_events_page, draw_events),
+    "overview": Page("/", "Overview", show_overview),
+    "groups": Page("/groups", "Groups", show_groups),
+    "group": Page("/groups/{uid}", "Group", show_group, in_menu=False),
+    "steps": Page("/steps", "Steps", show_steps),
+    "step": Page("/steps/{step}", "Step", show_step, in_menu=False),
+    "checkpoints": Page("/checkpoints", "Checkpoints", show_checkpoints),
+    "workers": Page("/workers", "Workers", show_workers),
+    "worker": Page("/worker", "Worker", show_worker, in_menu=False),
+    "events": Page("/events", "Events", show_events),
 }

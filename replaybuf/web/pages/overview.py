@@ -5,49 +5,55 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from replaybuf.common.units import time_of
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view import waits
 from replaybuf.view.columns import CHECKPOINTS, value_of
-from replaybuf.view.overview import EVENTS, TASKS, event_text, rates_of, read_events
-from replaybuf.view.overview import read_overview as read_view
+from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.web.ask import LARGEST, Ask
 from replaybuf.web.plots import Across, Plot, bars_of, histogram, lines
 from replaybuf.web.tables import table_of
 
 _HOURS = ("6", "1", "24", "48")
-_LAST_SECOND = 2**36
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
 
 Points = list[tuple[float, float]]
 
 
-def read_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the overview, and the current waits."""
-    buffer, task = ask.text("buffer"), ask.text("task")
+def show_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the overview with its plots and the table of tasks, and the current waits."""
+    buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
     hours = int(ask.choice("hours", _HOURS))
-    first, end = _range(ask, tx.now(), hours)
-    view = read_view(tx, buffer, task, first, end)
-    return {"hours": hours, "view": view, **read_waits(tx, buffer, task)}
+    view = read_overview(tx, buffer, task, now - timedelta(hours=hours))
+    found = waits_of(tx, buffer, task)
+
+    def groups(row: Any) -> str:
+        return ask.link("/groups", task=row["task_name"], buffer=row["buffer"] if found["several"] else buffer)
+
+    def of_status(status: str) -> Callable[[Any], str | None]:
+        return lambda row: f"{groups(row)}&status={status}" if row[status] else None
+
+    statuses = {str(one): of_status(str(one)) for one in Status if one != Status.ARCHIVED}
+    shown = [one for one in TASKS if found["several"] or one.name != "buffer"]
+    links = {"task_name": groups, "buffer": lambda row: ask.link("", buffer=row["buffer"]), **statuses}
+    return {
+        "hours": hours,
+        "hours_offered": sorted(map(int, _HOURS)),
+        "view": view,
+        "plots": _plots(view),
+        "table": table_of("Groups by task and status", view.tasks, shown, ask, now, links=links),
+        "events": [(one, event_text(one)) for one in view.events],
+        **found,
+    }
 
 
-def _range(ask: Ask, now: datetime, hours: int) -> tuple[datetime, datetime | None]:
-    """Return the time range of the plots: that of the URL, or else the last hours. Raises InputError."""
-    first, last = (ask.number(name, most=_LAST_SECOND) for name in ("from", "to"))
-    if first is None:
-        return now - timedelta(hours=hours), None
-    return time_of(first), None if last is None else time_of(last + 1)
-
-
-def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the table of tasks, and the plots, which share the axis of times at which there was a run."""
-    view, several = data["view"], data["several"]
+def _plots(view: Overview) -> list[Plot]:
+    """Return the plots, which share the axis of times at which there was a run."""
     history, rates, newest_ones = view.history, rates_of(view.history), view.newest
     began = min((one.time for one in history), default=None)
     drawn = [one for one in view.batches if began is not None and one["taken_at"] >= began]
@@ -62,33 +68,17 @@ def draw_overview(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
         return {name: [(one.time.timestamp(), value_of(one, by).get(name, 0)) for one in history] for name in names}
 
     rate = {name: sorted((time.timestamp(), value_of(one, name)) for time, one in rates) for name in ("put", "drawn")}
-    spread = {"mean": "reward", "min": "min_reward", "max": "max_reward"}
     plots: list[Plot | None] = [
         lines("Groups a minute", rate, {"put": "s0", "drawn": "s1"}, across=across),
         lines("Groups by status", counted("statuses"), STATUS_CLASSES, across=across),
         lines("Groups by task", counted("tasks"), across=across),
         lines("Mean reward of draws", of_draws(mean="reward"), across=across, fitted=True),
-        lines("Reward of draws", of_draws(**spread), across=across),
+        lines("Reward of draws", of_draws(mean="reward", min="min_reward", max="max_reward"), across=across),
         lines("Staleness of draws", of_draws(mean="staleness", max="max_staleness"), across=across),
         histogram("Rewards", bars_of(Counter(newest_ones.rewards)), "completed groups put last", "reward"),
         histogram("Staleness", bars_of(newest_ones.staleness, whole=True), "completed groups put last", "train steps"),
     ]
-
-    def groups(row: Any) -> str:
-        return ask.link("/groups", task=row["task_name"], buffer=row["buffer"] if several else ask.text("buffer"))
-
-    def of_status(status: str) -> Callable[[Any], str | None]:
-        return lambda row: f"{groups(row)}&status={status}" if row[status] else None
-
-    statuses = {str(one): of_status(str(one)) for one in Status if one != Status.ARCHIVED}
-    shown = [one for one in TASKS if several or one.name != "buffer"]
-    links = {"task_name": groups, "buffer": lambda row: ask.link("", buffer=row["buffer"]), **statuses}
-    return {
-        "plots": [one for one in plots if one],
-        "table": table_of("Groups by task and status", view.tasks, shown, ask, data["now"], links=links),
-        "hours_offered": sorted(map(int, _HOURS)),
-        "events": [(one, event_text(one)) for one in view.events],
-    }
+    return [one for one in plots if one]
 
 
 def _over_time(draws: Iterable[Any], name: str) -> Points:
@@ -100,7 +90,7 @@ def _over_time(draws: Iterable[Any], name: str) -> Points:
 _MOST_WAITS = 50
 
 
-def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
+def waits_of(tx: ReadTransaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
     """Return the waits, those of buffers in which somebody waits first, their number, and whether there are several
     buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
     found = waits.read_waits(tx, buffer, waits.DrawQuestion(task))
@@ -116,23 +106,11 @@ def read_waits(tx: ReadTransaction, buffer: str | None, task: str | None = None)
 _MOST_ROWS = 10_000
 
 
-def read_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the checkpoints, newest first."""
-    return {"rows": newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)}
-
-
-def draw_checkpoints(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return a page of the checkpoints in the requested order."""
-
-    def steps(row: Any) -> str:
-        return ask.link("/steps", before=row["step"] + 1)
-
-    rows = data["rows"]
-    return {
-        "table": table_of(
-            "Checkpoints", rows, CHECKPOINTS, ask, data["now"], usual="-created_at", links={"step": steps}
-        )
-    }
+def show_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the table of the checkpoints, newest first."""
+    rows = newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)
+    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1)}
+    return {"table": table_of("Checkpoints", rows, CHECKPOINTS, ask, tx.now(), usual="-created_at", links=links)}
 
 
 _EVENTS_SHOWN = 100
@@ -140,33 +118,22 @@ _EVENTS_SHOWN = 100
 _CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
 
 
-def read_events_page(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of events, newest first, filtered by kind, task and worker."""
+def show_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return a page of events, newest first, filtered by kind, task and worker, with links to those of one kind."""
     given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
     conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
     before = ask.number("before", LARGEST)
     found = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
     rows = found[:_EVENTS_SHOWN]
+    links = {
+        "what": lambda row: ask.link("", kind=row.kind, before=None),
+        "uids": lambda row: ask.link(f"/groups/{row.uids[0]}") if row.uids else None,
+    }
     return {
         "kind": ask.text("kind"),
-        "rows": rows,
         "next": rows[-1].id if len(found) > _EVENTS_SHOWN else None,
+        "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
     }
-
-
-def draw_events(data: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """Return the table of the events, with links to those of one kind."""
-
-    def of_kind(row: Any) -> str:
-        return ask.link("", kind=row.kind, before=None)
-
-    def first(row: Any) -> str | None:
-        return ask.link(f"/groups/{row.uids[0]}") if row.uids else None
-
-    table = table_of(
-        "Events", data["rows"], EVENTS, ask, data["now"], sorts=False, links={"what": of_kind, "uids": first}
-    )
-    return {"table": table}
 
 
 def one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, Sequence[str]]:

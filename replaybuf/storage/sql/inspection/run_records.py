@@ -43,18 +43,16 @@ def newest(
 # Draws
 
 _LAST_BATCHES = """SELECT taken_at, step, groups, reward, min_reward, max_reward, staleness, max_staleness FROM rb_batch
-WHERE buffer = coalesce(:buffer, buffer) AND taken_at <= :until AND status = 'completed'
+WHERE buffer = coalesce(:buffer, buffer) AND status = 'completed'
 ORDER BY id DESC LIMIT :most"""
 
 
-def last_batches(
-    tx: ReadTransaction, buffer: str | None, most: int, *, until: float = math.inf
-) -> list[dict[str, Any]]:
+def last_batches(tx: ReadTransaction, buffer: str | None, most: int) -> list[dict[str, Any]]:
     """Return the step, size, rewards and staleness of the last draws of completed groups, newest first.
 
-    Their times, and `until`, are in seconds since the epoch.
+    Their times are in seconds since the epoch.
     """
-    return tx.rows(_LAST_BATCHES, buffer=buffer, most=most, until=until)
+    return tx.rows(_LAST_BATCHES, buffer=buffer, most=most)
 
 
 # Workers and history
