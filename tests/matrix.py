@@ -168,7 +168,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("web/test_tables.py::*facet*", _DATABASES),
     ("web/test_behind_a_proxy.py::*cant_be_read*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables", "behind_a_proxy")),
-    ("demo/test_demo_run.py::test_fresh*", ("sqlite",)),
     ("demo/test_demo_run.py::test_groups_of_others*", ("sqlite",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
@@ -216,8 +215,6 @@ _LONG = (
     "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "demo/test_demo_run.py::test_a_run_may_be_cut*",
-    "demo/test_demo_run.py::test_fresh*",  # demo/test_start.py
-    "demo/test_demo_run.py::test_a_terminal*C-c*",  # test_ctrl_c
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake

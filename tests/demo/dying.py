@@ -10,7 +10,6 @@ from typing import Any
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli import main
-from replaybuf.cli.demo import trainer
 from replaybuf.cli.demo.policy import Policy
 from replaybuf.cli.demo.worker import RunFolder
 
@@ -47,7 +46,6 @@ POINTS: dict[str, Callable[[], None]] = {
     "trained, but without a checkpoint": _before(ReplayBuffer, "checkpoint"),
     "between checkpoint and weights": _before(RunFolder, "save"),
     "after the weights": _after(RunFolder, "save"),
-    "at the end": _before(trainer, "finish"),
 }
 
 if __name__ == "__main__":

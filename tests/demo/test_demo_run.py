@@ -40,7 +40,7 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
     assert code == 0, output
     assert_trained_once(tmp_path, 4, output)
     assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 4 steps \(4 of them now, in \d+ s\)\n", output)
-    assert len(re.findall(r"^step [1-4]/4: reward 0\.\d\d; groups generated \d+, ", output, re.MULTILINE)) == 4
+    assert len(re.findall(r"^step [1-4]/4: reward 0\.\d\d; groups trained \d+; ", output, re.MULTILINE)) == 4
     assert "\x1b" not in output
     assert PASSWORD not in output
     assert "***" not in output  # nobody can paste that
@@ -57,14 +57,14 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
 
 
 def test_groups_of_others_in_the_same_database_stay(tmp_path, shared_url):
-    """Also those of the demo's own task, with --fresh."""
+    """Also those of the demo's own task."""
 
     async def put():
         async with ReplayBufferConfig(url=shared_url).build() as buffer:
             await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
 
     asyncio.run(put())
-    output, code = run_demo(tmp_path, shared_url, "--steps", "1", "--fresh")
+    output, code = run_demo(tmp_path, shared_url, "--steps", "1")
     assert code == 0, output
     assert count(ReplayBufferConfig(url=shared_url)) == 1
 

@@ -25,7 +25,6 @@ def demo(  # options without variables: those of a run aren't for the demo
     run_dir: Annotated[
         Path | None, Option("--run-dir", help=_RUN_DIR_HELP, metavar="FOLDER", show_default=False)
     ] = None,
-    fresh: Annotated[bool, Option("--fresh", help="Remove the demo's own weights and groups first.")] = False,
 ) -> None:
     """Train a small policy by GRPO through a replay buffer.
 
@@ -40,12 +39,12 @@ def demo(  # options without variables: those of a run aren't for the demo
     Examples:
       replaybuf demo
       replaybuf demo --url postgresql://user@host/database --steps 500 --workers 4
-      replaybuf demo --url sqlite:///demo.db --seed 1 --fresh
+      replaybuf demo --url sqlite:///demo.db --seed 1
     """
     # Read at the import of numpy, in workers too: the demo's arrays are small, and BLAS threads, which spin while they
     # wait for each other, would take the cores from the other processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from replaybuf.cli.demo.trainer import launch
 
-    if not launch(url, run_dir, steps=steps, workers=workers, seed=seed, fresh=fresh):
+    if not launch(url, run_dir, steps=steps, workers=workers, seed=seed):
         raise typer.Exit(_INTERRUPTED)

@@ -9,19 +9,18 @@ exactly those that these weights have seen.
 from __future__ import annotations
 
 import asyncio
-import json
+import multiprocessing
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from replaybuf import ConfigError, RolloutState, Status
+from replaybuf import ConfigError, RolloutState
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli.demo.policy import Policy
 from replaybuf.cli.demo.worker import (
@@ -31,18 +30,16 @@ from replaybuf.cli.demo.worker import (
     RunFolder,
     WorkerSettings,
     buffer_config,
+    main,
     strategy_of,
 )
 from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
-from replaybuf.produce import TrainState, publish, published
-from replaybuf.produce.prompt_ledger import overwrite
-from replaybuf.rules.transitions import Tallies, Tally
+from replaybuf.produce import TrainState, publish
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path, written
 
 DEFAULT_STEPS = 200
 DEFAULT_SECONDS = 60.0  # unless --steps is given
 
-_COMMAND = (sys.executable, "-m", "replaybuf.cli.demo.worker")
 _PATIENCE_SECONDS = 3.0  # time for a worker to end by itself
 _LOOK_SECONDS = 0.2  # poll interval for dead workers while waiting for a batch
 _BATCH_SECONDS = 60.0
@@ -59,73 +56,56 @@ class Workers:
     """The processes of rollout workers. Killed ones are restarted, with a line about each."""
 
     def __init__(self, workers: Sequence[WorkerSettings]) -> None:
-        self._processes = {settings: self._start(settings) for settings in workers}
+        self._running = {settings: _start(settings) for settings in workers}
 
     @property
     def pids(self) -> str:
         """The process ids, by worker."""
-        return ", ".join(str(process.pid) for process in self._processes.values())
-
-    def _start(self, settings: WorkerSettings) -> subprocess.Popen[bytes]:
-        """Start a worker; its output goes to its log. Ctrl-C in the terminal doesn't reach it."""
-        with open(_log(settings), "wb") as log:
-            process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # the worker has ended already; the next poll notices
-            process.stdin.write(json.dumps(settings).encode() + b"\n")
-            process.stdin.flush()
-        return process
+        return ", ".join(str(process.pid) for process, _ in self._running.values())
 
     def restart_killed(self) -> None:
         """Restart killed workers. Raises ReplayBufError for one that ended by itself."""
-        for settings, process in self._processes.items():
-            code, name = process.poll(), f"worker {settings.number}"
-            if code is None:
+        for settings, (process, told) in self._running.items():
+            if (code := process.exitcode) is None:
                 continue
             if code >= 0:
-                lines = _log(settings).read_text("utf-8", "replace").split("\n")
-                said = next(filter(None, map(str.strip, reversed(lines))), "it wrote nothing")
-                raise ReplayBufError(f"{name} failed: {said} (all that it wrote is in {_log(settings)})")
-            _close(process)
-            again = self._processes[settings] = self._start(settings)
-            how = signal.Signals(-code).name
-            say(f"{name} (pid {process.pid}) was killed ({how}); started again as pid {again.pid}")
+                raise ReplayBufError(f"worker {settings.number} failed; what it wrote is above")
+            told.close()
+            again, _ = self._running[settings] = _start(settings)
+            how = f"was killed ({signal.Signals(-code).name})"
+            say(f"worker {settings.number} (pid {process.pid}) {how}; started again as pid {again.pid}")
 
     def stop(self) -> None:
-        """End the workers by closing their stdin, or kill them if that takes too long."""
-        for process in self._processes.values():
-            _close(process)
+        """End the workers by closing their pipes, or kill them if that takes too long."""
+        for _, told in self._running.values():
+            told.close()
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        for process in self._processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for process, _ in self._running.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
 
 
-def _log(settings: WorkerSettings) -> Path:
-    return RunFolder(Path(settings.folder)).log(settings.number)
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    with suppress(BrokenPipeError):
-        process.stdin.close()  # type: ignore[union-attr]
+def _start(settings: WorkerSettings) -> tuple[BaseProcess, Connection]:
+    """Start a worker; return its process, and the end of a pipe that tells it to end when it is closed."""
+    context = multiprocessing.get_context("spawn")  # a fork would have the ends of the other workers' pipes
+    theirs, ours = context.Pipe(duplex=False)
+    process = context.Process(target=main, args=(settings, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 # How a run begins
 
 
-def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int, seed: int | None, fresh: bool) -> bool:
+def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int, seed: int | None) -> bool:
     """Run the demo. Return False if Ctrl-C ended it. Raises ReplayBufError."""
     url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
     folder = RunFolder(run_dir or default_folder(url))
 
     async def run() -> None:
         async with buffer_config(url, "trainer").build() as buffer:
-            if fresh:
-                folder.weights.unlink(missing_ok=True)
-                await clear(buffer)
             begun = await begin(buffer, folder, seed, steps or DEFAULT_STEPS)
             await train(url, workers, folder, buffer, begun, DEFAULT_SECONDS if steps is None else None)
 
@@ -151,45 +131,32 @@ def default_folder(url: str) -> Path:
 
 async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps: int) -> Run:
     """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch."""
-    run, counted = folder.load(), await buffer.tallies()
-    groups = sum(n for (_, _, tally), n in counted.items() if tally in (Tally.SIZE, Tally.LEASED))
+    run = folder.load()
     if run is None:
-        if groups or (await buffer.cursors.read(TASK)).position:
+        if await buffer.count_where({}) or (await buffer.cursors.read(TASK)).position:
             raise ReplayBufError(
-                f"the buffer has {groups} groups of a demo run whose weights are not in {folder.path}: give its "
-                "--run-dir, or start anew with --fresh (removes these groups)"
+                f"the buffer has groups of a demo run whose weights are not in {folder.path}: give its --run-dir, or "
+                "another --url"
             )
         run = Run(Policy.create(), seed or 0)
         await buffer.checkpoint(0)  # before any weights, so that a restore is always possible
     elif seed not in (None, run.seed):
         raise ReplayBufError(
-            f"the run in {folder.path} was started with seed {run.seed}: go on with --seed {run.seed}, start anew "
-            "with --fresh (removes its groups and weights), or give another --url"
+            f"the run in {folder.path} was started with seed {run.seed}: go on with --seed {run.seed}, or give another "
+            "--url"
         )
     try:
         await buffer.restore(run.step)  # fences off a trainer that started at the same moment, in another folder
     except CheckpointError as error:
         raise ReplayBufError(
-            f"the weights in {folder.path} are of another buffer than this one ({error}): give its --url, or start "
-            "anew with --fresh (removes the weights and the demo's groups)"
+            f"the weights in {folder.path} are of another buffer than this one ({error}): give its --url, or another "
+            "--run-dir"
         ) from error
-    run.aim(steps)
+    run.target = steps if run.step < steps else run.step + steps
     drawn = (await buffer.cursors.read(TASK)).position  # more than are needed, if an earlier target was higher
     run.prompts = max(run.target * BATCH_GROUPS, drawn)
     folder.save(run)
     return run
-
-
-async def clear(buffer: ReplayBuffer) -> None:
-    """Remove an earlier run: groups, also leased ones, checkpoints, the position in the prompts, the train state."""
-    await buffer.checkpoint(0)
-    await buffer.restore(0)  # ends leases, and fences off leftover workers
-    await buffer.delete({"task_name": TASK})
-    await overwrite(buffer.cursors, TASK, 0, b"")
-    if await published(buffer) is not None:
-        await publish(buffer, None)
-    for made in await buffer.checkpoints():
-        await buffer.drop_checkpoint(made.step)
 
 
 # Training
@@ -199,7 +166,7 @@ async def train(
     url: str, workers: int, folder: RunFolder, buffer: ReplayBuffer, run: Run, seconds: float | None
 ) -> None:
     """Train all steps, or as many as fit into `seconds`, and print the result."""
-    training = Training(folder, buffer, run, await buffer.tallies())
+    training = Training(folder, buffer, run)
     argument, has_password = argument_of(url)
     say(f"Buffer: {argument}; weights: {folder.path}", f"Trainer: pid {os.getpid()}", training.begins())
     processes = Workers([WorkerSettings(url, str(folder.path), number) for number in range(workers)])
@@ -213,28 +180,18 @@ async def train(
         await asyncio.to_thread(processes.stop)
     finally:
         processes.stop()
-    training.counted = await buffer.tallies()
-    if training.buffered:
-        await buffer.checkpoint(run.step)  # includes groups generated since, for a continued run
+    await buffer.checkpoint(run.step)  # includes groups generated since, for a continued run
     with_password = " (with PGPASSWORD)" if has_password else ""
     say(*training.result(), "", f"The weights are in {folder.path}. To look into the run{with_password}:")
     say(*commands(argument))
-    if run.step >= run.target:
-        finish(folder, run)
-
-
-def finish(folder: RunFolder, run: Run) -> None:
-    """Record that the run has reached its target and reported that."""
-    run.finished = True
-    folder.save(run)
 
 
 class Training:
-    """The trainer's part of a run, and what people see of it: `counted` by the store since the buffer's beginning."""
+    """The trainer's part of a run, and what people see of it."""
 
-    def __init__(self, folder: RunFolder, buffer: ReplayBuffer, run: Run, counted: Tallies) -> None:
-        self.folder, self.buffer, self.run, self.counted = folder, buffer, run, counted
-        self._began, self._first_step, self._staleness = time.monotonic(), run.step, [0]
+    def __init__(self, folder: RunFolder, buffer: ReplayBuffer, run: Run) -> None:
+        self.folder, self.buffer, self.run = folder, buffer, run
+        self._began, self._first_step = time.monotonic(), run.step
 
     @property
     def seconds(self) -> float:
@@ -260,8 +217,7 @@ class Training:
             except NotReadyError as error:
                 if time.monotonic() > deadline:
                     raise NotReadyError(
-                        f"the workers gave no batch of {BATCH_GROUPS} groups within {_BATCH_SECONDS:g} s ({error}); "
-                        f"what they wrote is in {self.folder.log(0)}"
+                        f"the workers gave no batch of {BATCH_GROUPS} groups within {_BATCH_SECONDS:g} s ({error})"
                     ) from error
 
     async def step(self) -> None:
@@ -274,42 +230,25 @@ class Training:
         run.step = step
         await self.buffer.checkpoint(step)
         await asyncio.to_thread(self.folder.save, run)
-        self._staleness = [max(rollout.seq_staleness for rollout in group) for group in groups]
-        self.counted = await self.buffer.tallies()
         await self.publish(finished=False)
         if step % max(1, run.target // _LINES) == 0:
-            say(f"step {step}/{run.target}: {self.status()}")
-
-    # For people
-
-    def _count(self, tally: Tally, *statuses: Status) -> int:
-        return sum(self.counted.get((TASK, status, tally), 0) for status in statuses or Status)
-
-    @property
-    def buffered(self) -> str:
-        """The numbers of groups in the buffer by status, without those that were trained."""
-        there = {status: self._count(Tally.SIZE, status) for status in sorted(Status) if status != Status.ARCHIVED}
-        return ", ".join(f"{number:,} {status}" for status, number in there.items() if number)
+            say(f"step {step}/{run.target}: {self.status(groups)}")
 
     def begins(self) -> str:
         """Return from where the run goes on, or that it is a new one."""
         run = self.run
         if run.step:
-            return f"Resuming at step {run.step} of {run.target}; in the buffer: {self.buffered or 'nothing'}"
+            return f"Resuming at step {run.step} of {run.target}"
         return f"Training a new policy for {run.target} steps (seed {run.seed})"
 
-    def status(self) -> str:
-        """Return the state of the run in a line for people."""
-        recent, stale = self.run.rewards[-_SMOOTHING_STEPS:], self._staleness
+    def status(self, groups: Sequence[Sequence[RolloutState]]) -> str:
+        """Return the state of the run after a step on these groups, in a line for people."""
+        recent = self.run.rewards[-_SMOOTHING_STEPS:]
+        stale = [max(rollout.seq_staleness for rollout in group) for group in groups]
         return (
-            f"reward {sum(recent) / len(recent):.2f}; groups generated {self._count(Tally.PUT, Status.COMPLETED):,}, "
-            f"in the buffer {self.buffered or 'none'}, trained {len(self.run.trained):,}; "
-            f"staleness {sum(stale) / len(stale):.1f} (max {max(stale)}), {self._aside()}"
+            f"reward {sum(recent) / len(recent):.2f}; groups trained {len(self.run.trained):,}; "
+            f"staleness {sum(stale) / len(stale):.1f} (max {max(stale)})"
         )
-
-    def _aside(self) -> str:
-        expired, interrupted = self._count(Tally.EXPIRED), self._count(Tally.PUT, Status.ABORTED)
-        return f"{expired:,} expired, {interrupted:,} interruptions"
 
     def result(self) -> list[str]:
         """Return the result of the run, in lines for people."""
@@ -320,8 +259,7 @@ class Training:
             learned += f" in {run.step} steps ({run.step - self._first_step} of them now, in {self.seconds:.0f} s)"
             if run.step < run.target:
                 learned += f"; {run.target} are to be done: run it again to go on"
-        done = f"Generated {self._count(Tally.PUT, Status.COMPLETED):,} groups, trained on {len(run.trained):,}; "
-        return ["", learned, verdict(run.trained, run.target * BATCH_GROUPS), done + self._aside()]
+        return ["", learned, verdict(run.trained, run.target * BATCH_GROUPS)]
 
 
 def _number(group: list[RolloutState]) -> int:

@@ -4,18 +4,16 @@
 reader always opens the newest complete file, and a kill -9 during a save leaves the one before. The numbers of the
 prompts that the weights were trained on are in the same file, so both always belong together.
 
-A worker is started by the trainer as `python -m replaybuf.cli.demo.worker`, with its settings in the first line of
-stdin, so that no password is in the list of processes. EOF on stdin means that the run is over or the trainer dead,
-also by kill -9: then the worker gives back its groups in flight, and ends. The prompts of a killed worker are handed
-out again.
+The end of the pipe from the trainer means that the run is over or the trainer dead, also by kill -9: then the worker
+gives back its groups in flight, and ends. The prompts of a killed worker are handed out again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,8 +51,7 @@ class Run:
     """The state of a run.
 
     `trained` are the numbers of the prompts that were trained, in order; `rewards` the mean reward of each step.
-    `target` is the last step of the run, which generates the first `prompts` of the stream; `finished` says that the
-    run has reached it and reported that.
+    `target` is the last step of the run, which generates the first `prompts` of the stream.
     """
 
     policy: Policy
@@ -61,24 +59,12 @@ class Run:
     step: int = 0
     target: int = 0
     prompts: int = 0
-    finished: bool = False
     trained: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
-    def aim(self, steps: int) -> None:
-        """Set the target to `steps`, or that many more once a run has finished them.
-
-        A killed run continues to its old target, even if it had just reached it, when the same command is repeated.
-        """
-        if self.step < steps:
-            self.target = steps
-        elif self.finished or self.target < self.step:
-            self.target = self.step + steps
-        self.finished = False
-
 
 class RunFolder:
-    """The files of a run: the weights, the lock of the trainer, the logs of the workers."""
+    """The files of a run: the weights, and the lock of the trainer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,10 +87,6 @@ class RunFolder:
                 ) from error
             yield
 
-    def log(self, worker: int) -> Path:
-        """Return the file for a worker's error output."""
-        return self.path / f"worker-{worker}.log"
-
     def save(self, run: Run) -> None:
         """Save the run; it is on disk when this returns."""
         arrays: dict[str, Any] = {**vars(run), **vars(run.policy)}
@@ -119,13 +101,14 @@ class RunFolder:
         try:
             with open(self.weights, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 policy = Policy(arrays["weights"], arrays["squares"])
-                names = ("seed", "step", "target", "prompts", "finished", "trained", "rewards")
+                names = ("seed", "step", "target", "prompts", "trained", "rewards")
                 return Run(policy, **{name: arrays[name].tolist() for name in names})
         except FileNotFoundError:
             return None
         except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
             raise ReplayBufError(
-                f"{self.weights} can't be read, or is of another version of the demo: start anew with --fresh ({error})"
+                f"{self.weights} can't be read, or is of another version of the demo: remove the folder and the "
+                f"database ({error})"
             ) from error
 
 
@@ -164,7 +147,7 @@ class WorkerSettings(NamedTuple):
 
 
 async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
-    """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer anew."""
+    """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer again."""
     folder, number = RunFolder(Path(settings.folder)), settings.number
 
     def load() -> Run:
@@ -194,37 +177,31 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
                     worker=f"worker-{number}",
                 )
                 return
-        except FencedError as error:
-            print(f"joining anew: {error}", file=sys.stderr, flush=True)
+        except FencedError:
             await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is dead, `stop` is set by then
 
 
-async def _work_until_the_end_of_input(settings: WorkerSettings) -> None:
+async def _work_until_told(settings: WorkerSettings, told: Connection) -> None:
+    """Work until the trainer closes its end of a pipe, or dies."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    def end_with_input() -> None:
-        while os.read(0, 4096):
-            pass
+    def end_with_trainer() -> None:
+        with suppress(EOFError, OSError):
+            told.recv()
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(stop.set)
         time.sleep(_GRACE_SECONDS)
         os._exit(0)
 
-    threading.Thread(target=end_with_input, daemon=True).start()
+    threading.Thread(target=end_with_trainer, daemon=True).start()
     await work(settings, stop)
 
 
-def main() -> int:
-    """Run a worker. Return its exit code."""
-    line = open(0, "rb", buffering=0, closefd=False).readline()  # noqa: SIM115  (and no byte more than the line)
+def main(settings: WorkerSettings, told: Connection) -> None:
+    """Run a worker in a process of its own, until the other end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
     try:
-        if line.endswith(b"\n"):  # otherwise the trainer is dead
-            asyncio.run(_work_until_the_end_of_input(WorkerSettings(*json.loads(line))))
+        asyncio.run(_work_until_told(settings, told))
     except ReplayBufError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print(f"worker {settings.number}: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
