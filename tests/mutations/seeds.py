@@ -200,7 +200,7 @@ _SQL = [
 
 _FAILOVER = [
     ("old-primary-followed", f"{_ENGINE}/postgres_connect.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
-    ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: one for host, one in fit.items() if (one.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
+    ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
     ("two-primaries", f"{_ENGINE}/postgres_servers.py", "    if writes and len(", "    if False and len(", "two primaries of one timeline are refused"),
     ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.value < excluded.value;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
