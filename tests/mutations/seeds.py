@@ -208,7 +208,7 @@ _FAILOVER = [
     ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_counter SET value = value WHERE", "SELECT value FROM rb_counter WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
     ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if is_locked and doubtful is not None else None", "return None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
-    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
+    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("standby-for-ever", f"{_ENGINE}/outage.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),

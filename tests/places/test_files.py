@@ -144,17 +144,6 @@ async def test_payloads_stay_until_their_taker_has_read_them(
         await until_no_files(url)
 
 
-async def test_the_next_taker_has_as_long_as_the_first(where: tuple[str, str]) -> None:
-    """What the first noted, which gave the groups back, doesn't end the time of the second."""
-    url, place = where
-    async with apart(url, place) as buffer:
-        await put(buffer, 1)
-        with pytest.raises(ZeroDivisionError):
-            async with buffer.lease_batch({TASK: 1}):
-                raise ZeroDivisionError
-        assert buffer.storage.files._read == []
-
-
 @pytest.mark.parametrize(
     ("replaced", "said"),
     [(False, "isn't there any more: somebody deleted it"), (True, "was replaced by a folder")],
