@@ -18,7 +18,7 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.tasks import file_batch
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.values import Cursor, NewGroup
-from tests.faults.ledger import numbers
+from tests.faults.ledger import numbers, wait_for_lines
 from tests.faults.processes import end, start
 from tests.places import roles
 from tests.places.arrays import (
@@ -36,7 +36,6 @@ from tests.places.arrays import (
     until_no_files,
     until_rows,
 )
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, set_by, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
