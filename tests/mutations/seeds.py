@@ -122,7 +122,7 @@ _CODEC = [
     ("numbers-of-any-kind", "values/codec/number_lists.py", 'if items["kind"].tobytes().count(mark) == len(numbers) else None', "", "True among integers stays True"),
     ("numbers-repeated-true", "values/codec/number_lists.py", " and [*map(type, numbers)].count(int) == len(numbers)", "", "1 and True in turn stay what they were"),
     ("numbers-repeated-ends", "values/codec/number_lists.py", "numbers.count(number) == len(numbers) and", "True and", "numbers between equal ends stay"),
-    ("numbers-of-a-byte", "values/codec/number_lists.py", "array.max() < 256 for", "True for", "larger numbers than a byte's come back"),
+    ("numbers-of-a-byte", "values/codec/number_lists.py", "<= array.max() < 256 for", "for", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
     ("numbers-none", "values/codec/columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
