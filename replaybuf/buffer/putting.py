@@ -40,9 +40,10 @@ T = TypeVar("T")
 async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]], *, free: bool) -> T:
     """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.
 
-    Each round fetches its objects by one call of Ray, in another thread. When that is cancelled, nothing is stored.
-    With `free`, the ObjectRefs in stored rollouts are then replaced by None.
+    Each round fetches the objects of a group by one call of Ray, in another thread. When that is cancelled, nothing is
+    stored. With `free`, the ObjectRefs in stored rollouts are then replaced by None.
     """
+    fetched: dict[Any, Any] = {}
     while True:
         try:
             result = await store()
@@ -50,33 +51,15 @@ async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[],
             missing, unfetched.refs = unfetched.refs, ()
         else:
             break
-        await asyncio.to_thread(_fetch, codec, groups, missing)
+        fetched |= await asyncio.to_thread(codec.fetch, tuple(dict.fromkeys(missing)))
+        for new in groups:
+            new.fetched = fetched
         del missing  # the frame may live as long as an error's traceback
-    _release(codec, groups, free=free)
-    return result
-
-
-def _release(codec: Codec, stored: Iterable[NewGroup], *, free: bool) -> None:
-    """Drop the fetched objects of stored groups; with `free`, also the ObjectRefs in their rollouts."""
-    for new in stored:
+    for new in groups:
         if free and new.fetched:
             codec.release(new.rollouts)
         new.fetched = None
-
-
-def _fetch(codec: Codec, groups: Sequence[NewGroup], met: Sequence[Any]) -> None:
-    """Fetch the objects already `met`, and the objects of the following groups, in one call."""
-    missing = dict.fromkeys(met)
-    for new in groups[1:]:
-        try:
-            codec.encode(new.rollouts, new.fetched or {})
-        except UnfetchedError as unfetched:
-            missing.update(dict.fromkeys(unfetched.refs))
-        except RolloutError:  # raised again by the store
-            continue
-    fetched = codec.fetch(tuple(missing))
-    for new in groups:
-        new.fetched = {**(new.fetched or {}), **fetched}
+    return result
 
 
 _logger = logging.getLogger("replaybuf.puts")
@@ -158,6 +141,9 @@ class Putting:
         if is_dropped:
             await (self._drop(new) if new.dropped is None else to_its_end(self._drop(new)))
             return None
+        return await self._stored(new, patience)
+
+    async def _stored(self, new: NewGroup, patience: float) -> int:
         try:
             return await self._store(new, patience)
         except UnfetchedError:  # some of its values are objects of Ray
@@ -211,21 +197,12 @@ class Putting:
 
     async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException]:
         """Store groups and return the uid or the error of each; groups without room wait for it."""
-        codec, outcomes = self.storage.codec, dict[int, int | BaseException]()
-        left = [*range(len(news))]
-        while left:
-            found = await self.storage.put_many([news[place] for place in left])
-            outcomes.update(zip(left, found, strict=True))
-            unfetched = {place: one for place in left if isinstance(one := outcomes[place], UnfetchedError)}
-            left = [*unfetched]
-            if left:
-                refs = [ref for one in unfetched.values() for ref in one.refs]
-                await asyncio.to_thread(_fetch, codec, [news[place] for place in left], refs)
-        full = [place for place, one in outcomes.items() if isinstance(one, FullError)]
-        waits = (self.waits.put(news[place], patience, self._store_now) for place in full)
-        outcomes.update(zip(full, await asyncio.gather(*waits, return_exceptions=True), strict=True))
-        _release(codec, [new for place, new in enumerate(news) if isinstance(outcomes[place], int)], free=self._free)
-        return [outcomes[place] for place in range(len(news))]
+        outcomes = await self.storage.put_many(news) if news else []
+        again = [place for place, one in enumerate(outcomes) if isinstance(one, UnfetchedError | FullError)]
+        stored = await asyncio.gather(*(self._stored(news[place], patience) for place in again), return_exceptions=True)
+        for place, outcome in zip(again, stored, strict=True):
+            outcomes[place] = outcome
+        return outcomes
 
     def patience(self, timeout: float | Unset | None) -> float:
         """Return the seconds that a put with this timeout waits for room."""

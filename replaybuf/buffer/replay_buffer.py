@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
@@ -16,7 +15,6 @@ from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.metrics import read_metrics
 from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
-from replaybuf.buffer.task_names import TaskNames
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
 from replaybuf.common import notebook
@@ -40,7 +38,7 @@ from replaybuf.common.checks import (
 )
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.worker_name import check_worker, worker_name, working_as
-from replaybuf.errors import ClosedError, InputError, ReplayBufError, SnapshotError, StorageError
+from replaybuf.errors import ClosedError, InputError, SnapshotError, StorageError
 from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_dataset, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
@@ -99,7 +97,6 @@ class ReplayBuffer(Generic[R]):
             storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs, worker=self._worker
         )
         self.cursors = Cursors(self.putting)
-        self.task_names = TaskNames(storage)
         self._closed = False
         self._pid = os.getpid()
 
@@ -461,9 +458,7 @@ class ReplayBuffer(Generic[R]):
         retryable, as in `put`; then those that were EXPIRED before are dropped and counted, too. Tokens at or over the
         token threshold are masked out.
 
-        Dropped groups are appended to the list `dropped`, as by `put`: all of them are in memory then. A warning is
-        logged once for a task that never had a group while others had: its name may be misspelt, and none of its groups
-        would ever expire.
+        Dropped groups are appended to the list `dropped`, as by `put`: all of them are in memory then.
         """
         self._check_open()
         step = check_step(current_train_step, "current_train_step")
@@ -485,8 +480,6 @@ class ReplayBuffer(Generic[R]):
         refreshing = self.storage.refresh(refresh)
         expired = await (refreshing if dropped is None else to_its_end(refreshing))
         self.putting.warn_of_going_back(refresh)
-        with suppress(ReplayBufError):  # the refresh is committed, whatever becomes of the warning
-            await self.task_names.check(rules, "refresh_staleness")
         return expired
 
     # Counting and reading

@@ -62,7 +62,6 @@ _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
-_STILL_SECONDS = 2.0  # longer than it takes to publish the end of a dataset
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
@@ -147,7 +146,7 @@ class Waits:
         nothing of its task is being generated, and the wait could never end.
         """
         check_possible(draw, self._storage.rules.limits)
-        waited, still = False, _Stillness()
+        waited = False
         began = _began(deadline, timeout)
 
         def described() -> Wait:
@@ -163,13 +162,11 @@ class Waits:
                 if draw.is_met_by(available):
                     return waited
                 remaining = deadline - time.monotonic()
-                rest = still.rest(_without_more(draw, tallies, available))
-                if remaining <= 0 or report.due or (rest <= 0 and not still.examined):
-                    still.examined = rest <= 0
+                if remaining <= 0 or report.due:
                     why = await self.why(
                         report.wait, tallies, None if draw.where is None else there, over=remaining <= 0
                     )
-                    if remaining <= 0 or (why.final and rest <= 0):
+                    if remaining <= 0 or (why.final and not _is_coming(tallies, why.task_name)):
                         after = min(timeout, time.time() - began)
                         error = NotReadyError(f"after {after:.3g} s: {why}; nothing was taken")
                         error.diagnosis = why
@@ -179,7 +176,7 @@ class Waits:
                 if not waited:
                     stack.enter_context(_timed(self.for_groups, "groups"))
                     waited = True
-                await self.changed(seen, min(remaining, report.pause, rest if rest > 0 else math.inf))
+                await self.changed(seen, min(remaining, report.pause))
 
     async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
         """Record the timeout of a wait and its reason; by default, that other processes hold some of the groups."""
@@ -336,33 +333,11 @@ class Waits:
         return self._queues.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _WaitQueue())
 
 
-class _Stillness:
-    """Since when the counts of tasks without groups to come are the same; `examined` says whether the reason is known.
-
-    Somebody else may still report, a moment later, that their dataset has ended.
-    """
-
-    def __init__(self) -> None:
-        self._counts: Tallies = {}
-        self._since = math.inf
-        self.examined = False
-
-    def rest(self, counts: Tallies) -> float:
-        """Return the seconds until these counts were the same for long enough, at most 0 if they were."""
-        now = time.monotonic()
-        if counts != self._counts:
-            self._counts, self._since, self.examined = counts, now if counts else math.inf, False
-        return self._since + _STILL_SECONDS - now
-
-
-def _without_more(draw: Draw, tallies: Tallies, available: Mapping[str, int]) -> Tallies:
-    """Return the tallies of the tasks of a draw that lack completed groups, of which none is leased or unfinished."""
-    if draw.status != Status.COMPLETED:
-        return {}
-    lacking = {task for task, least in draw.at_least.items() if available[task] < least}
-    to_come = (*((Tally.SIZE, status) for status in IN_FLIGHT), *((Tally.LEASED, status) for status in Status))
-    over = {task for task in lacking if not any(tallies.get((task, status, name)) for name, status in to_come)}
-    return {key: count for key, count in tallies.items() if key[0] in over}
+def _is_coming(tallies: Tallies, task: str | None) -> bool:
+    """Return whether a group of a task is leased or unfinished: it may still be completed."""
+    unfinished = ((status, Tally.SIZE) for status in IN_FLIGHT)
+    leased = ((status, Tally.LEASED) for status in Status)
+    return any(tallies.get((task or "", *one)) for one in (*unfinished, *leased))
 
 
 @contextmanager

@@ -199,7 +199,6 @@ class PromptLedger:
         self._partial_rollouts = partial_rollouts
         self._again = tuple(status for status, _ in self._returning(again))
         self._seconds = check_seconds(seconds, "seconds")
-        self.buffer.task_names.add(self.task_name)
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
 
     @property

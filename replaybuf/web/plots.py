@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -112,7 +111,6 @@ TIMES = Scale(_write_time, _time_ticks)
 WIDTH, HEIGHT = 600, 160
 #: A line with more points is thinned out to the minimum and maximum of each interval.
 POINTS = 400
-BARS = 24
 
 #: The values of a line, by x.
 Points = Sequence[tuple[float, float]]
@@ -172,62 +170,6 @@ def lines(
     first = dict(next(iter(thinned.values())))
     dots = [frame.dot(x, first[x], text) for x, text in (marks or {}).items() if x in first]
     return frame.plot(title, shapes, dots, styles, thinned)
-
-
-#: A bar of a histogram: the values that it is from and to, its text, and how many it counts.
-Bar = tuple[float, float, str, int]
-
-
-def bars_of(counts: Mapping[Any, int], *, whole: bool = False) -> list[Bar]:
-    """Return bars of equal width from the lowest value to the highest, of values and how often each is there.
-
-    Infinities and NaN are left out. With `whole`, the values are whole numbers, and so is the width.
-    """
-    values = sorted(value for value in counts if math.isfinite(value))
-    if not values:
-        return []
-    low, high = values[0], values[-1]
-    width = -(-(high - low + 1) // BARS) if whole else (high - low) / (BARS - 1) or 1.0
-    first = low - 0.5 if whole else low - width / 2  # the lowest and the highest value are in the middles of their bars
-    found: dict[int, list[float]] = {}
-    for value in values:
-        found.setdefault(min(BARS - 1, int((value - first) / width)), []).append(value)
-    return [
-        (
-            first + n * width,
-            first + (n + 1) * width,
-            f"{inside[0]:g}" if inside[0] == inside[-1] else f"{inside[0]:.3g} to {inside[-1]:.3g}",
-            sum(counts[value] for value in inside),
-        )
-        for n, inside in found.items()
-    ]
-
-
-def histogram(title: str, bars: Sequence[Bar], of: str, axis: str) -> Plot | None:
-    """Return a histogram, its bars placed by value; None when nothing was counted."""
-    total = sum(n for *_, n in bars)
-    if not total:
-        return None
-    *_, common, _ = max(bars, key=lambda one: one[3])
-    sentence = f"{title} of {total:,} {of}: from {bars[0][2]} to {bars[-1][2]}, most often {common}"
-    y = value_axis([n for *_, n in bars], fitted=False)
-    low, high = bars[0][0], bars[-1][1]
-    whole = all((left + 0.5).is_integer() for left, *_ in bars) and high - low >= 1
-    step = max(_round_step((high - low) / _MOST_TICKS), 1.0 if whole else 0.0)
-    ticks = [one * step for one in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    x = Axis(low, high, tuple((value, written(value, step)) for value in ticks))
-    shapes, centres = [], []
-    for left, right, _, n in bars:
-        begin, end, tall = x.place(left), x.place(right), HEIGHT * y.place(n)
-        centres.append((begin + end) / 2)
-        shapes.append(
-            f'<rect class="bar s0" x="{WIDTH * (begin + 0.06 * (end - begin)):.1f}" y="{HEIGHT - tall:.1f}" '
-            f'width="{WIDTH * 0.88 * (end - begin):.1f}" height="{tall:.1f}"/>'
-        )
-    texts = [f"{n:,} ({n / total:.0%})" for *_, n in bars]
-    data = _data(centres, [text for *_, text, _ in bars], {"groups": ("s0", texts)})
-    bottom = _bottom([(x.place(value), text) for value, text in x.ticks])
-    return Plot(title, _svg(y, shapes, [], sentence), _left(y), bottom, (), sentence, data, axis)
 
 
 @dataclass(frozen=True, slots=True)

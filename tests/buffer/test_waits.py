@@ -16,9 +16,8 @@ import pytest
 from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.buffer import wait_reports, waits
 from replaybuf.errors import RolloutError
-from replaybuf.produce import Sampler
 from replaybuf.storage.values import NewGroup
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, group
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
     "take": lambda buffer: buffer.take_batch({TASK: 3}, timeout=0.5),
@@ -78,8 +77,11 @@ async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     assert told(caplog) == []
 
 
-async def test_a_wait_that_a_dataset_ends_is_over_at_once(shared_url: str) -> None:
+async def test_a_wait_that_a_dataset_ends_is_over(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though another task goes on, but not while a group may still come. The error names the task, and why."""
+    assert wait_reports.REASON_SECONDS == 10
+    for name in ("SHOW_SECONDS", "REASON_SECONDS"):
+        monkeypatch.setattr(wait_reports, name, 0.2)
     async with build(shared_url) as buffer, build(shared_url) as trainer:
         ledger = PromptLedger(buffer, [group(number) for number in range(3)], TASK)
         first, second, third = await ledger.draw(9)
@@ -89,7 +91,7 @@ async def test_a_wait_that_a_dataset_ends_is_over_at_once(shared_url: str) -> No
         enough = asyncio.create_task(trainer.take_batch({TASK: 1}, timeout=600))
         assert (await enough)[1] == {TASK: 1}
         await second.finish(group(2))
-        await _put_until(buffer, [asyncio.create_task(asyncio.sleep(2.5))])
+        await _put_until(buffer, [asyncio.create_task(asyncio.sleep(1))])
         assert not waiting.done()
         await third.finish(group(3))
         await _put_until(buffer, [waiting])
@@ -194,52 +196,8 @@ async def test_a_refresh_that_goes_back_warns_once_and_a_restore_goes_back(
     assert line.startswith(f"refresh_staleness of task {TASK} went back from train step 50 to 5")
 
 
-# A refresh of a task that never had a group warns: nothing of a misspelt task would ever expire
-
-
 async def refresh(buffer: ReplayBuffer, *tasks: str, step: int = 5) -> None:
     await buffer.refresh_staleness(task_stale_thresholds=dict.fromkeys(tasks, 4), current_train_step=step)
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "replaybuf.tasks"]
-
-
-async def test_a_misspelt_task_is_warned_of_once_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await fill(buffer, 1)
-        for step in (5, 6):
-            await refresh(buffer, TASK, "Maths", step=step)
-    (warning,) = warnings(caplog)
-    assert warning == (
-        "refresh_staleness, task Maths: nothing was ever put into this task; there is the task math. Did you mean math?"
-    )
-
-
-async def test_a_task_whose_groups_have_left_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await fill(buffer, 1)
-        await take_all(buffer)
-        await refresh(buffer, TASK)
-    assert warnings(caplog) == []
-
-
-async def test_in_a_run_that_begins_none_is_until_another_has_groups(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await refresh(buffer, TASK, "Maths")
-        assert warnings(caplog) == []
-        await fill(buffer, 1)
-        await refresh(buffer, TASK, "Maths", step=6)
-    assert len(warnings(caplog)) == 1
-
-
-async def test_a_task_whose_prompts_are_still_to_come_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    """The first batch of a second task is refreshed before it has groups."""
-    async with build("memory://") as buffer:
-        await fill(buffer, 1)
-        Sampler(buffer, [], "maths")
-        await refresh(buffer, "maths")
-    assert warnings(caplog) == []
 
 
 async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,13 +100,18 @@ CODEC = Codec(RolloutType(dict, types=[*KINDS, Late, Open, Mood, Box[int], Color
 
 
 @dataclasses.dataclass
+class Remark:
+    """What an annotation says beside its type."""
+
+
+@dataclasses.dataclass
 class Node:
     """Reaches the others through its annotations."""
 
     children: list[Node] = dataclasses.field(default_factory=list)
     mood: Mood | None = None
     model: Optional[Model] = None  # noqa: UP045
-    pet: Annotated[Cat | Dog, "raise AssertionError"] = dataclasses.field(default_factory=Cat)
+    pet: Annotated[Cat | Dog, "raise AssertionError", Remark] = dataclasses.field(default_factory=Cat)
     box: Box[int] | None = None
     ghost: Ghost | None = None
     pairs: dict[str, tuple[Pair, ...]] = dataclasses.field(default_factory=dict)
@@ -138,6 +143,7 @@ def test_everything_that_annotations_reach_is_known() -> None:
     known = RolloutType(Node).classes
     reached = {Node, Mood, Model, Cat, Dog, Box, Box[int], Pair, Data, Slotted, Tight}
     assert {*known.shapes, *known.others} >= reached
+    assert Remark not in {*known.shapes, *known.others}
     codec = Codec(RolloutType(Node))
     node = Node(
         [Node(mood=Mood.GOOD)],

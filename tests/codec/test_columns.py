@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from replaybuf.errors import RolloutError
 from replaybuf.values.codec.blocks import GROUPED, MOST_USES
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
@@ -124,17 +125,30 @@ NUMBERS = [
     st.integers(0, 255),
     st.just(1),
     st.floats(),
-    st.sampled_from([1, True, 0, False]),
-    st.sampled_from([1.0, 1, None]),
+    st.sampled_from([1, True]),
+    st.sampled_from([1, "", (), None]),  # these take as many bytes as an integer where the codec looks
+    st.sampled_from([1.0, 1, b"four"]),
 ]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @given(st.one_of(*(st.lists(numbers, min_size=1, max_size=8) for numbers in NUMBERS)), st.integers(1, 300))
+@example([1, 2, 1], 1)
+@example([200, 300], 300)
+@example([1, True, 1], 300)
+@example([1, ""], 300)
 @settings(deadline=None, max_examples=60)
 def test_long_lists_of_numbers_keep_the_type_and_the_bits_of_each(rows: int, numbers: list[Any], times: int) -> None:
     back([{"a": numbers * times, "b": {"c": [numbers[0]] * times}, "n": row} for row in range(rows)])
     back([{"a": (numbers * (times if row else 300))[row:]} for row in range(rows)])
+
+
+@pytest.mark.parametrize("values", [[1, None], [None] * 300, (1.5, None), np.array([1, None])], ids=repr)
+def test_numeric_fields_hold_no_none(values: Any) -> None:
+    for group in ([{"a": values}], [{"a": [1]}, {"a": values}]):
+        DICTS.encode_split(group, numeric=frozenset("b"))
+        with pytest.raises(RolloutError, match=r"a\[\d+\] is None"):
+            DICTS.encode_split(group, numeric=frozenset("ab"))
 
 
 def test_a_number_that_is_repeated_takes_no_room() -> None:

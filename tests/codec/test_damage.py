@@ -232,7 +232,7 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         column(columns.DICT, [["a"], 0, 1]),
         column(columns.NUMBERS, ["i", [1, 1], bytes(4)]),
         column(columns.NUMBERS, ["i", [1, -1], 1]),
-        column(columns.NUMBERS, ["i", [2**40, 0], 1]),
+        column(columns.NUMBERS, ["i", [2**22, 0], 1]),
         column(columns.NUMBERS, ["i", [0, 0], None]),
         column(columns.NUMBERS, ["O", [1, 1], bytes(16)]),
         column(columns.NUMBERS, ["i", [1], bytes(4)]),

@@ -78,7 +78,6 @@ class ChunkBuffer:
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
         self._fragments, self._selections = f"{name}.fragments", f"{name}.prepared"  # tasks
         self._cleared = -1  # the last session for which this object has removed the groups of older ones
-        buffer.task_names.add(name)
 
     if not TYPE_CHECKING:
         __enter__ = __exit__ = ENTERED_ASYNC
