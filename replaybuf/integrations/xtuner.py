@@ -227,9 +227,7 @@ class ReplayBuffer:
 
     async def save(self, path: str | Path) -> None:
         """Write all groups to the folder `path`, which is created if missing."""
-        folder = Path(path)
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        await self.buffer.save(folder)
+        await self.buffer.save(path)
 
     async def resume(self, path: str | Path) -> None:
         """Load the groups that `save` wrote to `path`, in place of an earlier run's groups; see `docs/xtuner.md`.
