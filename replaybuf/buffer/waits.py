@@ -115,10 +115,6 @@ class Waits:
         """Return the tallies. Raises FencedError, so that a look for a change needs one statement."""
         return await self._storage.fenced_tallies()
 
-    async def check_fence(self) -> None:
-        """Raise FencedError if another process has restored the buffer."""
-        await self._storage.check_fence()
-
     # For groups
 
     async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
@@ -134,7 +130,7 @@ class Waits:
             # Another process was faster, or has locked some of the groups.
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await self.report_timeout(wait_of(draw, _began(deadline, timeout), timeout))
+                await self.report_timeout(draw, _began(deadline, timeout), timeout)
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
         return drawn
@@ -178,10 +174,10 @@ class Waits:
                     waited = True
                 await self.changed(seen, min(remaining, report.pause))
 
-    async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
-        """Record the timeout of a wait and its reason; by default, that other processes hold some of the groups."""
+    async def report_timeout(self, draw: Draw, since: float, timeout: float, why: Diagnosis | None = None) -> None:
+        """Record the timeout of a draw that began at `since`; by default, that others hold some of the groups."""
         reason, task = ("Others hold some of the groups.", None) if why is None else (why.sentence, why.task_name)
-        await report_timeout(self._storage, wait, self._worker(), reason, task)
+        await report_timeout(self._storage, wait_of(draw, since, timeout), self._worker(), reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether the groups that the draw needs are available."""

@@ -260,7 +260,7 @@ class GroupDataset(IterableDataset[Loaded]):
             statuses = buffer.rollout_type.statuses
             options = {**self._draw, "statuses": statuses, "worker": buffer.worker}
             request = DrawRequest.checked(self.sizes, timeout=None, **options)
-            await request.report_timeout(buffer.waits, waited, self.patience, error.diagnosis)
+            await buffer.waits.report_timeout(request.draw, time.time() - waited, self.patience, error.diagnosis)
             over = NotReadyError(f"the trainer waited for {self.patience:g} s: {str(error).partition(': ')[2]}")
             over.diagnosis = error.diagnosis
             return over
