@@ -241,7 +241,7 @@ class ReplayBuffer(Generic[R]):
         for what, given in (("task_name", names), ("each", more)):
             if len(given) != len(groups):
                 raise InputError(f"{what} has {len(given)} entries for {len(groups)} groups: give one for each")
-        merged = [PutOptions(**{**options, **one}) for one in more]
+        merged = [PutOptions(**{**options, **own}) for own in more]
         return await self.putting.put_many(groups, names, merged, timeout)
 
     # Taking
@@ -657,7 +657,7 @@ class ReplayBuffer(Generic[R]):
         """
         self._check_open()
         check = self.rollout_type.statuses.check
-        statuses = [None if one is None else check(one) for one in (status, as_status)]
+        statuses = [None if given is None else check(given) for given in (status, as_status)]
         cls, names = self.rollout_type.cls, self.rollout_type.names
         known = None if issubclass(cls, dict) else FIELDS | names
         mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)

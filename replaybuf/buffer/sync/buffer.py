@@ -258,7 +258,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
 
     @property
     def cursors(self) -> SyncCursors:
-        """Small versioned values beside the groups, for positions in datasets and the published train state."""
+        """Small versioned values stored with the groups, for positions in datasets and the published train state."""
         return SyncCursors(self.asynchronous.cursors)
 
     close = mirrored(ReplayBuffer[R].close, end)

@@ -87,7 +87,7 @@ class Client:
         `timeout` seconds.
         """
         chosen = self.table(table)
-        samples = (one for _ in range(num_samples) for one in run(chosen.sample(1, timeout=timeout, at_least=1)))
+        samples = (item for _ in range(num_samples) for item in run(chosen.sample(1, timeout=timeout, at_least=1)))
         return ([sample] for sample in samples) if emit_timesteps else samples
 
     def sample_batch(
@@ -151,5 +151,5 @@ class Client:
 
     def _last_step(self) -> int:
         """Return the last step of which all tables have a checkpoint."""
-        made = [{one.step for one in run(table.buffer.checkpoints())} for table in self._tables.values()]
+        made = [{checkpoint.step for checkpoint in run(table.buffer.checkpoints())} for table in self._tables.values()]
         return max(set.intersection(*made), default=0)

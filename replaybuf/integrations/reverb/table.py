@@ -237,7 +237,7 @@ class Table:
         def of(name: Tally) -> int:
             return tallies.get((self.name, Status.COMPLETED, name), 0)
 
-        there = level.completed + of(Tally.LEASED)
+        size = level.completed + of(Tally.LEASED)
         inserts, samples = waits.for_room, waits.for_groups
         limiter = RateLimiterInfo(
             samples_per_insert=self.buffer.limits.samples_per_insert or 1.0,
@@ -254,9 +254,9 @@ class Table:
             max_size=self.max_size,
             max_times_sampled=self.max_times_sampled,
             rate_limiter_info=limiter,
-            current_size=there,
-            num_episodes=there,
-            num_deleted_episodes=level.inserted - there,
+            current_size=size,
+            num_episodes=size,
+            num_deleted_episodes=level.inserted - size,
             num_unique_samples=of(Tally.SAMPLED_NEW),
         )
 

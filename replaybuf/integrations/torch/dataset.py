@@ -217,7 +217,7 @@ class GroupDataset(IterableDataset[Loaded]):
             batch, leased = self._collated(lease), lease.handle
             if get_worker_info() is not None:
                 kept = buffer.adopt(leased, seconds=self.seconds)  # without the rollouts
-                self._sent = [*(one for one in self._sent if not one.lost), kept]
+                self._sent = [*(lease for lease in self._sent if not lease.lost), kept]
             yield LoadedBatch(leased, begun, batch)
             del lease  # in this process the trainer has taken it over
 
