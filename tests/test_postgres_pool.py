@@ -69,10 +69,12 @@ async def test_who_waits_for_a_new_one_has_one_that_is_given_back_meanwhile(
 
 async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_pool, "KEPT_SECONDS", 0.05)
-    await process_of(pool)
+    async with pool.lend():
+        await process_of(pool)
 
     async def closed() -> bool:
-        return pool.size == 0
+        await process_of(pool)
+        return pool.size == 1
 
     await until(closed)
 

@@ -167,7 +167,6 @@ Folder = Annotated[str, argument("FOLDER", "The folder of the snapshot.")]
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into that of its own.")]
 _COPIES = columns("buffer", "file", "groups", "bytes")
 _NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
-_Of = Annotated[str | None, option("--policy", f"Only for buffers of this policy: {_NAMES}", metavar="NAME")]
 _Place = Annotated[
     str, option("--payloads", "Keep large payloads apart, in this folder or object store.", metavar="PLACE")
 ]
@@ -180,7 +179,6 @@ def save(
     folder: Folder,
     output: Out = TEXT,
     buffer: OneBuffer = None,
-    policy: _Of = None,
 ) -> None:
     """Write a snapshot of a buffer into a folder, while the run goes on.
 
@@ -188,25 +186,22 @@ def save(
     and "replaybuf checkpoint resume" load into another. It appears under its name only when it is complete, over an
     older one. Leased groups are in it as if they had been given back.
 
-    A buffer resumes from a snapshot of its own policy only. The database doesn't know the policy of its run: with
-    --policy the snapshot is for buffers of that one, without it for those of any.
+    The database doesn't know the policy of its run: the snapshot is for buffers of any.
 
     Payloads that are kept apart from the database are in the snapshot, too.
 
     \b
     Examples:
       replaybuf checkpoint save run.db backup
-      replaybuf checkpoint save postgresql://rl@db/run7 backup --buffer eval --policy staleness
+      replaybuf checkpoint save postgresql://rl@db/run7 backup --buffer eval
     """
     from replaybuf.buffer.copies import snapshot_file
-    from replaybuf.rules.policies import resolve_policy
     from replaybuf.storage.sql.inspection.writer import save_snapshot
 
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
-    about = {"policy": resolve_policy(policy).name} if policy else {}
     file = snapshot_file(Path(folder), make=True)
-    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), about, tell))
+    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), tell))
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     output.rows([row], _COPIES)
 

@@ -43,7 +43,6 @@ from replaybuf.view.queries import read_query
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.storage.sql.inspection.group_queries import Removable
 
 T = TypeVar("T")
 
@@ -236,16 +235,6 @@ def _is_everything(query: Node) -> bool:
     return isinstance(query, LogicNode) and query.relation == "$and" and all(map(_is_everything, query.conditions))
 
 
-def _others(found: Removable) -> str:
-    """Return a sentence about matching groups, none of which can be brought back."""
-    numbers: dict[str, int] = {}
-    for row in found.rows:
-        numbers[row["status"]] = numbers.get(row["status"], 0) + row["groups"]
-    said = [f"{_groups(count)} {status}" for status, count in sorted(numbers.items())]
-    said += [f"{_groups(found.leased)} leased"] if found.leased else []
-    return f"what matches can't be brought back: {', '.join(said)}; failed, filtered and expired groups can"
-
-
 def _change(
     url: str,
     output: Output,
@@ -257,13 +246,11 @@ def _change(
     *,
     dry_run: bool,
     yes: bool,
-    whatever: Node | None = None,
 ) -> tuple[dict[str, Any], T | None]:
     """Show the selected groups, ask for confirmation, and run `work` on them. Raises InputError without it.
 
     Returns a row for machine-readable output, and the result of `work`; None when no group matched, or in a dry run.
-    Groups that are put after the count are left alone. `whatever` is the query without the statuses that the command
-    can change.
+    Groups that are put after the count are left alone.
     """
     from replaybuf.storage.sql.inspection.group_queries import removable  # imports SQLAlchemy
 
@@ -276,8 +263,7 @@ def _change(
     if found.leased:
         output.note(f"leased, and therefore left alone: {_groups(found.leased)}")
     elif not found.groups and output.for_people:
-        others = None if whatever is None else reader.read(lambda tx: removable(tx, name, whatever))
-        output.note(_others(others) if others and (others.groups or others.leased) else nothing_in(reader, name, task))
+        output.note(nothing_in(reader, name, task))
     row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased}
     if not found.groups or dry_run:
         return row, None
@@ -369,7 +355,6 @@ def requeue(
         *(url, output, buffer, task, set_aside, "Requeue", lambda storage, of: storage.requeue(of)),
         dry_run=dry_run,
         yes=yes,
-        whatever=query,
     )
     back = {str(name): number for name, number in (moved or {}).items()}
     told = "; ".join(f"{_groups(number)} now {name}" for name, number in sorted(back.items())) or "none is left"

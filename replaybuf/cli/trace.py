@@ -24,7 +24,6 @@ from replaybuf.cli.groups import ARCHIVE
 from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, redact
-from replaybuf.common.worker_name import check_worker
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
@@ -33,23 +32,16 @@ from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column
 from replaybuf.view.steps import STEPS, Step, Steps, no_draw, read_step, read_steps
 from replaybuf.view.workers import (
-    BUFFERED,
-    WORKER_GROUPS,
-    WORKER_STEPS,
     ByTask,
-    Worker,
     by_task_columns,
     read_shares,
-    read_worker,
-    workers_of,
 )
 
-_KINDS = ("steps", "step", "uid", "worker")
+_KINDS = ("steps", "step", "uid")
 _STEPS, _GROUPS = 20, 10
-_NAMED = 10
 
-_What = Annotated[str | None, argument("WHAT", "steps, step, uid or worker, or a step; steps if left out.")]
-_Which = Annotated[str | None, argument("WHICH", "The step, the uid or the worker's name.")]
+_What = Annotated[str | None, argument("WHAT", "steps, step or uid, or a step; steps if left out.")]
+_Which = Annotated[str | None, argument("WHICH", "The step or the uid.")]
 
 
 def trace(
@@ -74,7 +66,7 @@ def trace(
     others all along, in a task or in all, is named above. "step 413" says what it was trained on: from which weights,
     how stale, and made by whom, the workers first whose groups are worst compared with those that others made of the
     same tasks; then the groups themselves. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced
-    by what, in which checkpoints. "worker NAME" is what one worker made.
+    by what, in which checkpoints.
 
     The last 10,000 draws of a buffer are recorded, unless its config says
     otherwise. Of a step that was trained on again after a restore, both are shown, the last first.
@@ -84,7 +76,6 @@ def trace(
       replaybuf trace run.db
       replaybuf trace run.db step 413 --worst 3
       replaybuf trace run.db uid 17
-      replaybuf trace run.db worker gpu-node-7 --limit 100
       replaybuf trace run.db step 413 --format json | jq '.runs[0].workers[0]'
     """
     what, which = _words(what or _KINDS[0], which)
@@ -95,10 +86,6 @@ def trace(
         _uid(reader, output, _number(which, "uid"))
     elif what == "step":
         _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS), worst or 0)
-    elif what == "worker":
-        if which is None:
-            raise typer.BadParameter("it is missing; replaybuf trace URL worker NAME", param_hint="WHICH")
-        _worker(reader, output, buffer, check_worker(which), _or(limit, _STEPS))
     else:
         _steps(reader, output, buffer, before, _or(limit, _STEPS))
 
@@ -171,7 +158,7 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
     if not runs:
         raise InputError(no_draw(known, f"for step {step}"))
     value = {"step": step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
-    if output.printed(lambda: value, lambda: [asdict(one) for run in runs for one in run.groups]):
+    if output.printed(lambda: value, lambda: [one for run in runs for one in run.groups]):
         return
     for run in runs:
         _print_step(run, now, limit)
@@ -202,7 +189,7 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
             print_line(answer.title, "bold", indent="  ")
             text = textwrap.indent(escape(answer.response or "", keep="\n"), "    ")
             console().print(text, soft_wrap=True)
-    several = len({group.batch for group in run.groups}) > 1
+    several = len({group["batch"] for group in run.groups}) > 1
     members = [column for column in MEMBERS if several or column.name != "batch"]
     _print_some(run.groups, members, limit, "groups, the lowest reward first", now)
     if len(run.tasks) > 1:
@@ -257,32 +244,3 @@ def _life_facts(life: Life) -> dict[str, str | None]:
         "prompt": None if there is None else there["prompt"],
         "texts": f"gone with it; {ARCHIVE}" if there is None and any(map(is_settled, life.draws)) else None,
     }
-
-
-# A worker
-
-
-def _worker(reader: Reader, output: Output, buffer: str | None, worker: str, limit: int | None) -> None:
-    def read(tx: ReadTransaction) -> tuple[Worker | None, datetime, list[str]]:
-        name = choose(tx, buffer)
-        found = read_worker(tx, name, worker, limit)
-        return found, tx.now(), workers_of(tx, name) if found is None else []
-
-    found, now, others = reader.read(read)
-    if found is None:
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        there = f"there are {', '.join(others[:_NAMED])}{more}" if others else "no group there names its worker"
-        raise InputError(f"nothing is known of a worker {escape(worker)!r:.200}; {there}")
-    if output.printed(lambda: found, lambda: [asdict(one) for one in found.steps]):
-        return
-    print_line(f"worker {worker}", "bold")
-    tables: Sequence[tuple[str, Sequence[Any], Sequence[Column]]] = (
-        ("trained on", found.steps, WORKER_STEPS),
-        ("groups, the lowest reward first", found.groups[:_GROUPS], WORKER_GROUPS),
-        ("in the buffer", found.buffered, BUFFERED),
-        ("drawn by it", found.draws, BATCHES[:-1]),
-    )
-    for title, rows, shown in tables:
-        if rows:
-            write([f"\n{title}\n"])
-            print_table(rows, shown, now)

@@ -112,7 +112,7 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
 def print_processes(found: Waits, *, several: bool = False) -> None:
     """Print who leases groups, and the workers; with the name of the buffer, if there are `several`."""
     workers = found.workers[:_MOST_WORKERS]
-    hosts = {one.host for one in workers}
+    hosts = {one["host"] for one in workers}
     title = f"{escape_line(found.buffer)}\n" if several else ""
     shown = [one for one in PROCESSES if len(hosts) > 1 or one.name != "host"]
     for rows, of_rows in ((found.leases, LEASES), (workers, shown)):
@@ -132,6 +132,7 @@ def _further(found: Waits) -> list[str]:
     if found.trainer is not None:
         lines.append(trainer_text(found.trainer))
     if last := found.last_draw:
-        who = f" by {last.worker}" if last.worker else ""
-        lines.append(f"last drawn: {units.number_of(last.groups, 'group')}{who}, {units.ago(last.time, found.now)}")
+        who = f" by {last['worker']}" if last["worker"] else ""
+        ago = units.ago(last["time"], found.now)
+        lines.append(f"last drawn: {units.number_of(last['groups'], 'group')}{who}, {ago}")
     return lines

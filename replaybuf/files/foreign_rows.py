@@ -79,20 +79,10 @@ def foreign_groups(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[Fi
 
     Without a group_id, consecutive rows with the same prompt are; a row with a list `rollouts` is a group by itself.
     """
-    seen: set[int] = set()
-    for (by, *same), members in groupby(_members(rows, mapped), key=lambda member: member.group):
-        group = _group(list(members), mapped)
-        if by is not None:
-            fingerprint = hash(repr((by, same)))
-            if fingerprint in seen:
-                group.notices.append(f"the rows of one {by} aren't next to each other: sort the file by {by}")
-            elif len(seen) < _REMEMBERED:
-                seen.add(fingerprint)
-        yield group
+    for _, members in groupby(_members(rows, mapped), key=lambda member: member.group):
+        yield _group(list(members), mapped)
 
 
-#: The number of prompts or group_ids that are remembered, to notice those that come again.
-_REMEMBERED: Final = 1 << 20
 _UNANSWERED: Final = (
     "groups without a response, which are stored as init, to be generated; if a column has it, --field response=COLUMN "
     "(fields= in Python) names that"

@@ -50,14 +50,6 @@ def arrow(module: str = "pyarrow") -> Any:
     return needed(module, "Parquet files need the package pyarrow: pip install pyarrow")
 
 
-def _array(value: Any) -> Any:
-    """Return an array of one value in the type that pyarrow infers; None if it takes no such value."""
-    try:
-        return arrow().array([_arrow_value(value)])
-    except _MISFITS:
-        return None
-
-
 def _arrow_value(value: Any) -> Any:
     """Return a value as pyarrow takes it: arrays of several dimensions as lists of arrays."""
     if isinstance(value, np.ndarray):
@@ -67,46 +59,44 @@ def _arrow_value(value: Any) -> Any:
     return value
 
 
-def _common_type(types: Sequence[Any]) -> Any:
-    """Return the type that holds values of all these types; None for JSON, which holds any."""
-    if None in types:
-        return None
-    try:
-        kind = _united(types)
-    except _MISFITS:
-        return None
-    is_same = all(one == kind or _is_empty(one) for one in types)
-    return kind if _is_plain(kind) and (is_same or not arrow().types.is_struct(_innermost(kind))) else None
-
-
-def _united(types: Sequence[Any]) -> Any:
-    pa = arrow()
-    schemas = [pa.schema([("value", one)]) for one in dict.fromkeys(types)]
-    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type if schemas else pa.null()
-
-
 def _innermost(kind: Any) -> Any:
     while arrow().types.is_list(kind):
         kind = kind.value_type
     return kind
 
 
-def _is_empty(kind: Any) -> bool:
-    return bool(arrow().types.is_null(_innermost(kind)))
-
-
-def _is_plain(kind: Any) -> bool:
-    """Return whether other programs read values of this type as they are."""
-    types, inner = arrow().types, _innermost(kind)
+def _typed(values: Sequence[Any]) -> Any:
+    """Return values as an array in the type that pyarrow infers; None if other programs can't read it as it is."""
+    try:
+        array = arrow().array(list(map(_arrow_value, values)))
+    except _MISFITS:
+        return None
+    types, inner = arrow().types, _innermost(array.type)
     if types.is_struct(inner):
-        return (
-            inner != kind
-            and inner.num_fields > 0
-            and all(types.is_string(one.type) and "," not in one.name for one in inner)
+        names = {one.name for one in inner if types.is_string(one.type) and "," not in one.name}
+        plain = (
+            bool(names)
+            and inner != array.type
+            and all(isinstance(one, dict) and one.keys() == names for value in values for one in value or ())
         )
-    return any(
-        test(inner) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_string)
-    ) or bool(types.is_binary(inner))
+    else:
+        kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_binary, types.is_null)
+        plain = any(test(inner) for test in kinds)
+    return array if plain else None
+
+
+def _fitted(values: Sequence[Any], kind: Any) -> Any:
+    """Return values as an array of a column's type; None if one of them doesn't fit, or would be changed."""
+    array, types, inner = _typed(values), arrow().types, _innermost(kind)
+    if array is None or array.type == kind:
+        return array
+    own = _innermost(array.type)
+    try:
+        if types.is_null(own) or (types.is_integer(own) and (types.is_integer(inner) or types.is_floating(inner))):
+            return array.cast(kind)
+    except _MISFITS:
+        pass
+    return None
 
 
 def _is_unicode(text: str) -> bool:
@@ -123,13 +113,14 @@ class _Columns:
         self._metadata = [pa.field(PREFIX + name, pa.type_for_alias(_METADATA[name])) for name in names]
         #: The names in rows that are no fields of rollouts.
         self._beside = {MORE, *(one.name for one in self._metadata)}
-        wanted: dict[str, list[Any]] = {}
-        for row in rows:
-            for name, value in row.items():
-                if name not in self._beside and _is_unicode(name):
-                    wanted.setdefault(name, []).extend(() if value is None else [_type_of(value)])
-        kinds = {name: _common_type(types) for name, types in wanted.items()}
-        self._fields = [pa.field(*one) if one[1] else _json_field(one[0]) for one in kinds.items()]
+        found = dict.fromkeys(name for row in rows for name in row if name not in self._beside and _is_unicode(name))
+        typed = {name: _typed([row.get(name) for row in rows]) for name in found}
+        self._fields = [
+            _json_field(name)
+            if array is None or arrow().types.is_null(_innermost(array.type))
+            else pa.field(name, array.type)
+            for name, array in typed.items()
+        ]
         metadata = [one.with_metadata(_JSON) if one.name == _TAGS else one for one in self._metadata]
         self.schema = pa.schema([*metadata, *self._fields, _json_field(MORE)])
 
@@ -154,36 +145,19 @@ class _Columns:
         ]
         columns = []
         for field in self._fields:
-            parts = []
-            for rollout, left in zip(rollouts, more, strict=True):
-                value = rollout.get(field.name)
-                part = pa.nulls(1, field.type) if value is None else self._fitted(field, value)
-                if part is None:
-                    left[field.name] = value
-                parts.append(pa.nulls(1, field.type) if part is None else part)
-            columns.append(pa.concat_arrays(parts))
+            values = [one.get(field.name) for one in rollouts]
+            if field.metadata:
+                texts = [None if one is None else json.dumps(self._plain.json(field.name, one)) for one in values]
+                columns.append(pa.array(texts, pa.string()))
+                continue
+            if (array := _fitted(values, field.type)) is None:
+                for place, value in enumerate(values):
+                    if value is not None and _fitted([value], field.type) is None:
+                        more[place][field.name], values[place] = value, None
+                array = pa.array(list(map(_arrow_value, values)), field.type)
+            columns.append(array)
         texts = [json.dumps(self._plain.json(MORE, one)) if one else None for one in more]
         return [*columns, pa.array(texts, pa.string())]
-
-    def _fitted(self, field: Any, value: Any) -> Any:
-        """Return an array of one value in the column's type; None if it doesn't fit."""
-        if field.metadata:
-            return arrow().array([json.dumps(self._plain.json(field.name, value))])
-        array = _array(value)
-        if array is None or array.type == field.type:
-            return array
-        try:
-            # pyarrow would cut fractions off, and leave fields of objects out.
-            if _common_type([array.type, field.type]) == field.type:
-                return arrow().array([_arrow_value(value)], field.type)
-        except _MISFITS:
-            pass
-        return None
-
-
-def _type_of(value: Any) -> Any:
-    array = _array(value)
-    return None if array is None else array.type
 
 
 def _json_field(name: str) -> Any:

@@ -13,7 +13,7 @@ from replaybuf.common import units
 from replaybuf.common.units import time_of
 from replaybuf.rules.transitions import Tally, of_tasks, rate
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.inspection.measures import NewestGroups, list_places, newest_groups, tallies_of
+from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
 from replaybuf.values.rollouts.statuses import Status
@@ -67,14 +67,13 @@ class Event:
 class Overview:
     """Groups and totals of each task, the history of some hours and the rates of the last minute.
 
-    `last_worker` is the name of the one that was seen last if no process has the buffer open. `newest` are the
-    completed groups put last, `batches` the last draws, `events` the last ones that people should know of.
+    `last_worker` is the name of the one that was seen last if no process has the buffer open. `batches` are the last
+    draws, `events` the last ones that people should know of.
     """
 
     tasks: list[dict[str, Any]]
     rates: Rates | None
     history: list[Minute]
-    newest: NewestGroups
     batches: list[dict[str, Any]]
     checkpoint: dict[str, Any] | None
     events: list[Event]
@@ -104,7 +103,6 @@ def read_overview(tx: ReadTransaction, buffer: str | None, task: str | None, fir
         ],
         _rates_now(history),
         history,
-        newest_groups(tx, buffer, task),
         [{**one, "taken_at": time_of(one["taken_at"])} for one in batches],
         next(iter(newest(tx, "checkpoints", buffer, 1)), None),
         read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE}')"),

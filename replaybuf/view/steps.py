@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from replaybuf.rules.comparison import (
     Part,
@@ -17,7 +18,6 @@ from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
     GONE,
     Batch,
-    Member,
     Recorded,
     StepKey,
     batches_of_steps,
@@ -141,25 +141,6 @@ STEPS = [
 
 
 @dataclass(frozen=True, slots=True)
-class StepGroup:
-    """A group that a step was trained on, as it was drawn; `now` is its place, and `prompt` its prompt if it exists."""
-
-    step: int
-    restores: int
-    batch: int
-    taken_by: str | None
-    uid: int
-    task_name: str
-    worker: str | None
-    reward: float | None
-    staleness: int | None
-    oldest_model_step: int | None
-    created_at: datetime | None
-    now: str
-    prompt: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """A rollout with one of the lowest rewards of a step."""
 
@@ -181,7 +162,8 @@ class Answer:
 class Step:
     """A train step in one run: a sentence about what stands out, its groups by worker and task, and its draws.
 
-    `groups` are those trained on, each once, lowest reward first; `worst` the answers with the lowest rewards among
+    `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
+    `now`, and its prompt if it exists. `worst` are the answers with the lowest rewards among
     them. `reward_before` is the mean reward of the `steps_before` steps before.
     """
 
@@ -192,7 +174,7 @@ class Step:
     workers: list[Part]
     tasks: list[Part]
     batches: list[Batch]
-    groups: list[StepGroup]
+    groups: list[dict[str, Any]]
     worst: list[Answer]
 
     @property
@@ -202,7 +184,7 @@ class Step:
     @property
     def gone(self) -> int:
         """The number of groups that exist no more, nor their texts."""
-        return sum(one.now == GONE for one in self.groups)
+        return sum(one["now"] == GONE for one in self.groups)
 
     @property
     def reward_text(self) -> str:
@@ -237,15 +219,15 @@ def _step(
     there = [one.uid for _, one in members if places[one.uid] != GONE]
     prompts = {row["uid"]: row["prompt"] for row in rows_of(tx, _PROMPTS, there)}
     groups = [
-        StepGroup(
-            key.step,
-            key.restores,
-            batch.id,
-            batch.worker,
-            **{name: getattr(one, name) for name in Member.__slots__},
-            now=places[one.uid],
-            prompt=prompts.get(one.uid),
-        )
+        {
+            "step": key.step,
+            "restores": key.restores,
+            "batch": batch.id,
+            "taken_by": batch.worker,
+            **asdict(one),
+            "now": places[one.uid],
+            "prompt": prompts.get(one.uid),
+        }
         for batch, one in members
     ]
     return Step(

@@ -12,7 +12,7 @@ from typing import Any
 
 from replaybuf.common import units
 from replaybuf.common.units import time_of
-from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Wait
+from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Held, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Fact, diagnose
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind, kind_of_wait, lasted
@@ -87,50 +87,13 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """Leased groups of one task and status: the holder, and the end of the lease."""
-
-    task_name: str
-    status: str
-    holder: str | None
-    groups: int
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that has used a buffer: "alive", "silent" (killed, or lost) or "ended", and what it put and drew."""
-
-    name: str
-    started_at: datetime
-    seen_at: datetime
-    ended_at: datetime | None
-    groups: int
-    failures: int
-    taken: int
-    host: str
-    pid: int
-    waits: bool
-    killed: bool
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class LastDraw:
-    """The last draw: its worker, time and number of groups."""
-
-    worker: str | None
-    time: datetime
-    groups: int
-
-
-@dataclass(frozen=True, slots=True)
 class Waits:
     """The waits of a buffer, longest first and consumers before others, and what there is about them.
 
     Unless `somebody_waits`, `waits` are answers about hypothetical draws: no process waits, or a question was asked.
     `gave_up` is the last wait that failed; None while a draw waits, or if the worker has succeeded since. `tasks` has
-    a row for each task: its groups by status, its totals, and its completed groups per hour.
+    a row for each task: its groups by status, its totals, and its completed groups per hour. `leases`, `workers` and
+    `last_draw` have the fields of `Held`, `Worker` (with its state) and `Taking`.
     """
 
     buffer: str
@@ -139,19 +102,19 @@ class Waits:
     gave_up: GaveUp | None
     waits: list[ExplainedWait]
     tasks: list[dict[str, Any]]
-    leases: list[Lease]
-    workers: list[Process]
+    leases: list[dict[str, Any]]
+    workers: list[dict[str, Any]]
     trainer: dict[str, Any] | None
-    last_draw: LastDraw | None
+    last_draw: dict[str, Any] | None
 
     @property
-    def nobody_draws(self) -> Process | None:
+    def nobody_draws(self) -> dict[str, Any] | None:
         """The taker that was seen last, if no taker is alive and it didn't end by itself."""
-        takers = [one for one in self.workers if one.taken]
-        if not takers or any(one.state == "alive" for one in takers):
+        takers = [one for one in self.workers if one["taken"]]
+        if not takers or any(one["state"] == "alive" for one in takers):
             return None
-        last = max(takers, key=lambda one: one.ended_at or one.seen_at)
-        return None if last.ended_at is not None else last
+        last = max(takers, key=lambda one: one["ended_at"] or one["seen_at"])
+        return None if last["ended_at"] is not None else last
 
 
 def read_waits(
@@ -173,7 +136,6 @@ def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool)
     chosen = [] if asked else [one for one in waiters if question.task is None or question.task in one.wait.wants]
     drawing = any(one.wait.kind == "groups" for one in chosen)
     shown = sorted(chosen, key=lambda one: one.wait.kind != "groups") or _answers(tx, buffer, question, about, waiters)
-    last = about.last_take
     return Waits(
         buffer,
         time_of(about.now),
@@ -181,18 +143,18 @@ def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool)
         None if drawing or asked else last_given_up(tx, buffer, question.task),
         [_explained(tx, buffer, one, about) for one in shown],
         [_task(about, task) for task in sorted({task for task, _, _ in about.tallies})],
-        [Lease(one.task_name, str(one.status), one.holder, one.groups, time_of(one.until)) for one in about.held],
-        [
-            Process(
-                **asdict(one)
-                | {name: time_of(getattr(one, name)) for name in ("started_at", "seen_at", "ended_at")}
-                | {"state": about.state_of(one)}
-            )
-            for one in about.workers
-        ],
+        [_row(one) for one in about.held],
+        [_row(one) | {"state": about.state_of(one)} for one in about.workers],
         None if about.trainer is None else asdict(about.trainer),
-        None if last is None else LastDraw(last.worker, time_of(last.time), last.groups),
+        None if about.last_take is None else _row(about.last_take),
     )
+
+
+_TIMES = ("started_at", "seen_at", "ended_at", "until", "time")
+
+
+def _row(one: Held | Worker | Taking) -> dict[str, Any]:
+    return {name: time_of(value) if name in _TIMES else value for name, value in asdict(one).items()}
 
 
 def _explained(tx: ReadTransaction, buffer: str, one: Waiter, about: Circumstances) -> ExplainedWait:
@@ -277,7 +239,7 @@ def sentence_of(found: Waits, *, several: bool, about_a_draw: bool = False) -> s
         return f"{nobody}{of}; {last.worker or 'somebody'} {end} {units.ago(last.time, found.now)}, {last.detail}"
     if found.somebody_waits or about_a_draw or (taker := found.nobody_draws) is None:
         return None
-    return f"Nobody draws{of}; {taker.name} gave its last sign of life {units.ago(taker.seen_at, found.now)}"
+    return f"Nobody draws{of}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], found.now)}"
 
 
 # Waits that ended without success

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
@@ -64,6 +65,10 @@ class Ask:
         query = urlencode({name: one for name, one in parameters.items() if one not in (None, "")}, errors="replace")
         path = self.prefix + path if path else ""
         return f"{path}?{query}" if query else path or "?"
+
+    def of_worker(self, name: str) -> str:
+        """Return the URL of the groups that a worker put, lowest reward first."""
+        return self.link("/groups", where=json.dumps({"worker": name}), order="reward")
 
 
 class NotThereError(InputError):

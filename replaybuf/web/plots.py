@@ -11,22 +11,14 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from markupsafe import Markup, escape
 
 from replaybuf.common import units
 from replaybuf.common.redact import escape as visible
 
-_MOST_TICKS, _MOST_TIMES = 6, 4
-_SECOND_STEPS = (1, 2, 5, 10, 15, 30)
-#: Possible distances between ticks of a time axis, in seconds.
-_TIME_STEPS = (
-    *_SECOND_STEPS,
-    *(60 * one for one in _SECOND_STEPS),
-    *(3600 * one for one in (1, 2, 3, 6, 12)),
-    *(86_400 * one for one in (1, 2, 7, 14, 28)),
-)
+#: The number of ticks on a y axis at most, and on an x axis.
+_MOST_TICKS, _ACROSS = 6, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +32,6 @@ class Axis:
     def place(self, value: float) -> float:
         """Return the relative position of a value: 0 at `low`, 1 at `high`."""
         return (value - self.low) / ((self.high - self.low) or 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The kind of values on an x axis: their format, and the positions of ticks."""
-
-    write: Callable[[float, float], str]
-    ticks: Callable[[float, float], list[float]]
-
-    def axis(self, low: float, high: float) -> Axis:
-        """Return an axis from the first value to the last."""
-        return Axis(low, high, tuple((one, self.write(one, high - low)) for one in self.ticks(low, high)))
 
 
 def value_axis(values: Iterable[float], *, fitted: bool) -> Axis:
@@ -82,16 +62,7 @@ def _round_step(least: float) -> float:
     return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
 
 
-def _time_ticks(low: float, high: float) -> list[float]:
-    step = next((one for one in _TIME_STEPS if (high - low) / one <= _MOST_TIMES), _TIME_STEPS[-1])
-    return _multiples(step, low, high)
-
-
-def _multiples(step: int, low: float, high: float) -> list[float]:
-    return [float(one * step) for one in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _write_time(seconds: float, span: float) -> str:
+def write_time(seconds: float, span: float) -> str:
     if span > 4 * 86_400:
         form = "%b %d"
     elif span > 86_400:
@@ -101,18 +72,19 @@ def _write_time(seconds: float, span: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime(form)
 
 
-#: Train steps, and times in seconds since the epoch.
-STEPS = Scale(
-    lambda value, span: f"{value:,.0f}",
-    lambda low, high: _multiples(max(1, round(_round_step((high - low) / _MOST_TICKS))), low, high),
-)
-TIMES = Scale(_write_time, _time_ticks)
+def x_axis(low: float, high: float, write: Callable[[float, float], str]) -> Axis:
+    """Return an axis from the first value to the last, with ticks at whole numbers that are equally far apart."""
+    values = sorted({round(low + (high - low) * place / (_ACROSS - 1)) for place in range(_ACROSS)})
+    return Axis(low, high, tuple((float(one), write(one, high - low)) for one in values if low <= one <= high))
+
+
+def write_step(value: float, _: float) -> str:
+    return f"{value:,.0f}"
 
 
 WIDTH, HEIGHT = 600, 160
 #: A line with more points is thinned out to the minimum and maximum of each interval.
 POINTS = 400
-BARS = 24
 
 #: The values of a line, by x.
 Points = Sequence[tuple[float, float]]
@@ -139,10 +111,12 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """The x axis of a plot: times or train steps, from `low` to `high`, or else from the first value to the last."""
+    """The x axis of a plot, of `times` (seconds since the epoch) or train steps.
 
-    scale: Scale = TIMES
-    name: str = ""
+    It is from `low` to `high`, or else from the first value to the last.
+    """
+
+    times: bool = True
     low: float | None = None
     high: float | None = None
 
@@ -174,62 +148,6 @@ def lines(
     return frame.plot(title, shapes, dots, styles, thinned)
 
 
-#: A bar of a histogram: the values that it is from and to, its text, and how many it counts.
-Bar = tuple[float, float, str, int]
-
-
-def bars_of(counts: Mapping[Any, int], *, whole: bool = False) -> list[Bar]:
-    """Return bars of equal width from the lowest value to the highest, of values and how often each is there.
-
-    Infinities and NaN are left out. With `whole`, the values are whole numbers, and so is the width.
-    """
-    values = sorted(value for value in counts if math.isfinite(value))
-    if not values:
-        return []
-    low, high = values[0], values[-1]
-    width = -(-(high - low + 1) // BARS) if whole else (high - low) / (BARS - 1) or 1.0
-    first = low - 0.5 if whole else low - width / 2  # the lowest and the highest value are in the middles of their bars
-    found: dict[int, list[float]] = {}
-    for value in values:
-        found.setdefault(min(BARS - 1, int((value - first) / width)), []).append(value)
-    return [
-        (
-            first + n * width,
-            first + (n + 1) * width,
-            f"{inside[0]:g}" if inside[0] == inside[-1] else f"{inside[0]:.3g} to {inside[-1]:.3g}",
-            sum(counts[value] for value in inside),
-        )
-        for n, inside in found.items()
-    ]
-
-
-def histogram(title: str, bars: Sequence[Bar], of: str, axis: str) -> Plot | None:
-    """Return a histogram, its bars placed by value; None when nothing was counted."""
-    total = sum(n for *_, n in bars)
-    if not total:
-        return None
-    *_, common, _ = max(bars, key=lambda one: one[3])
-    sentence = f"{title} of {total:,} {of}: from {bars[0][2]} to {bars[-1][2]}, most often {common}"
-    y = value_axis([n for *_, n in bars], fitted=False)
-    low, high = bars[0][0], bars[-1][1]
-    whole = all((left + 0.5).is_integer() for left, *_ in bars) and high - low >= 1
-    step = max(_round_step((high - low) / _MOST_TICKS), 1.0 if whole else 0.0)
-    ticks = [one * step for one in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    x = Axis(low, high, tuple((value, written(value, step)) for value in ticks))
-    shapes, centres = [], []
-    for left, right, _, n in bars:
-        begin, end, tall = x.place(left), x.place(right), HEIGHT * y.place(n)
-        centres.append((begin + end) / 2)
-        shapes.append(
-            f'<rect class="bar s0" x="{WIDTH * (begin + 0.06 * (end - begin)):.1f}" y="{HEIGHT - tall:.1f}" '
-            f'width="{WIDTH * 0.88 * (end - begin):.1f}" height="{tall:.1f}"/>'
-        )
-    texts = [f"{n:,} ({n / total:.0%})" for *_, n in bars]
-    data = _data(centres, [text for *_, text, _ in bars], {"groups": ("s0", texts)})
-    bottom = _bottom([(x.place(value), text) for value, text in x.ticks])
-    return Plot(title, _svg(y, shapes, [], sentence), _left(y), bottom, (), sentence, data, axis)
-
-
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """The axes of a plot."""
@@ -244,7 +162,11 @@ class _Frame:
         xs = [x for x, _ in points]
         low = min(xs) if across.low is None else across.low
         high = max(xs) if across.high is None else across.high
-        return _Frame(across.scale.axis(low, high), value_axis([y for _, y in points], fitted=fitted), across)
+        return _Frame(
+            x_axis(low, high, write_time if across.times else write_step),
+            value_axis([y for _, y in points], fitted=fitted),
+            across,
+        )
 
     def path(self, points: Points) -> str:
         return " ".join(f"{self.x.place(x) * WIDTH:.1f},{HEIGHT - self.y.place(y) * HEIGHT:.1f}" for x, y in points)
@@ -260,7 +182,7 @@ class _Frame:
         now = {name: number_text(points[-1][1], step) for name, points in series.items()}
         values = ", ".join(f"{visible(name)} {value}" for name, value in now.items())
         first, last = (self._x_text(one) for one in (self.x.low, self.x.high))
-        utc = " UTC" if self.across.scale is TIMES else ""
+        utc = " UTC" if self.across.times else ""
         sentence = f"{title}, from {first} to {last}{utc}; at the end: {values}"
         if self.y.low < 0 < self.y.high:
             zero = HEIGHT - self.y.place(0.0) * HEIGHT
@@ -268,7 +190,7 @@ class _Frame:
         legend = tuple((styles[name], f"{name} {value}") for name, value in now.items())
         bottom = _bottom([(self.x.place(x), text) for x, text in self.x.ticks])
         svg = _svg(self.y, shapes, dots, sentence)
-        axis = "time (UTC)" if self.across.scale is TIMES else f"train {self.across.name}"
+        axis = "time (UTC)" if self.across.times else "train step"
         return Plot(title, svg, _left(self.y), bottom, legend, sentence, self._data(styles, series, step), axis)
 
     def _data(self, styles: Classes, series: Mapping[str, Points], step: float) -> str:
@@ -281,10 +203,10 @@ class _Frame:
         return _data(places, [self._x_text(x) for x in every], texts)
 
     def _x_text(self, x: float) -> str:
-        if self.across.scale is TIMES:
+        if self.across.times:
             text = units.moment(units.time_of(x))
             return text[5:] if self.x.high - self.x.low > 60 else text[11:]
-        return f"{self.across.name} {self.across.scale.write(x, 1.0)}"
+        return f"step {write_step(x, 0.0)}"
 
 
 def number_text(value: float, step: float) -> str:

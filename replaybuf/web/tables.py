@@ -15,15 +15,9 @@ from replaybuf.web.ask import Ask
 SIZE = 100
 Link = Callable[[Any], str | None]
 _STYLES = {"name": "name", "text": "brief", "tags": "brief tag", "cell": "detail"}
-#: The columns that have links in every table: the path, or the path and the parameter with the value.
-_PLACES = {
-    "uid": ("/groups", ""),
-    "last_uid": ("/groups", ""),
-    "step": ("/steps", ""),
-    "worker": ("/worker", "worker"),
-    "holder": ("/worker", "worker"),
-    "name": ("/worker", "worker"),
-}
+#: The columns that have links in every table: to pages below a path, and to the groups of a worker.
+_PATHS = {"uid": "/groups", "step": "/steps"}
+_WORKERS = ("worker", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +57,11 @@ class Table:
         """Return the URL that a cell links to, if any."""
         if column.name in self.links:
             return self.links[column.name](row)
-        if column.name not in _PLACES or (value := value_of(row, column.name)) in (None, ""):
+        if (value := value_of(row, column.name)) in (None, ""):
             return None
-        path, parameter = _PLACES[column.name]
-        return self.ask.link(path, **{parameter: value}) if parameter else self.ask.link(f"{path}/{value}")
+        if column.name in _WORKERS:
+            return self.ask.of_worker(value)
+        return self.ask.link(f"{_PATHS[column.name]}/{value}") if column.name in _PATHS else None
 
     def text(self, row: Any, column: Column) -> str:
         """Return the text of a cell; "" for a missing value."""

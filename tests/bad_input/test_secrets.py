@@ -117,6 +117,6 @@ def test_the_workers_of_the_demo_run_without_the_url_among_their_arguments(
     monkeypatch.chdir(tmp_path)
     with arguments_of_children() as arguments:
         done = run("demo", "--url", with_password(postgres_database), "--steps", 3, "--workers", 2)
-    assert any("worker" in one for one in arguments)
+    assert any("multiprocessing" in one for one in arguments)
     assert [one for one in [*arguments, done.stdout, done.stderr] if SECRET in one] == []
     assert not any(SECRET.encode() in data for data in files_below(tmp_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import struct
 import uuid
@@ -11,25 +10,11 @@ import uuid
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.errors import AccessError, StorageError, UnreachableError
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.errors import AccessError, UnreachableError
 from tests.bad_input.calls import refused_put
-from tests.faults.proxy import proxied
 from tests.faults.test_postgres_connections import END_ALL
 from tests.postgres import execute, set_default
 from tests.stores import TASK, build, fill, group, take_all
-
-
-async def test_a_server_that_is_too_old_is_not_written_to_and_can_be_read(postgres_database: str) -> None:
-    """(What a new one says of its version is altered on the way.)"""
-    async with build(postgres_database) as buffer:
-        await buffer.put(group(1), TASK)
-    async with proxied(postgres_database) as proxy:
-        proxy.altered = lambda answer: re.sub(rb"(server_version\0)\d\d\.", rb"\g<1>12.", answer)
-        error = str(await refused_put(proxy.url, StorageError))
-        assert re.search(r"is PostgreSQL 12\.\d+, which is too old: replaybuf needs 13 or newer", error)
-        reader = open_reader(proxy.url)
-        assert await asyncio.to_thread(reader.read, lambda tx: tx.value("SELECT count(*) FROM groups")) == 1
 
 
 async def test_a_database_that_becomes_read_only_says_so_and_goes_on_afterwards(postgres_database: str) -> None:

@@ -29,6 +29,6 @@ def test_the_page_of_documentation_shows_what_a_load_prints(tmp_path: Path) -> N
     assert rows(_SHOWN[1]) == rows(page)
 
 
-@pytest.mark.parametrize("row", ["put", "take", "groups", "waits", "ledger", "errors", "limit"])
+@pytest.mark.parametrize("row", ["put", "take", "groups", "waits", "ledger", "errors"])
 def test_every_row_is_explained(row: str) -> None:
     assert re.search(rf"^\| (`\w+`, )*`{row}`", _PAGE, re.M)

@@ -93,7 +93,7 @@ def test_only_groups_that_were_set_aside_can_be_chosen(url: str, status: str) ->
 
 def test_without_a_condition_nothing_happens(url: str) -> None:
     assert "without a condition" in run("requeue", url, "--yes", code=1).stderr
-    assert "what matches can't be brought back: 1 group completed" in run("requeue", url, "--task", "there").stderr
+    assert "no such groups" in run("requeue", url, "--task", "there").stderr
     assert "no such groups" in run("requeue", url, "--where", '{"priority": 77}').stderr
 
 
@@ -104,13 +104,3 @@ def test_filtered_rollouts_with_their_responses_can_be_drawn_again(shared_url: s
     [done] = run_json("requeue", shared_url, "--all", "--yes")
     assert (done["completed"], done["aborted"]) == (1, 1)
     assert statuses(shared_url) == {"whole": "completed", "half": "aborted"}
-
-
-def test_archived_and_leased_groups_that_match_are_said_to_be(shared_url: str) -> None:
-    with ReplayBufferConfig(url=shared_url, archive=10).build_sync() as buffer:
-        for _ in range(2):
-            buffer.put([rollout(Status.COMPLETED)], "math")
-        buffer.take_batch({"math": 1})
-        with buffer.lease_batch({"math": 1}, heartbeat=False):
-            said = " ".join(run("requeue", shared_url, "--where", '{"task_name": "math"}').stderr.split())
-    assert "can't be brought back: 1 group archived, 1 group leased" in said

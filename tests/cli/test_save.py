@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.errors import SnapshotError
 from tests.cli.conftest import run, run_json
 from tests.contract.harness import group
-from tests.reasons import because
 
 save = partial(run, "checkpoint", "save")
 resume = partial(run, "checkpoint", "resume")
@@ -51,13 +49,6 @@ def test_without_a_policy_a_snapshot_is_for_all(filled: str, tmp_path: Path) -> 
     save(filled, tmp_path)
     for policy in ("fifo", "prioritized"):
         assert asyncio.run(policy_of("sqlite:///:memory:", policy, tmp_path)) == 13
-
-
-def test_a_policy_is_kept_and_compared(filled: str, tmp_path: Path) -> None:
-    save(filled, tmp_path, "--policy", "lifo")
-    assert asyncio.run(policy_of("sqlite:///:memory:", "lifo", tmp_path)) == 13
-    with pytest.raises(SnapshotError, match=r"'lifo'.*'fifo'", check=because("mismatch")):
-        asyncio.run(policy_of("sqlite:///:memory:", "fifo", tmp_path))
 
 
 @pytest.mark.parametrize(("option", "policy"), [([], "uniform"), (["--policy", "fifo"], "fifo")])
@@ -101,7 +92,6 @@ def test_a_quiet_file_is_left_as_it_is(file: Path, tmp_path: Path) -> None:
 
 def test_errors_are_on_one_line(file: Path, tmp_path: Path) -> None:
     save(file, tmp_path / "backup")
-    assert "unknown policy" in save(file, tmp_path / "b", "--policy", "bogus", code=1).stderr
     assert "unknown policy" in resume(tmp_path / "new.db", tmp_path / "backup", "--policy", "x", code=1).stderr
     assert "there is no snapshot" in resume(tmp_path / "new.db", tmp_path / "nothing", code=1).stderr
     assert "the buffer holds 13 groups" in resume(file, tmp_path / "backup", code=1).stderr

@@ -14,6 +14,7 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import ClosedError, UnreachableError
+from replaybuf.storage.sql.engine import outage
 from tests.cli.doctored import examine
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
@@ -25,6 +26,12 @@ SAID = (
     r"the commit waits for a synchronous standby: synchronous_standby_names = '\*' asks for 1 standby, and 0 are "
     r"connected; start the standby"
 )
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for what a commit waits sooner than in earnest."""
+    monkeypatch.setattr(outage, "SLOW_SECONDS", 0.6)
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +106,7 @@ async def test_calls_go_on_when_the_standby_is_back_in_time(
             refreshing = asyncio.create_task(
                 two.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=1)
             )
-            await asyncio.sleep(4)
+            await asyncio.sleep(2.5)
             assert not putting.done()
             assert not refreshing.done()
         await asyncio.wait_for(asyncio.gather(putting, refreshing), 20)

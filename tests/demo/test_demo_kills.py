@@ -34,7 +34,7 @@ def test_killed_at_each_point_of_a_step(tmp_path, shared_url):
             output, code = demo.end()
         assert code == -signal.SIGKILL, f"{point}: {output}"
         assert "Traceback" not in output
-    assert saved_step(tmp_path) == 3
+    assert saved_step(tmp_path) == 1
     end_of(tmp_path, shared_url, 3)
 
 

@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ def on_a_small_disk(ledger: Ledger, folder: str) -> None:
     asyncio.run(_fill_and_go_on(ledger, f"sqlite:///{folder}/run.db", small_disk(ledger, folder, LIMIT)))
 
 
-def small_disk(ledger: Ledger, folder: str, size: int) -> Room:
-    """Mount such a file system; the function lets it grow. Where that isn't permitted the process ends."""
+def own_mounts(ledger: Ledger) -> Callable[..., None]:
+    """Give this process mounts that nobody else sees; returns libc's `mount`. Ends where that isn't permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(result: int) -> None:
@@ -65,15 +66,29 @@ def small_disk(ledger: Ledger, folder: str, size: int) -> Room:
             ledger.write("not-permitted", os.strerror(ctypes.get_errno()))
             os._exit(0)
 
-    target: bytes = folder.encode()
     check(libc.unshare(0x20000))  # CLONE_NEWNS
     check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
-    check(libc.mount(b"none", target, b"tmpfs", 0, f"size={size}".encode()))
 
-    def more() -> None:
-        check(libc.mount(b"none", target, b"tmpfs", 0x20, b"size=400m"))  # MS_REMOUNT
+    def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+        texts = [None if one is None else one.encode() for one in (source, target, kind, options)]
+        for _ in range(200):  # until files that are being closed are
+            if (result := libc.mount(*texts[:3], flags, texts[3])) == 0:
+                return
+            time.sleep(0.05)
+        check(result)
 
-    return more
+    return mount
+
+
+def small_disk(ledger: Ledger, folder: str, size: int) -> Callable[[str], None]:
+    """Mount a file system of so many bytes; the function mounts it again, with other options, or read-only ("ro")."""
+    mount = own_mounts(ledger)
+    mount("none", folder, "tmpfs", 0, f"size={size}")
+
+    def remount(options: str = "size=400m") -> None:
+        mount("none", folder, "tmpfs", 0x21 if options == "ro" else 0x20, None if options == "ro" else options)
+
+    return remount
 
 
 #: Of a PostgreSQL's disk: about half of it is what a new one takes.

@@ -46,7 +46,6 @@ class Proxy:
         self.server_url = server_url
         self.tls = tls
         self.shown: list[object] = []  # the certificates of clients
-        self.altered: Callable[[bytes], bytes] = lambda answer: answer
         self._server: asyncio.Server | None = None
         self._pumps: set[asyncio.Task[None]] = set()
         self.fault: Fault | None = None
@@ -142,7 +141,7 @@ class Proxy:
                 if link.answers_lost:
                     break
                 if not link.frozen:
-                    client.write(self.altered(data))
+                    client.write(data)
                     await client.drain()
         # What the server said last (that it ends the connection) is still to arrive, unless it is to be lost.
         if link.answers_lost:

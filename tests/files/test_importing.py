@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +20,7 @@ from replaybuf.files import importing
 from replaybuf.files.importing import ImportOptions, import_groups, survey
 from replaybuf.files.sources import RolloutFile
 from tests.files.stores import contents
-
-ROOT = Path(__file__).parents[2]
+from tests.scripts import Program
 
 
 async def test_a_second_import_finds_nothing_to_do_also_after_draws(file: Path, url: str) -> None:
@@ -185,10 +182,9 @@ async def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: s
             await buffer.import_from(**arguments)
 
 
-def _import(url: str, file: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "replaybuf", "import", url, str(file)]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, "PYTHONPATH": str(ROOT)})
+def _import(url: str, file: Path) -> Program:
+    with open(os.devnull, "wb") as quiet:
+        return Program("-m", "replaybuf", "import", url, str(file), cwd=file.parent, stdout=quiet)
 
 
 @pytest.mark.parametrize(("groups", "kills"), [(2000, 1), pytest.param(20_000, 8, marks=pytest.mark.long)])
@@ -203,7 +199,7 @@ async def test_an_import_that_is_killed_goes_on(shared_url: str, tmp_path: Path,
             process, before = _import(shared_url, file), len(buffer)
             async with asyncio.timeout(60):
                 while len(buffer) == before:  # noqa: ASYNC110 another process puts them
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.02)
             process.send_signal(signal.SIGKILL)
             assert process.wait(60) == -signal.SIGKILL
             there = len(buffer)

@@ -122,25 +122,6 @@ async def test_groups_without_a_response_are_noticed_unless_it_was_meant(
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("column", ["prompt", "group_id"])
-async def test_rows_of_one_group_that_are_apart_are_noticed(
-    column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not a prompt in two tasks, or several groups that are whole. Only some are remembered."""
-    rows = [{"prompt": "a", column: str(n % 5), "response": "1", "task_name": "math"} for n in range(15)]
-    others: list[Any] = [{"prompt": "0", "group_id": "0", "response": "1", "task_name": "code"}]
-    others += [{"prompt": "0", "task_name": "code", "rollouts": [{"response": str(n)}]} for n in range(2)]
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        for remembered, order, expected in ((9, None, 10), (2, None, 4), (9, lambda row: row[column], 0)):
-            monkeypatch.setattr("replaybuf.files.foreign_rows._REMEMBERED", remembered)
-            rows = rows if order is None else sorted(rows, key=order)
-            (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, [*rows, *others])))
-            found = (await buffer.import_from(tmp_path / "a.jsonl", dry_run=True)).found
-            notice = f"the rows of one {column} aren't next to each other: sort the file by {column}"
-            assert found.notices[notice] == expected
-
-
-@pytest.mark.fast
 @pytest.mark.parametrize("where", ["fields", "key"])
 @pytest.mark.parametrize("url", ["postgresql://me:hunter2@db/rl", "postgresql://db/rl?password=hunter2"])
 async def test_a_url_in_place_of_a_columns_name_keeps_its_password(tmp_path: Path, where: str, url: str) -> None:

@@ -16,9 +16,7 @@ NEAR = {
         "not postgres",
     ),
     "rollouts": (
-        "tests/rollouts/test_marks.py",
-        "tests/rollouts/test_rollout_type.py",
-        "tests/rollouts/test_statuses.py",
+        "tests/rollouts",
         "tests/contract/test_sqlite.py",
         "tests/storage/test_views.py",
     ),

@@ -122,7 +122,7 @@ _CODEC = [
     ("numbers-of-any-kind", "values/codec/number_lists.py", 'if items["kind"].tobytes().count(mark) == len(numbers) else None', "", "True among integers stays True"),
     ("numbers-repeated-true", "values/codec/number_lists.py", " and [*map(type, numbers)].count(int) == len(numbers)", "", "1 and True in turn stay what they were"),
     ("numbers-repeated-ends", "values/codec/number_lists.py", "numbers.count(number) == len(numbers) and", "True and", "numbers between equal ends stay"),
-    ("numbers-of-a-byte", "values/codec/number_lists.py", "array.max() < 256 for", "True for", "larger numbers than a byte's come back"),
+    ("numbers-of-a-byte", "values/codec/number_lists.py", "<= array.max() < 256 for", "for", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
     ("numbers-none", "values/codec/columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
@@ -200,7 +200,7 @@ _SQL = [
 
 _FAILOVER = [
     ("old-primary-followed", f"{_ENGINE}/postgres_connect.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
-    ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: one for host, one in fit.items() if (one.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
+    ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
     ("two-primaries", f"{_ENGINE}/postgres_servers.py", "    if writes and len(", "    if False and len(", "two primaries of one timeline are refused"),
     ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.value < excluded.value;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
@@ -208,7 +208,7 @@ _FAILOVER = [
     ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_counter SET value = value WHERE", "SELECT value FROM rb_counter WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
     ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if is_locked and doubtful is not None else None", "return None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
-    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if follows and self.pool.servers.lost:\n", "        if False:\n", "who saw lost commits writes nothing"),
+    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("standby-for-ever", f"{_ENGINE}/outage.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),

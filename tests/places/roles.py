@@ -8,8 +8,8 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import file_batch, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks.handles import load_all
+from tests.faults.disks import own_mounts, small_disk
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
 from tests.histories.history import Recorder
@@ -222,27 +223,11 @@ def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
 # On a disk of its own
 
 
-def own_mounts(ledger: Ledger) -> tuple[Any, Callable[[int], None]]:
-    """Give this process mounts that nobody else sees; returns the C library, and what checks the result of a call."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def check(result: int) -> None:
-        if result != 0:
-            ledger.write("not-permitted", os.strerror(ctypes.get_errno()))
-            os._exit(0)
-
-    check(libc.unshare(0x20000))  # CLONE_NEWNS
-    check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
-    return libc, check
-
-
 def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> None:
     """Have the place at `own`, and something else where it is for others; load handles, put and look."""
-    libc, check = own_mounts(ledger)
-    check(libc.mount(place.encode(), own.encode(), None, 0x1000, None))  # MS_BIND
-    check(libc.mount(b"none", place.encode(), b"tmpfs", 0, b"size=1m"))
+    mount = own_mounts(ledger)
+    mount(place, own, None, 0x1000, None)  # MS_BIND
+    mount("none", place, "tmpfs", 0, "size=1m")
     handles = pickle.loads(Path(sent).read_bytes())
 
     async def run() -> None:
@@ -256,31 +241,11 @@ def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> Non
     asyncio.run(run())
 
 
-@contextmanager
-def small_disk(ledger: Ledger, place: str, size: int) -> Iterator[Callable[[str], None]]:
-    """A file system of so many bytes at a place, which only this process sees; the function mounts it anew."""
-    libc, check = own_mounts(ledger)
-    check(libc.mount(b"none", place.encode(), b"tmpfs", 0, f"size={size}".encode()))
-
-    def remount(options: str) -> None:
-        flags = 0x20 | (1 if options == "ro" else 0)  # MS_REMOUNT, MS_RDONLY
-        data = b"" if options == "ro" else options.encode()
-        for _ in range(200):  # until files that are being closed are
-            if (result := libc.mount(b"none", place.encode(), b"tmpfs", flags, data)) == 0:
-                return
-            time.sleep(0.05)
-        check(result)
-
-    yield remount
-    libc.umount2(place.encode(), 2)  # MNT_DETACH
-
-
 def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
     """Put until the disk is full or can't be written to; read; go on with more room."""
     cut_retries()
     file_batch.FILE_BYTES = 2_000_000
-    with small_disk(ledger, place, 5_000_000) as remount:
-        asyncio.run(_fill_up(ledger, url, place, what, remount))
+    asyncio.run(_fill_up(ledger, url, place, what, small_disk(ledger, place, 5_000_000)))
 
 
 async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Callable[[str], None]) -> None:

@@ -125,15 +125,6 @@ async def test_tensors(in_folder: Kept) -> None:
             loaded.resolve_conj().add_(1)
 
 
-async def test_find(kept: Kept) -> None:
-    async with kept.opened() as buffer:
-        for number in range(3):
-            await buffer.put([rollout(number)], TASK)
-        found = [item async for item in buffer.find({"task_name": TASK}, deferred=["routed_experts"])]
-        loaded = load_all([item.item[0].routed_experts for item in found])
-        assert all(same(one, experts(number)) for number, one in enumerate(loaded))
-
-
 # Which groups and fields
 
 
@@ -229,17 +220,6 @@ async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, m
 
 
 # The synchronous face, and cancellation
-
-
-def test_the_synchronous_face(in_folder: Kept) -> None:
-    with in_folder.config().build_sync() as buffer:
-        buffer.put([rollout(2)], TASK)
-        with buffer.lease_batch({TASK: 1}, deferred=["routed_experts"], timeout=0) as lease:
-            [item] = load_into(lease.items[TASK])
-            assert same(item.item[0].routed_experts, experts(2))
-        buffer.put([rollout(3)], TASK)
-        [item] = buffer.find({}, deferred=["routed_experts"])
-        assert same(item.item[0].routed_experts.load(), experts(3))
 
 
 async def test_a_cancelled_lease_gives_its_groups_back(kept_apart: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.tasks import file_batch
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.values import Cursor, NewGroup
-from tests.faults.ledger import numbers
+from tests.faults.ledger import numbers, wait_for_lines
 from tests.faults.processes import end, start
 from tests.places import roles
 from tests.places.arrays import (
@@ -36,7 +36,6 @@ from tests.places.arrays import (
     until_no_files,
     until_rows,
 )
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, set_by, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
@@ -142,17 +141,6 @@ async def test_payloads_stay_until_their_taker_has_read_them(
         assert sorted(numbers_in(await taking)) == [0, 1, 2, 3]
         monkeypatch.setattr(reader, "_fetch", real)
         await until_no_files(url)
-
-
-async def test_the_next_taker_has_as_long_as_the_first(where: tuple[str, str]) -> None:
-    """What the first noted, which gave the groups back, doesn't end the time of the second."""
-    url, place = where
-    async with apart(url, place) as buffer:
-        await put(buffer, 1)
-        with pytest.raises(ZeroDivisionError):
-            async with buffer.lease_batch({TASK: 1}):
-                raise ZeroDivisionError
-        assert buffer.storage.files._read == []
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,13 @@ import pytest
 from replaybuf.storage.places.owners import open_place
 from replaybuf.storage.sql.tasks import payload_files
 from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, entries, numbers
+from tests.faults.ledger import Ledger, entries, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
 from tests.histories.workers import LEASED, TAKEN
 from tests.places import roles
 from tests.places.arrays import apart, ask, in_its_thread, take_all
 from tests.postgres import Databases
-from tests.processes.test_processes import wait_for_lines
 from tests.stores import TASK, until
 
 pytestmark = pytest.mark.usefixtures("soon_swept")

@@ -72,6 +72,6 @@ async def test_a_database_in_memory_has_no_place(folder: Path) -> None:
 
 async def test_a_marker_that_cannot_be_read_is_said_so(tmp_path: Path, folder: Path) -> None:
     (folder / MARKER).write_text("nonsense")
-    with pytest.raises(PayloadStoreError, match=r"restore it .*--repair writes it anew.*or name another place"):
+    with pytest.raises(PayloadStoreError, match=r"restore it .*--take-over writes it again.*or name another place"):
         async with apart(f"sqlite:///{tmp_path}/b.db", folder) as buffer:
             await put(buffer, 1)

@@ -89,7 +89,7 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(postg
         engine_of_buffer = buffer.storage.engine
 
         async def none_is_leaked() -> bool:
-            return int(engine_of_buffer.lent) <= 1  # for a moment the sweep may have another one
+            return int(engine_of_buffer.pool.lent) <= 1  # for a moment the sweep may have another one
 
         await until(none_is_leaked)
         await engine.dispose()

@@ -150,7 +150,7 @@ async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch
         writing = asyncio.create_task(insert(engine, 8 * PAGES))
         await asyncio.sleep(0)
         closing_began = True
-        await asyncio.wait_for(asyncio.gather(engine.end_writing(), writing), 60)
+        await asyncio.wait_for(asyncio.gather(engine.dispose(), writing), 60)
     assert copies.count(True) <= 1
 
 

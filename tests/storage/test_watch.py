@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ async def test_a_commit_to_a_file_is_noticed_after_a_wait_in_vain_and_after_the_
             assert await woken(waiting, other) < 5
             with pytest.raises(TimeoutError):
                 await waiting.take_batch({TASK: 1}, timeout=0.05)
-            engine = other.storage.engine
-            truncate = partial(engine.outside, lambda raw: raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
-            await other.storage.thread.run(truncate)
+            with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatch, postgres_database: str) -> None:

@@ -28,7 +28,6 @@ PATHS = (
         f"/groups/{LONG_UID}",
         "/steps",
         "/steps/413",
-        "/worker?worker=node1:811",
     ),
     *("/checkpoints", "/workers", "/events", "/nix"),
 )

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections import Counter
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.web.plots import (
-    BARS,
     HEIGHT,
     POINTS,
-    STEPS,
-    TIMES,
     WIDTH,
     Across,
-    bars_of,
-    histogram,
     lines,
     value_axis,
+    write_step,
+    write_time,
+    x_axis,
 )
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -74,14 +69,15 @@ def test_an_axis_has_all_values_between_its_first_and_last_tick(values: list[flo
 
 @given(st.integers(0, 2**33), st.integers(0, 2**24))
 def test_ticks_of_times_and_steps_are_few_and_inside(low: int, span: int) -> None:
-    for scale in (TIMES, STEPS):
-        axis = scale.axis(low, low + span)
-        assert len(axis.ticks) <= 8
-        assert all(low <= value <= low + span for value, _ in axis.ticks)
+    for write in (write_time, write_step):
+        ticks = [value for value, _ in x_axis(low, low + span, write).ticks]
+        assert 1 <= len(ticks) <= 5
+        assert ticks == sorted({*ticks})
+        assert (ticks[0], ticks[-1]) == (low, low + span)
 
 
 def test_the_script_gets_texts_of_each_value() -> None:
-    across = Across(STEPS, "step")
+    across = Across(times=False)
     plot = lines("both", {"mean": [(1, 0.5), (3, 0.25)], "most": [(1, 1.0), (2, 1.0)]}, across=across)
     assert plot is not None
     assert json.loads(plot.data) == {
@@ -105,41 +101,10 @@ def test_marks_lie_on_the_first_line_and_say_why() -> None:
 
 
 def test_nothing_is_plotted_of_nothing() -> None:
-    assert lines("none", {}) is lines("one", {"a": [(0, 1)]}) is histogram("none", [], "", "") is None
-
-
-@given(st.lists(numbers, min_size=1, max_size=200))
-def test_bars_have_every_value_once_and_in_their_place(values: list[float]) -> None:
-    bars = bars_of(Counter(values))
-    assert sum(n for *_, n in bars) == len(values)
-    assert len(bars) <= BARS
-    assert all(left <= right for left, right, *_ in bars)
-    assert sorted(bars) == bars
-
-
-@given(st.dictionaries(st.integers(-(10**9), 10**9), st.integers(1, 100), min_size=1, max_size=40))
-def test_bars_of_whole_numbers_have_every_count_once(counts: dict[int, int]) -> None:
-    found = bars_of(counts, whole=True)
-    assert sum(n for *_, n in found) == sum(counts.values())
-    assert len(found) <= BARS
-
-
-def test_a_bar_is_placed_by_its_value() -> None:
-    """Between 0 and 0.25 there is a third of the way from there to 1; what isn't finite is left out."""
-    plot = histogram("Rewards", bars_of({0.0: 1, 0.25: 2, 1.0: 1, math.nan: 1, math.inf: 1}), "groups", "reward")
-    assert plot is not None
-    assert (plot.axis, "of 4 groups: from 0 to 1, most often 0.25" in plot.sentence) == ("reward", True)
-    first, second, last = (float(bar.attrib["x"]) for bar in ElementTree.fromstring(plot.svg).iter("rect"))
-    assert (second - first) / (last - first) == pytest.approx(0.25, abs=0.03)
-
-
-def test_bars_of_whole_numbers_have_ticks_at_these() -> None:
-    plot = histogram("Staleness", bars_of({0: 1, 1: 37}, whole=True), "groups", "train steps")
-    assert plot is not None
-    assert re.findall(r">([^<]+)</text>", plot.bottom) == ["0", "1"]
+    assert lines("none", {}) is lines("one", {"a": [(0, 1)]}) is None
 
 
 def test_plots_of_one_run_share_their_axis() -> None:
-    plot = lines("mean", {"mean": [(2, 0.5), (3, 0.25)]}, across=Across(STEPS, "step", low=1, high=5))
+    plot = lines("mean", {"mean": [(2, 0.5), (3, 0.25)]}, across=Across(times=False, low=1, high=5))
     assert plot is not None
     assert (json.loads(plot.data)["at"], plot.axis) == ([0.25, 0.5], "train step")

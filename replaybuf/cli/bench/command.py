@@ -35,9 +35,9 @@ def bench(
 ) -> None:
     """Put load on a database: processes that put and take groups, as workers and trainers do.
 
-    It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), what the processes
-    waited for, and what was the limit. Every group is accounted for. It ends by itself, and removes what it has put. A
-    database that holds groups of anybody else is refused.
+    It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), and how long the
+    processes waited for groups and for room. Every group is accounted for. It ends by itself, and removes what it has
+    put. A database that holds groups of anybody else is refused.
 
     Ctrl-C ends it early. Exit status 1: errors, a process that died, or groups that were lost or doubled.
 

@@ -1,4 +1,4 @@
-"""The results of a load: plain values for JSON, and a text, with what the limit was."""
+"""The results of a load: plain values for JSON, and a text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ Results = dict[str, Any]
 CALLS = {"put": "put", "take": "take, less its wait", "acknowledge": "acknowledge"}
 #: The reported quantiles, by their names in JSON and in the text.
 QUANTILES = {"p50_ms": ("p50", 0.5), "p90_ms": ("p90", 0.9), "p99_ms": ("p99", 0.99), "max_ms": ("max", 1.0)}
-#: Thresholds of a bottleneck: the fraction of time waited, and of the due puts that were made.
-_MUCH_WAITING, _ENOUGH = 0.2, 0.98
 _NAME = 11
 
 
@@ -36,7 +34,7 @@ def results_of(outcome: Outcome) -> Results:
     size = bytes_of_group(settings)
     latencies = puts.latencies | takes.latencies
     errors = puts.errors + takes.errors
-    found = {
+    return {
         "replaybuf": replaybuf.__version__,
         "database": outcome.where,
         "began": units.time_of(outcome.began),
@@ -60,7 +58,6 @@ def results_of(outcome: Outcome) -> Results:
         "notes": [redact_words(note) for note in outcome.notes],
         "failed": [redact_words(why) for why in outcome.failed],
     }
-    return {**found, "limits": limits_of(found)}
 
 
 def passed(results: Results) -> bool:
@@ -105,31 +102,7 @@ def ledger_of(outcome: Outcome) -> dict[str, Any]:
     return {**counts, "lost": lost, "doubled": doubled, "balanced": balanced}
 
 
-# The limit
-
-
-def limits_of(results: Results) -> list[str]:
-    """Return sentences about what held the load back, as far as it can be seen from here."""
-    found = [_limit_of_puts(results)]
-    if results["settings"]["trainers"] and results["waited"]["trainers"] >= _MUCH_WAITING:
-        found.append(f"Trainers waited for groups {results['waited']['trainers']:.0%} of their time.")
-    return found
-
-
-def _limit_of_puts(results: Results) -> str:
-    due, put, room = results["per_second"]["due"], results["per_second"]["put"], results["waited"]["workers"]
-    if room >= _MUCH_WAITING:
-        return (
-            f"Workers waited for room {room:.0%} of their time: the trainers, or --most, were the limit, not the "
-            "database."
-        )
-    if due and put >= _ENOUGH * due:
-        return f"The {units.figure(due, 1)} groups a second that were due were put: the limit wasn't reached."
-    behind = "" if not due else f"Of {units.figure(due, 1)} groups a second that were due, {put:,.1f} were put. "
-    return (
-        f"{behind}Workers waited for the answers to their puts: the database, its disk, the network or this machine's "
-        "processors were the limit (see top), or the number of workers."
-    )
+# For people
 
 
 def print_results(results: Results) -> None:
@@ -170,4 +143,3 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "errors", "; ".join(errors) or "none"
     for failed in (*results["failed"], *results["notes"]):
         yield "failed", failed
-    yield from (("" if place else "limit", text) for place, text in enumerate(results["limits"]))

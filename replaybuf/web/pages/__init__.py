@@ -10,7 +10,7 @@ from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.web.ask import Ask
 from replaybuf.web.pages.groups import show_group, show_groups
 from replaybuf.web.pages.overview import show_checkpoints, show_events, show_overview
-from replaybuf.web.pages.steps import show_step, show_steps, show_worker, show_workers
+from replaybuf.web.pages.steps import show_step, show_steps, show_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,5 @@ PAGES = {
     "step": Page("/steps/{step}", "Step", show_step, in_menu=False),
     "checkpoints": Page("/checkpoints", "Checkpoints", show_checkpoints),
     "workers": Page("/workers", "Workers", show_workers),
-    "worker": Page("/worker", "Worker", show_worker, in_menu=False),
     "events": Page("/events", "Events", show_events),
 }

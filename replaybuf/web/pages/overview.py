@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -16,7 +15,7 @@ from replaybuf.view import waits
 from replaybuf.view.columns import CHECKPOINTS, value_of
 from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.web.ask import LARGEST, Ask
-from replaybuf.web.plots import Across, Plot, bars_of, histogram, lines
+from replaybuf.web.plots import Across, Plot, lines
 from replaybuf.web.tables import table_of
 
 _HOURS = ("6", "1", "24", "48")
@@ -54,7 +53,7 @@ def show_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 def _plots(view: Overview) -> list[Plot]:
     """Return the plots, which share the axis of times at which there was a run."""
-    history, rates, newest_ones = view.history, rates_of(view.history), view.newest
+    history, rates = view.history, rates_of(view.history)
     began = min((one.time for one in history), default=None)
     drawn = [one for one in view.batches if began is not None and one["taken_at"] >= began]
     times = [one.time for one in history] + [one["taken_at"] for one in drawn]
@@ -75,8 +74,6 @@ def _plots(view: Overview) -> list[Plot]:
         lines("Mean reward of draws", of_draws(mean="reward"), across=across, fitted=True),
         lines("Reward of draws", of_draws(mean="reward", min="min_reward", max="max_reward"), across=across),
         lines("Staleness of draws", of_draws(mean="staleness", max="max_staleness"), across=across),
-        histogram("Rewards", bars_of(Counter(newest_ones.rewards)), "completed groups put last", "reward"),
-        histogram("Staleness", bars_of(newest_ones.staleness, whole=True), "completed groups put last", "train steps"),
     ]
     return [one for one in plots if one]
 

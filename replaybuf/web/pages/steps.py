@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest, recorded
-from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, Column, columns
+from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, Column, columns
 from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
 from replaybuf.view.workers import (
-    BUFFERED,
     SHARES,
-    WORKER_GROUPS,
-    WORKER_STEPS,
     WorkerStep,
     by_task_columns,
     read_shares,
-    read_worker,
 )
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.pages.overview import one_buffer, waits_of
-from replaybuf.web.plots import STEPS as STEP_SCALE
 from replaybuf.web.plots import Across, Plot, lines
 from replaybuf.web.tables import table_of
 
@@ -38,7 +32,7 @@ def show_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     view = read_steps(tx, buffer, before=before, limit=_MOST_STEPS)
     rows = view.rows
     steps = [one for one in rows if not one.undone]
-    across = Across(STEP_SCALE, "step")
+    across = Across(times=False)
     marks = {float(one.step): one.lower for one in steps if one.lower}
 
     def named(**fields: str) -> dict[str, list[tuple[float, float]]]:
@@ -100,7 +94,7 @@ _WORKERS = [
     *columns("started_at"),
 ]
 _STEPS_OF_WORKERS = 50
-_MOST_LINES, _LOWEST_SHOWN = 8, 50
+_MOST_LINES = 8
 
 
 def show_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -145,35 +139,9 @@ def _plots(made: Mapping[str, Sequence[WorkerStep]]) -> list[Plot]:
         if one.stands_out
     }
     steps = [one.step for several in made.values() for one in several]
-    across = Across(STEP_SCALE, "step", min(steps, default=0), max(steps, default=0))
+    across = Across(times=False, low=min(steps, default=0), high=max(steps, default=0))
     plots = [
         lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
         lines("Staleness by worker", of("staleness"), across=across),
     ]
     return [one for one in plots if one]
-
-
-def show_worker(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
-    """Return the groups that a worker put, by step, and its draws. Raises NotThereError."""
-    buffer, _ = one_buffer(tx, ask)
-    name, now = ask.text("worker") or "", tx.now()
-    view = read_worker(tx, buffer, name, _STEPS_OF_WORKERS)
-    rows = newest(tx, "workers", buffer, 1, "worker = :name", name=name)
-    if view is None and not rows:
-        raise NotThereError(f"nothing is known of a worker {name!r:.100} in the buffer {buffer!r:.100}")
-    found: dict[str, Any] = {"worker": name, "row": rows[0] if rows else None, "plots": [], "tables": []}
-    if view is None:
-        return found
-    query = json.dumps({"worker": name})
-
-    def groups(row: Any) -> str:
-        return ask.link("/groups", task=row["task_name"], status=row["status"], where=query)
-
-    steps = [WORKER_STEPS[0], *columns("last_at"), *WORKER_STEPS[1:]]
-    tables = [
-        table_of("Train steps that had groups of it", view.steps, steps, ask, now, sorts=False),
-        table_of("Its groups, lowest reward first", view.groups[:_LOWEST_SHOWN], WORKER_GROUPS, ask, now, sorts=False),
-        table_of("In the buffer", view.buffered, BUFFERED, ask, now, sorts=False, links={"groups": groups}),
-        table_of("Its last draws", view.draws, BATCHES[:-1], ask, now, sorts=False),
-    ]
-    return found | {"plots": _plots({name: view.steps}), "tables": tables}

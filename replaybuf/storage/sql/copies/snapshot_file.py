@@ -6,15 +6,19 @@ is loaded. An upgrade of the schema leaves an empty one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from replaybuf.errors import SnapshotError, StorageError
+from replaybuf.storage.sql.engine.errors import translated
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
+from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
@@ -144,16 +148,14 @@ def _facts(tx: Transaction, path: str) -> dict[str, str]:
 
 async def close_file(engine: SqliteDatabase) -> None:
     """Close the file, with all content in it and no WAL beside it."""
-    try:
-        await engine.end_writing()
-        await engine.outside(_leave_wal)
-    finally:
-        await engine.dispose()
+    await engine.dispose()
+    with translated(engine.url, engine.lock_timeout):
+        await asyncio.to_thread(_leave_wal, str(engine.path))
 
 
-def _leave_wal(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+def _leave_wal(path: str) -> None:
+    with FORK_GUARD, closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
 
 
 def same_file(path: str, other: str) -> bool:

@@ -41,6 +41,11 @@ class Database(ABC):
         #: The file of the database, where it is a file.
         self.path: str | None = None
 
+    @property
+    def lacking(self) -> str:
+        """A sentence about commits that this store has seen and the database lacks; empty if it has all."""
+        return ""
+
     @abstractmethod
     async def read(
         self,
@@ -49,12 +54,11 @@ class Database(ABC):
         *,
         brief: bool = False,
         single: bool = False,
-        follows: bool = False,
     ) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
         `brief`: the function takes milliseconds at most, and may run in this thread. `single`: it is one statement,
-        which on a server is one round trip. `follows` as in `write`.
+        which on a server is one round trip.
         """
 
     @abstractmethod
@@ -66,15 +70,14 @@ class Database(ABC):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        follows: bool = False,
         accepts: bool = False,
     ) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` excludes all other writers.
 
         `brief` as in `read`. `patience` bounds each wait for a lock, in seconds, in place of `lock_timeout`.
 
-        With `follows`, FencedError is raised once the database lacks commits that this store has seen, until a write
-        that `accepts` this (a restore) has been committed.
+        Raises FencedError once the database is `lacking` commits, until a write that `accepts` this (a restore) has
+        been committed.
 
         The function may run more than once: after a deadlock, a serialization failure, or a lost connection. Raises
         UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be

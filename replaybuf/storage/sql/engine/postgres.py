@@ -73,11 +73,9 @@ class PostgresDatabase(Database):
         *,
         brief: bool = False,
         single: bool = False,
-        follows: bool = False,
     ) -> T:
         async def once(attempt: Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
-                self._check_followed(follows)
                 tx = Transaction(PostgresSession(connection), scope)
                 if single:  # a single statement sees one snapshot, too
                     return await run(lambda: function(tx))
@@ -96,7 +94,6 @@ class PostgresDatabase(Database):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        follows: bool = False,
         accepts: bool = False,
     ) -> T:
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
@@ -109,7 +106,7 @@ class PostgresDatabase(Database):
                 return tx.last if session.has_written or tx.last else None
 
             async with self._connected(attempt) as connection:
-                self._check_followed(follows)
+                self._refuse_lost(accepts=accepts)
                 async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
                     last: Sequence[str] | None
                     if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
@@ -134,9 +131,13 @@ class PostgresDatabase(Database):
         async with self._waits.bounded(since):
             await commit(connection, last)
 
-    def _check_followed(self, follows: bool) -> None:
-        if follows and self.pool.servers.lost:
-            raise FencedError(self.pool.servers.lost, reason="commits lost")
+    @property
+    def lacking(self) -> str:
+        return self.pool.servers.lost
+
+    def _refuse_lost(self, *, accepts: bool = False) -> None:
+        if self.lacking and not accepts:
+            raise FencedError(self.lacking, reason="commits lost")
 
     def _committed(self, attempt: Attempt[Any], *, accepts: bool = False) -> None:
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
@@ -196,11 +197,7 @@ class PostgresDatabase(Database):
     # Retries
 
     async def _until_done(
-        self,
-        once: Callable[[Attempt[T]], Awaitable[T]],
-        *,
-        stored: str = "",
-        repeats_locked: bool = True,
+        self, once: Callable[[Attempt[T]], Awaitable[T]], *, stored: str = "", repeats_locked: bool = True
     ) -> T:
         """Run `once` until it returns. If the answer to COMMIT was lost, the next attempt has its stamp and result."""
         patience, conflicts = Patience(self._outage), 0
@@ -297,7 +294,8 @@ class PostgresDatabase(Database):
         attempt: Attempt[None] = Attempt()
         with translated(self.url, self.lock_timeout):
             async with self.pool.lend() as connection:
-                self._check_followed(write)
+                if write:
+                    self._refuse_lost()
                 attempt.server = connection.standing
                 async with (
                     self._begun_writing(connection, attempt, alone=alone)

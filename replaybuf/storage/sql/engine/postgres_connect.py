@@ -16,10 +16,9 @@ from sqlalchemy.engine import URL
 
 from replaybuf.common import passwords
 from replaybuf.common.passwords import PasswordFunction
-from replaybuf.errors import StorageError, UnreachableError
+from replaybuf.errors import UnreachableError
 from replaybuf.storage.sql.engine import thread
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
-from replaybuf.storage.sql.engine.postgres_dialect import OLDEST_VERSION
 from replaybuf.storage.sql.engine.urls import Host, driver_arguments, public_url
 
 #: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its
@@ -73,7 +72,7 @@ class Connector:
     def __init__(self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None) -> None:
         if password is None and not url.password and (named := os.environ.get(passwords.VARIABLE)):
             password = passwords.password_function(named)
-        self._url, self._password, self._writes = url, password, not read_only
+        self._url, self._password = url, password
         idle, interval, count = thread.keepalive()
         settings = {
             "jit": "off",
@@ -96,21 +95,14 @@ class Connector:
         """Connect to one of the URL's hosts, or as the driver chooses. Raises asyncpg's errors, and ReplayBufError."""
         options = dict(self._arguments)
         if host is not None:
-            options |= {"host": host.name, "port": host.port or None}
-        where = public_url(self._url)
-        try:
-            if self._password is not None:
+            options |= {"host": host.name, "port": host.port}
+        if self._password is not None:
+            try:
                 options["password"] = await passwords.ask(self._password, options["timeout"])
-        except passwords.NoPasswordError as error:
-            raise UnreachableError(f"can't connect to {where}: {error}", reason="credentials") from error
+            except passwords.NoPasswordError as error:
+                where = public_url(self._url)
+                raise UnreachableError(f"can't connect to {where}: {error}", reason="credentials") from error
         connection: Connection = await asyncpg.connect(**options)
-        version = connection.get_server_version()
-        if self._writes and version.major < OLDEST_VERSION // 10_000:
-            connection.terminate()
-            raise StorageError(
-                f"{where} is PostgreSQL {version.major}.{version.micro}, which is too old: replaybuf needs "
-                f"{OLDEST_VERSION // 10_000} or newer (reading works)"
-            )
         return connection
 
 

@@ -26,9 +26,6 @@ from replaybuf.storage.sql.schema.tables import group, uid_sequence
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
-#: The oldest `server_version_num` that the statements work with; the oldest tested version is newer.
-OLDEST_VERSION = 130000
-
 
 def texts(values: Iterable[object]) -> list[str | None]:
     """Return values as the parameter of an `array`."""

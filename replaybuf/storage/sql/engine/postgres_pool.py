@@ -48,8 +48,7 @@ class Pool:
         self._idle: list[Connection] = []  # the most recently used one last
         self._is_making = False
         self._freed = asyncio.Event()
-        self._next_tidy: asyncio.TimerHandle | None = None
-        self._tidying: asyncio.Future[Any] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def size(self) -> int:
@@ -133,21 +132,12 @@ class Pool:
         connection.used_at = time.monotonic()
         self._idle.append(connection)
         self._freed.set()
-        if self._next_tidy is None:
-            self._next_tidy = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._tidy)
-
-    def _tidy(self) -> None:
-        """Close connections that were idle for long."""
-        oldest = time.monotonic() - KEPT_SECONDS
-        old = [one for one in self._idle if one.used_at <= oldest]
-        self._idle = [one for one in self._idle if one.used_at > oldest]
-        self._next_tidy = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._tidy) if self._idle else None
-        self._tidying = asyncio.gather(*map(self._close, old))
+        # Background work gives connections back all the time, so that no timer is needed.
+        if self._idle[0].used_at < connection.used_at - KEPT_SECONDS:
+            self._closing = asyncio.create_task(self._close(self._idle.pop(0)))
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._next_tidy is not None:
-            self._next_tidy.cancel()
         self._idle.clear()
         await asyncio.gather(*map(self._close, [*self._open]))
 

@@ -43,20 +43,20 @@ def choose(found: Mapping[Host | None, Standing | str], followed: Standing | Non
     `found` has the standing of each server in the order of the URL, or why it can't be used. Raises UnreachableError,
     AccessError.
     """
-    reasons = {host: one if isinstance(one, str) else "" for host, one in found.items()}
-    fit = {host: one for host, one in found.items() if isinstance(one, Standing)}
+    reasons = {host: answer if isinstance(answer, str) else "" for host, answer in found.items()}
+    fit = {host: standing for host, standing in found.items() if isinstance(standing, Standing)}
     if writes:
-        reasons |= {host: _why_not(one, followed) for host, one in fit.items()}
-        fit = {host: one for host, one in fit.items() if not reasons[host]}
+        reasons |= {host: _why_not(standing, followed) for host, standing in fit.items()}
+        fit = {host: standing for host, standing in fit.items() if not reasons[host]}
     if not fit:
         raise _none(reasons)
-    newest = max(one.timeline or 0 for one in fit.values())
-    best = {host: one for host, one in fit.items() if (one.timeline or 0) == newest}
-    for host, one in best.items():
-        if followed is not None and one.instance == followed.instance:
+    newest = max(standing.timeline or 0 for standing in fit.values())
+    best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}
+    for host, standing in best.items():
+        if followed is not None and standing.instance == followed.instance:
             return host
-    rivals = fit if len({one.system for one in fit.values()} - {None}) > 1 else best
-    if writes and len({one.instance for one in rivals.values()}) > 1:
+    rivals = fit if len({standing.system for standing in fit.values()} - {None}) > 1 else best
+    if writes and len({standing.instance for standing in rivals.values()}) > 1:
         raise UnreachableError(
             f"{' and '.join(map(_named, rivals))} both say that they are the primary, and each has what the other "
             "lacks; end one of them, make it a standby of the other (pg_rewind), or name the servers of one cluster",

@@ -73,8 +73,8 @@ class ReadTransaction(ABC):
 
     def revision(self) -> str | None:
         """Return the revision of the schema, None where there is none."""
-        there = self.value(_FIND_TABLE[self.dialect_name], name=VERSION_TABLE)
-        return None if there is None else self.value(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
+        table = self.value(_FIND_TABLE[self.dialect_name], name=VERSION_TABLE)
+        return None if table is None else self.value(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
 
     def places(self) -> tuple[dict[int, str], str | None]:
         """Return the places of payloads by id, and the unique id of the database that owns their payloads."""
@@ -85,8 +85,8 @@ class ReadTransaction(ABC):
         found = self.value(_SIZE[self.dialect_name])
         if self.dialect_name == "postgresql":
             return int(found)
-        beside = (Path(f"{found}{suffix}") for suffix in ("", "-wal"))
-        return sum(file.stat().st_size for file in beside if file.exists())
+        files = (Path(f"{found}{suffix}") for suffix in ("", "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
 
 
 _OWNER = "SELECT value FROM rb_info WHERE name = 'identity'"

@@ -66,7 +66,6 @@ class SqliteDatabase(Database):
         *,
         brief: bool = False,
         single: bool = False,
-        follows: bool = False,
     ) -> T:
         with translated(self.url, self.lock_timeout):
             if self.memory or (brief and not self._turn.locked()):
@@ -86,7 +85,6 @@ class SqliteDatabase(Database):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        follows: bool = False,
         accepts: bool = False,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
@@ -112,8 +110,7 @@ class SqliteDatabase(Database):
 
     async def _open_writer(self) -> SqliteConnection:
         self._writer = writer = await self.connections.open()
-        pragma = "PRAGMA busy_timeout = 0"  # `begin` polls by itself
-        await writer.in_thread(lambda own: own.outside(lambda raw: raw.execute(pragma)))
+        await writer.in_thread(lambda own: own.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` polls by itself
         return writer
 
     @asynccontextmanager
@@ -140,12 +137,6 @@ class SqliteDatabase(Database):
             async with self.connections.lend() as connection:
                 yield connection
 
-    async def outside(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Return `function(connection)`, run outside any transaction, on a reader's connection."""
-        with translated(self.url, self.lock_timeout):
-            async with self.connections.lend() as connection:
-                return await connection.in_thread(lambda session: session.outside(function))
-
     def _committed(self) -> None:
         if self._log is not None:
             self._log.committed()
@@ -162,8 +153,7 @@ class SqliteDatabase(Database):
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return CommitWatch() if self.path is None else DataVersion(self.connections)
 
-    async def end_writing(self) -> None:
-        """Stop WAL checkpoints and close the write connections; the next write opens new ones."""
+    async def dispose(self) -> None:
         if self._log is not None:
             await self._log.close()
         async with self._turn:
@@ -171,9 +161,6 @@ class SqliteDatabase(Database):
             self._checkpointer = self._writer = None
             for connection in filter(None, connections):
                 await self.connections.close(connection)
-
-    async def dispose(self) -> None:
-        await self.end_writing()
         await self.connections.close_all()
 
 
@@ -270,7 +257,7 @@ class DataVersion(CommitWatch):
     async def look(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
-            self._connection.session.outside(lambda raw: raw.execute("PRAGMA busy_timeout = 0"))
+            self._connection.session.raw.execute("PRAGMA busy_timeout = 0")
         try:
             with FORK_GUARD:
                 version: int = self._connection.session.raw.execute("PRAGMA data_version").fetchone()[0]

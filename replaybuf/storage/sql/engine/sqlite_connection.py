@@ -37,8 +37,8 @@ ALONE_PAGES = 1024
 _LOG_PAGES = 4 * ALONE_PAGES
 #: The size of each connection's page cache.
 CACHE_KIB = 16 * 1024
-#: The most reader connections in use at the same time, and the most idle ones kept open.
-_MOST_LENT, _MOST_IDLE = 8, 6
+#: The most reader connections, which stay open.
+_MOST_LENT = 8
 _ENDING_SECONDS = 1.0
 
 
@@ -205,10 +205,7 @@ class Connections:
                 yield connection
             finally:
                 self.lent -= 1
-                if len(self._idle) < _MOST_IDLE:
-                    self._idle.append(connection)  # its thread first finishes the work of a cancelled caller
-                else:
-                    await asyncio.shield(self.close(connection))
+                self._idle.append(connection)  # its thread first finishes the work of a cancelled caller
         finally:
             self._free.release()
 

@@ -158,10 +158,11 @@ def read_only_files(path: str) -> tuple[OpenFiles, str]:
 
     In a folder that this user may not write to, SQLite reads a file in WAL mode without a WAL only as immutable.
     """
-    there = Path(path).absolute()
-    if os.path.exists(there) and not os.access(there.parent, os.W_OK) and (state := quiet_state(there)) is not None:
-        return QuietFile(str(there), state), f"file:{quote_path(there)}?mode=ro&immutable=1"
-    return OpenFiles(None), f"file:{quote_path(there)}?mode=ro"
+    file = Path(path).absolute()
+    uri = f"file:{quote_path(file)}?mode=ro"
+    if os.path.exists(file) and not os.access(file.parent, os.W_OK) and (state := quiet_state(file)) is not None:
+        return QuietFile(str(file), state), f"{uri}&immutable=1"
+    return OpenFiles(None), uri
 
 
 def is_wal(path: str | Path) -> bool:

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -83,12 +83,6 @@ class SqliteSession(Session):
                 self.roll_back()
                 raise
             return result
-
-    def outside(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Return `function(connection)`, which is run outside any transaction."""
-        self._files.check()
-        with FORK_GUARD:
-            return function(self.raw)
 
     def begin(self, *, write: bool, patience: float = 0.0) -> None:
         """Begin a transaction."""

@@ -119,7 +119,7 @@ _POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
 
 
 # Signs of a URL, which may hold a password, in a file path.
-_ODD = re.compile("[:@=?]")
+_URL_SIGNS = re.compile("[:@=?]")
 _EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
 
 
@@ -136,7 +136,7 @@ def parse_url(url: str) -> URL:
     url = url.rstrip("\r\n")  # of a block of YAML
     parsed = _parsed(hosts_as_options(url))
     if parsed is None:
-        hint = "" if _ODD.search(url) else f"; for a file write sqlite:///{url}"
+        hint = "" if _URL_SIGNS.search(url) else f"; for a file write sqlite:///{url}"
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
     if parsed.drivername == _MEMORY_NAME:
         return make_url("sqlite:///:memory:")
@@ -161,7 +161,7 @@ def url_or_path(url: str) -> URL:
     """Return the parsed URL, or the URL of the SQLite file at a path. Raises the errors of `parse_url`."""
     if not url or "://" in url:
         return parse_url(url)
-    if _ODD.search(url) and not _exists(url):  # a mistyped URL, rather than a new file with such a name
+    if _URL_SIGNS.search(url) and not _exists(url):  # a mistyped URL, rather than a new file with such a name
         raise ConfigError(
             f"there is no such file, and it is no url: expected {_EXPECTED} (a new file with one of :@=? in its path "
             "needs the sqlite:///)"

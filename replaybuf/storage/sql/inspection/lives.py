@@ -12,7 +12,7 @@ from replaybuf.common import units
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import Batch, batch_of_lease, batches_with
+from replaybuf.storage.sql.inspection.run_records import Batch, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.values.rollouts.statuses import Status
 
@@ -227,10 +227,6 @@ def nothing_of(tx: ReadTransaction, uid: int) -> str:
     last = last_uid(tx)
     if not 1 <= uid <= last:
         return f"there never was a group {uid}: uids go from 1 to {last} here" if last else "there never was a group"
-    for buffer in buffers_of(tx):
-        if (drawn := batch_of_lease(tx, buffer, uid)) is not None:
-            step = "" if drawn.step is None else f" for step {drawn.step}"
-            return f"{uid} is a lease, by {drawn.worker or 'somebody'}{step}: they have numbers of the same series"
     return (
         f"nothing is recorded of group {uid}: it left other than by a draw (expired, evicted, deleted, replaced), or "
         "its draw is no longer recorded"

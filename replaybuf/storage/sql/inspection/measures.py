@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replaybuf.rules.circumstances import SILENT_SECONDS
@@ -14,7 +13,6 @@ from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_o
 from replaybuf.storage.sql.inspection.run_records import last_batches
 from replaybuf.storage.sql.inspection.wait_facts import read_waiters
 from replaybuf.storage.sql.statements.buffer_facts import (
-    STALENESS,
     Contents,
     StoredCheckpoint,
     Tallied,
@@ -96,38 +94,6 @@ def rows_of_lanes(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any
         row["overdue"] = overdue.get(lane, 0)
     rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
     return rows
-
-
-# The newest groups
-
-
-@dataclass(frozen=True, slots=True)
-class NewestGroups:
-    """The number of sampled groups, their rewards, and their counts by staleness."""
-
-    groups: int
-    rewards: list[float]
-    staleness: dict[int, int]
-
-
-#: The number of newest groups whose rewards and staleness are read, and the number of lanes they come from.
-NEWEST_GROUPS, _MOST_LANES = 2000, 100
-_COMPLETED_LANES = """SELECT id FROM rb_lane WHERE status = 'completed' AND buffer = coalesce(:buffer, buffer)
-AND task_name = coalesce(:task, task_name) LIMIT :most"""
-_NEWEST_OF_LANE = f"""SELECT * FROM (SELECT g.reward, {STALENESS} FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE g.lane = {{lane}} ORDER BY g.uid DESC LIMIT {{most}}) lane{{lane}}"""  # noqa: S608
-
-
-def newest_groups(tx: ReadTransaction, buffer: str | None, task: str | None) -> NewestGroups:
-    """Return rewards and staleness of the completed groups put last, an equal number of each task."""
-    lanes = tx.values(_COMPLETED_LANES, buffer=buffer, task=task, most=_MOST_LANES)
-    if not lanes:
-        return NewestGroups(0, [], {})
-    most = -(-NEWEST_GROUPS // len(lanes))
-    rows = tx.tuples(" UNION ALL ".join(_NEWEST_OF_LANE.format(lane=int(lane), most=most) for lane in lanes))
-    rewards = [float(reward) for reward, _ in rows if reward is not None]
-    staleness = Counter(int(stale) for _, stale in rows if stale is not None)
-    return NewestGroups(len(rows), rewards, dict(sorted(staleness.items())))
 
 
 # For monitoring

@@ -300,18 +300,6 @@ def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
     ]
 
 
-def batch_of_lease(tx: ReadTransaction, buffer: str, token: int) -> Batch | None:
-    """Return the draw of a lease."""
-    found = _read(tx, "lease = :token", {"buffer": buffer, "token": token}, members=False)
-    return found[0] if found else None
-
-
-def batches_by(tx: ReadTransaction, buffer: str, worker: str, limit: int) -> list[Batch]:
-    """Return the last draws by a worker, newest first."""
-    values = {"buffer": buffer, "worker": worker, "most": limit}
-    return _read(tx, "worker = :worker ORDER BY id DESC LIMIT :most", values, members=False)
-
-
 def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]:
     """Return the current place of each group of these draws, by uid.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +124,8 @@ def _check_owner(tx: ReadTransaction, where: str) -> None:
         check_revision(revision, where)
 
 
-def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str], tell: OnProgress) -> None:
-    """Write a snapshot of a buffer, with facts about it, and with all payloads kept apart."""
+def save_snapshot(reader: Reader, name: str, file: str, tell: OnProgress) -> None:
+    """Write a snapshot of a buffer, for buffers of any policy, with all payloads kept apart."""
     # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
     notes = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
@@ -134,7 +134,7 @@ def save_snapshot(reader: Reader, name: str, file: str, about: Mapping[str, str]
         engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
         try:
             scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, file, about, tell)
+            await copy_to(engine, scope, file, {}, tell)
         finally:
             await engine.dispose()
 

@@ -60,13 +60,7 @@ class Transactions:
         while True:
             scope = self.scope
             try:
-                result = await self.engine.write(
-                    work,
-                    scope,
-                    alone=alone,
-                    brief=brief,
-                    follows=True,
-                )
+                result = await self.engine.write(work, scope, alone=alone, brief=brief)
             except RaceNotRunError:
                 await self.write(begin_races, alone=True)
             except FencedError as error:
@@ -82,7 +76,10 @@ class Transactions:
         while True:
             scope = self.scope
             try:
-                return await self.engine.read(function, scope, brief=True, single=True, follows=True)
+                result = await self.engine.read(function, scope, brief=True, single=True)
+                if self.engine.lacking:
+                    raise FencedError(self.engine.lacking, reason="commits lost")
+                return result
             except FencedError as error:
                 await self._rejoin(scope, error)
 
