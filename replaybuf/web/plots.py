@@ -17,15 +17,8 @@ from markupsafe import Markup, escape
 from replaybuf.common import units
 from replaybuf.common.redact import escape as visible
 
-_MOST_TICKS, _MOST_TIMES = 6, 4
-_SECOND_STEPS = (1, 2, 5, 10, 15, 30)
-#: Possible distances between ticks of a time axis, in seconds.
-_TIME_STEPS = (
-    *_SECOND_STEPS,
-    *(60 * one for one in _SECOND_STEPS),
-    *(3600 * one for one in (1, 2, 3, 6, 12)),
-    *(86_400 * one for one in (1, 2, 7, 14, 28)),
-)
+#: The number of ticks on a y axis at most, and on an x axis.
+_MOST_TICKS, _ACROSS = 6, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +32,6 @@ class Axis:
     def place(self, value: float) -> float:
         """Return the relative position of a value: 0 at `low`, 1 at `high`."""
         return (value - self.low) / ((self.high - self.low) or 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The kind of values on an x axis: their format, and the positions of ticks."""
-
-    write: Callable[[float, float], str]
-    ticks: Callable[[float, float], list[float]]
-
-    def axis(self, low: float, high: float) -> Axis:
-        """Return an axis from the first value to the last."""
-        return Axis(low, high, tuple((one, self.write(one, high - low)) for one in self.ticks(low, high)))
 
 
 def value_axis(values: Iterable[float], *, fitted: bool) -> Axis:
@@ -81,16 +62,7 @@ def _round_step(least: float) -> float:
     return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
 
 
-def _time_ticks(low: float, high: float) -> list[float]:
-    step = next((one for one in _TIME_STEPS if (high - low) / one <= _MOST_TIMES), _TIME_STEPS[-1])
-    return _multiples(step, low, high)
-
-
-def _multiples(step: int, low: float, high: float) -> list[float]:
-    return [float(one * step) for one in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _write_time(seconds: float, span: float) -> str:
+def write_time(seconds: float, span: float) -> str:
     if span > 4 * 86_400:
         form = "%b %d"
     elif span > 86_400:
@@ -100,12 +72,14 @@ def _write_time(seconds: float, span: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime(form)
 
 
-#: Train steps, and times in seconds since the epoch.
-STEPS = Scale(
-    lambda value, span: f"{value:,.0f}",
-    lambda low, high: _multiples(max(1, round(_round_step((high - low) / _MOST_TICKS))), low, high),
-)
-TIMES = Scale(_write_time, _time_ticks)
+def x_axis(low: float, high: float, write: Callable[[float, float], str]) -> Axis:
+    """Return an axis from the first value to the last, with ticks at whole numbers that are equally far apart."""
+    values = sorted({round(low + (high - low) * place / (_ACROSS - 1)) for place in range(_ACROSS)})
+    return Axis(low, high, tuple((float(one), write(one, high - low)) for one in values if low <= one <= high))
+
+
+def write_step(value: float, _: float) -> str:
+    return f"{value:,.0f}"
 
 
 WIDTH, HEIGHT = 600, 160
@@ -137,10 +111,12 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """The x axis of a plot: times or train steps, from `low` to `high`, or else from the first value to the last."""
+    """The x axis of a plot, of `times` (seconds since the epoch) or train steps.
 
-    scale: Scale = TIMES
-    name: str = ""
+    It is from `low` to `high`, or else from the first value to the last.
+    """
+
+    times: bool = True
     low: float | None = None
     high: float | None = None
 
@@ -186,7 +162,11 @@ class _Frame:
         xs = [x for x, _ in points]
         low = min(xs) if across.low is None else across.low
         high = max(xs) if across.high is None else across.high
-        return _Frame(across.scale.axis(low, high), value_axis([y for _, y in points], fitted=fitted), across)
+        return _Frame(
+            x_axis(low, high, write_time if across.times else write_step),
+            value_axis([y for _, y in points], fitted=fitted),
+            across,
+        )
 
     def path(self, points: Points) -> str:
         return " ".join(f"{self.x.place(x) * WIDTH:.1f},{HEIGHT - self.y.place(y) * HEIGHT:.1f}" for x, y in points)
@@ -202,7 +182,7 @@ class _Frame:
         now = {name: number_text(points[-1][1], step) for name, points in series.items()}
         values = ", ".join(f"{visible(name)} {value}" for name, value in now.items())
         first, last = (self._x_text(one) for one in (self.x.low, self.x.high))
-        utc = " UTC" if self.across.scale is TIMES else ""
+        utc = " UTC" if self.across.times else ""
         sentence = f"{title}, from {first} to {last}{utc}; at the end: {values}"
         if self.y.low < 0 < self.y.high:
             zero = HEIGHT - self.y.place(0.0) * HEIGHT
@@ -210,7 +190,7 @@ class _Frame:
         legend = tuple((styles[name], f"{name} {value}") for name, value in now.items())
         bottom = _bottom([(self.x.place(x), text) for x, text in self.x.ticks])
         svg = _svg(self.y, shapes, dots, sentence)
-        axis = "time (UTC)" if self.across.scale is TIMES else f"train {self.across.name}"
+        axis = "time (UTC)" if self.across.times else "train step"
         return Plot(title, svg, _left(self.y), bottom, legend, sentence, self._data(styles, series, step), axis)
 
     def _data(self, styles: Classes, series: Mapping[str, Points], step: float) -> str:
@@ -223,10 +203,10 @@ class _Frame:
         return _data(places, [self._x_text(x) for x in every], texts)
 
     def _x_text(self, x: float) -> str:
-        if self.across.scale is TIMES:
+        if self.across.times:
             text = units.moment(units.time_of(x))
             return text[5:] if self.x.high - self.x.low > 60 else text[11:]
-        return f"{self.across.name} {self.across.scale.write(x, 1.0)}"
+        return f"step {write_step(x, 0.0)}"
 
 
 def number_text(value: float, step: float) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,13 +52,6 @@ def test_every_option_has_a_text_and_none_but_the_token_has_a_variable(path: tup
             assert parameter.envvar == "REPLAYBUF_URL"
 
 
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in (("schema",), ("demo",))])
-def test_help_shows_the_variables_of_the_url_and_the_token_only(path: tuple[str, ...]) -> None:
-    shown = re.findall(r"REPLAYBUF_\w+", run(*path, "--help", env={"COLUMNS": "200"}).stdout)
-    assert "REPLAYBUF_URL" in shown
-    assert set(shown) <= {"REPLAYBUF_URL", "REPLAYBUF_TOKEN"}
-
-
 def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -> None:
     """Neither a config's, nor what Kubernetes sets for a service of our name; and none confirms a deletion."""
     env = {"REPLAYBUF_PAYLOADS": "/x", "REPLAYBUF_POLICY": "fifo", "REPLAYBUF_PORT": "tcp://10.0.0.1:80"}
@@ -89,12 +80,6 @@ def test_a_missing_url_names_the_variable(path: str) -> None:
     assert run(*path.split(), code=2).stderr.endswith(said)
 
 
-def test_version(filled: str) -> None:
-    from replaybuf import __version__
-
-    assert run("--version").stdout == f"{__version__}\n"
-
-
 def test_the_list_of_commands_says_what_each_is_for() -> None:
     shown = run("--help").stdout
     for name, (_, summary) in LISTED.items():
@@ -117,39 +102,10 @@ def test_the_list_of_commands_takes_none_of_their_imports() -> None:
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "command",
-    [
-        *(
-            ["stats"],
-            ["ls", "--task", "math", "--format=json"],
-            ["show", 15],
-            ["sql", "SELECT 1"],
-            ["why", "math"],
-        ),
-        *(["trace", "step", 42], ["trace", "uid", 15]),
-    ],
+    [["ls", "--task", "math", "--format=json"], ["show", 15], ["why", "math"], ["trace", "step", 42]],
     ids=lambda command: " ".join(map(str, command)),
 )
 def test_everyday_questions_take_no_slow_import(filled: str, command: list[object]) -> None:
     slow = {"sqlalchemy", "numpy", "asyncpg", "alembic", "msgpack", "asyncio", "replaybuf.values.codec"}
     slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.values.rollouts.rollout"}
     assert not imported(*str(command[0]).split(), filled, *command[1:]) & slow
-
-
-@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
-def test_queries_take_no_import_of_what_writes_or_produces(filled: str) -> None:
-    others = {"sqlalchemy.orm", "alembic", "replaybuf.buffer.replay_buffer", "replaybuf.produce"}
-    assert not imported("ls", filled, "--where", '{"reward": 1}') & others
-
-
-def test_options_are_completed() -> None:
-    given = {"COMP_WORDS": "replaybuf ls --ord", "COMP_CWORD": "2", "_REPLAYBUF_COMPLETE": "complete_bash"}
-    assert "--order-by" in in_a_shell(**given)
-
-
-def in_a_shell(*args: str, **variables: str) -> str:
-    """Return what the program prints as it is called by a shell's completion."""
-    code = "import sys; sys.argv[0] = 'replaybuf'; from replaybuf.cli import main; main()"
-    env = {**os.environ, **variables}
-    return subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, check=False
-    ).stdout

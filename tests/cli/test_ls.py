@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sqlite3
 from pathlib import Path
@@ -29,11 +27,6 @@ def test_limit_bounds_the_list_and_all_does_not(filled: str) -> None:
         assert len(uids(filled, "--limit", limit)) == there
         exported = run("export", filled, "-", "--limit", limit).stdout
         assert len({json.loads(row)["group.uid"] for row in exported.splitlines()}) == there
-
-
-def test_the_table_says_when_there_is_more(filled: str) -> None:
-    assert run("ls", filled, "--limit", 2).stderr == "2 of 13 groups; --limit all shows all\n"
-    assert run("ls", filled).stderr == ""
 
 
 def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
@@ -74,13 +67,6 @@ def test_both_databases_give_the_same_types(filled: str) -> None:
         "prompt": "Find all primes p such that p^2 + 15 is a perfect square.",
         "response": row["response"],
     }
-
-
-def test_json_and_csv_hold_the_same_rows(filled: str) -> None:
-    rows = run_json("ls", filled)
-    read = list(csv.DictReader(io.StringIO(run("ls", filled, "--format=csv").stdout)))
-    assert [int(row["uid"]) for row in read] == [row["uid"] for row in rows]
-    assert [json.loads(row["tags"]) for row in read] == [row["tags"] for row in rows]
 
 
 def test_payloads_are_not_read(file: Path) -> None:

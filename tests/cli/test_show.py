@@ -97,11 +97,6 @@ def test_a_leased_group_says_so(busy: str) -> None:
     assert re.search(r"(?m)^  leased        until \S+Z \(over \d+s ago\)$", run("show", busy, over).stdout)
 
 
-def test_an_archived_group_says_so(busy: str) -> None:
-    [uid] = [row["uid"] for row in run_json("ls", busy, "--status", "archived")]
-    assert re.search(r"(?m)^  archived      \S+Z \(\d+s ago\)$", run("show", busy, uid).stdout)
-
-
 def test_a_group_says_who_made_it_and_rewards_have_their_parts(tmp_path: Path) -> None:
     rollout = RolloutState(message=[], response="a", reward={"score": 0.5, "format": 1.0}, status=Status.COMPLETED)
     config = ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db", worker="rollout-3")

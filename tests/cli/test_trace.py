@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.produce import PromptLedger
-from replaybuf.storage.sql.inspection.reader import SqliteReadTransaction, Table
-from replaybuf.view.steps import read_step, read_steps
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
@@ -127,13 +122,6 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
     assert run("trace", trained, "--limit", 0).stderr == "more steps: --limit all\n"
     for uid in (0, 2**62):
         assert "there never was a group" in run("trace", trained, "uid", uid, code=1).stderr
-
-
-def test_a_number_alone_is_a_step(trained: str) -> None:
-    assert (
-        run("trace", trained, FELL, "--format=json").stdout
-        == run("trace", trained, "step", FELL, "--format=json").stdout
-    )
 
 
 def test_a_group_has_a_life(url: str) -> None:
@@ -329,46 +317,3 @@ async def _one(url: str, *, worker: str | None = None, current_train_step: int |
         uid = await buffer.put([rollout("math", 0, 0, Random(0))], "math")
         await buffer.get(1, "math", current_train_step=current_train_step)
         return uid
-
-
-def test_steps_are_read_by_their_index(tmp_path: Path) -> None:
-    asyncio.run(fill_batches(f"sqlite:///{tmp_path}/run.db", 200, 2))
-    plans: list[str] = []
-
-    class Explaining(SqliteReadTransaction):
-        def table(self, statement: str, /, **values: Any) -> Table:
-            if "rb_batch" in statement:
-                plans.extend(row[3] for row in super().table(f"EXPLAIN QUERY PLAN {statement}", **values)[1])
-            return super().table(statement, **values)
-
-    with sqlite3.connect(tmp_path / "run.db") as connection:
-        tx = Explaining(connection)
-        assert len(read_steps(tx, "default", limit=5).rows) == 5
-        assert len(read_step(tx, "default", 10, 1)) == 1
-        reading = [plan for plan in plans if "rb_batch" in plan]
-        assert reading
-        assert all("rb_batch_by_step" in plan for plan in reading)
-
-
-async def fill_batches(url: str, batches: int, groups: int) -> None:
-    """Record draws of groups that are scattered over all uids, as random policies draw them."""
-    await _one(url, current_train_step=0)
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-        cursor = connection.execute("SELECT * FROM rb_batch")
-        names = [name for name, *_ in cursor.description]
-        first: dict[str, Any] = dict(zip(names, cursor.fetchone(), strict=True))
-        rows = []
-        for n in range(batches):
-            uids = [2 + n + batches * i for i in range(groups)]
-            own = {"id": n + 2, "step": n // 10 + 1, "groups": groups, "first_uid": uids[0], "last_uid": uids[-1]}
-            rows.append(tuple({**first, **own}.values()))
-        connection.executemany(f"INSERT INTO rb_batch VALUES ({', '.join('?' * len(names))})", rows)
-        columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(rb_past)")]
-        drawn = {"uid": f"2 + n + {batches} * i", "draw": "n + 2", "removed_at": "NULL"}
-        copied = ", ".join(drawn.get(name, f"p.{name}") for name in columns)
-        connection.execute(
-            f"""WITH RECURSIVE batches(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM batches WHERE n < {batches} - 1),
-            groups(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM groups WHERE i < {groups} - 1)
-            INSERT INTO rb_past SELECT {copied} FROM batches, groups, (SELECT * FROM rb_past LIMIT 1) p"""
-        )
-        connection.execute("UPDATE rb_counter SET value = ? WHERE name = 'uid'", (2 + batches * groups,))

@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.buffer.metrics import DISTRIBUTIONS
-from replaybuf.errors import InputError
 from replaybuf.produce import TrainState, publish
 from replaybuf.view.metrics import METRICS, prometheus, read_figures
 from tests import sql_example
@@ -76,21 +75,6 @@ def test_how_far_a_run_is(empty: str) -> None:
     assert (found["checkpoints"]["count"], found["checkpoints"]["step"], found["restores"]) == (2, 42, 1)
     assert abs(found["checkpoints"]["created_at"] - time.time()) < 60
     assert (found["trainer"]["train_step"], found["trainer"]["model_step"]) == (43, 42)
-
-
-def test_one_buffer_may_be_chosen(busy: str) -> None:
-    assert list(read_figures(busy, buffer="eval")["buffers"]) == ["eval"]
-    with pytest.raises(InputError, match="there is no buffer 'prod'"):
-        read_figures(busy, buffer="prod")
-
-
-def test_a_database_without_groups_has_figures(empty: str) -> None:
-    async def opened() -> None:
-        async with ReplayBufferConfig(url=empty).build():
-            pass
-
-    asyncio.run(opened())
-    assert numbers(parse(prometheus(read_figures(empty))))["replaybuf_up", ()] == 1
 
 
 def test_the_command_prints_the_exposition(busy: str) -> None:

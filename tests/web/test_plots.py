@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from replaybuf.web.plots import (
     HEIGHT,
     POINTS,
-    STEPS,
-    TIMES,
     WIDTH,
     Across,
     lines,
     value_axis,
+    write_step,
+    write_time,
+    x_axis,
 )
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -68,14 +69,15 @@ def test_an_axis_has_all_values_between_its_first_and_last_tick(values: list[flo
 
 @given(st.integers(0, 2**33), st.integers(0, 2**24))
 def test_ticks_of_times_and_steps_are_few_and_inside(low: int, span: int) -> None:
-    for scale in (TIMES, STEPS):
-        axis = scale.axis(low, low + span)
-        assert len(axis.ticks) <= 8
-        assert all(low <= value <= low + span for value, _ in axis.ticks)
+    for write in (write_time, write_step):
+        ticks = [value for value, _ in x_axis(low, low + span, write).ticks]
+        assert 1 <= len(ticks) <= 5
+        assert ticks == sorted({*ticks})
+        assert (ticks[0], ticks[-1]) == (low, low + span)
 
 
 def test_the_script_gets_texts_of_each_value() -> None:
-    across = Across(STEPS, "step")
+    across = Across(times=False)
     plot = lines("both", {"mean": [(1, 0.5), (3, 0.25)], "most": [(1, 1.0), (2, 1.0)]}, across=across)
     assert plot is not None
     assert json.loads(plot.data) == {
@@ -103,6 +105,6 @@ def test_nothing_is_plotted_of_nothing() -> None:
 
 
 def test_plots_of_one_run_share_their_axis() -> None:
-    plot = lines("mean", {"mean": [(2, 0.5), (3, 0.25)]}, across=Across(STEPS, "step", low=1, high=5))
+    plot = lines("mean", {"mean": [(2, 0.5), (3, 0.25)]}, across=Across(times=False, low=1, high=5))
     assert plot is not None
     assert (json.loads(plot.data)["at"], plot.axis) == ([0.25, 0.5], "train step")

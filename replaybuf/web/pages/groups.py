@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
@@ -14,10 +12,10 @@ from replaybuf.rules.query import FIELDS, LogicNode, Node, parse
 from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
-from replaybuf.storage.sql.inspection.lives import Life, life_of, nothing_of, timeline
+from replaybuf.storage.sql.inspection.lives import life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.view.columns import columns
+from replaybuf.view.columns import TIMELINE, columns
 from replaybuf.view.conversation import conversation_of, field_of
 from replaybuf.view.queries import read_query
 from replaybuf.view.tokens import SHADES, strip
@@ -95,6 +93,10 @@ def show_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     shared = bool(rollouts) and all(one["messages"] == rollouts[0]["messages"] for one in rollouts)
     strips = [one["tokens"] for one in rollouts if one["tokens"]]
     facts = {} if group is None else facts_of(group, now, units.moment)
+
+    def step_of_draw(row: Any) -> str | None:
+        return ask.link(f"/steps/{row['step']}") if row["batch"] is not None and row["step"] is not None else None
+
     return {
         "uid": uid,
         "group": group,
@@ -106,7 +108,7 @@ def show_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "count": len(rows),
         "everything": everything,
         "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
-        "happenings": _happenings(life, ask),
+        "events": table_of("Its life", timeline(life), TIMELINE, ask, now, sorts=False, links={"step": step_of_draw}),
         "shades": [name for name in SHADES if any(name in one.shades for one in strips)],
         "by": next((one.by for one in strips if one.by), ""),
         "legend": dict(pair for one in strips for pair in one.legend),
@@ -176,24 +178,3 @@ def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:
         return list(range(len(rows)))
     sign = -1 if sort == "best" else 1
     return sorted(range(len(rows)), key=lambda n: (rows[n]["reward"] is None, sign * (rows[n]["reward"] or 0), n))
-
-
-def _happenings(life: Life, ask: Ask) -> list[tuple[datetime | None, str, str]]:
-    """Return the events of a group's life in order: time, text, and the URL of the page with details."""
-    found = []
-    for row in timeline(life):
-        by = f" by {row['worker']}" if row["worker"] else ""
-        step = "" if row["step"] is None else f" at step {row['step']}"
-        detail = f": {row['detail']}" if row["detail"] else ""
-        page = _page_of(row)
-        found.append((row["at"], f"{row['what']}{by}{step}{detail}", ask.link(page) if page else ""))
-    if life.there is None:
-        found.append((None, "it has left the buffer", ""))
-    return found
-
-
-def _page_of(row: Mapping[str, Any]) -> str:
-    """Return the path of the page with details of an event in a group's life."""
-    if row["batch"] is not None:
-        return "" if row["step"] is None else f"/steps/{row['step']}"
-    return "" if row["what"] in ("put", "consumed", "came back") else "/events"

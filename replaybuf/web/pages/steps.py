@@ -17,7 +17,6 @@ from replaybuf.view.workers import (
 )
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.pages.overview import one_buffer, waits_of
-from replaybuf.web.plots import STEPS as STEP_SCALE
 from replaybuf.web.plots import Across, Plot, lines
 from replaybuf.web.tables import table_of
 
@@ -33,7 +32,7 @@ def show_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     view = read_steps(tx, buffer, before=before, limit=_MOST_STEPS)
     rows = view.rows
     steps = [one for one in rows if not one.undone]
-    across = Across(STEP_SCALE, "step")
+    across = Across(times=False)
     marks = {float(one.step): one.lower for one in steps if one.lower}
 
     def named(**fields: str) -> dict[str, list[tuple[float, float]]]:
@@ -140,7 +139,7 @@ def _plots(made: Mapping[str, Sequence[WorkerStep]]) -> list[Plot]:
         if one.stands_out
     }
     steps = [one.step for several in made.values() for one in several]
-    across = Across(STEP_SCALE, "step", min(steps, default=0), max(steps, default=0))
+    across = Across(times=False, low=min(steps, default=0), high=max(steps, default=0))
     plots = [
         lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
         lines("Staleness by worker", of("staleness"), across=across),
