@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from replaybuf.buffer.tracing import of_drawn, traced
-from replaybuf.buffer.waits import Waits, wait_of
+from replaybuf.buffer.waits import Waits
 from replaybuf.common.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_train_step
 from replaybuf.errors import InputError
-from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.rules.query import Query, parse
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
@@ -85,10 +83,6 @@ class DrawRequest:
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
         self._weigh(leased.items)
         return leased
-
-    async def report_timeout(self, waits: Waits, waited: float, timeout: float, why: Diagnosis | None) -> None:
-        """Record the timeout of a wait for this batch that was made of several calls, `waited` seconds in all."""
-        await waits.report_timeout(wait_of(self.draw, time.time() - waited, timeout), why)
 
     def _weigh(self, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
         """Convert the store's `weight`, N p, to the importance weight (N p)^-beta."""

@@ -58,11 +58,19 @@ class Lease(Generic[R]):
         return f"<Lease {self.token}: {len(self._open)} groups open>"
 
     def _repr_html_(self) -> str:
-        items = [one for of_task in self._leased.items.values() for one in of_task]
+        items = [item for of_task in self._leased.items.values() for item in of_task]
         headers = ("uid", "task", "status", "reward", "staleness", "rollouts", "open")
         rows = [
-            (one.uid, one.task_name, str(one.status), one.reward, one.staleness, len(one.item), one.uid in self._open)
-            for one in items
+            (
+                item.uid,
+                item.task_name,
+                str(item.status),
+                item.reward,
+                item.staleness,
+                len(item.item),
+                item.uid in self._open,
+            )
+            for item in items
         ]
         return notebook.table(repr(self)[1:-1], headers, rows)
 

@@ -1,8 +1,7 @@
 """Metrics: counts of groups that are put, drawn and removed, as plain dicts with stable names.
 
-New groups are counted apart from replayed ones: `put` and `sampled_new` count groups once, `sampled_again` counts
-repeated draws. Draws of completed groups, for training, are counted apart from draws of groups to be finished or
-regenerated (`taken_unfinished`).
+New groups and replayed ones have separate counts: `put` and `sampled_new` count groups once, `sampled_again` counts
+repeated draws. So have draws of completed groups, for training, and of groups to be finished (`taken_unfinished`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from replaybuf.common.checks import (
     check_whole,
 )
 from replaybuf.common.progress import OnProgress
-from replaybuf.common.worker_name import check_worker, worker_name, working_as
+from replaybuf.common.worker_name import check_worker, working_as
 from replaybuf.errors import ClosedError, InputError, SnapshotError, StorageError
 from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_dataset, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
@@ -91,10 +91,14 @@ class ReplayBuffer(Generic[R]):
         self.storage = storage
         self.rollout_type = rollout_type
         self._keep_checkpoints = check_keep(keep_checkpoints)
-        self._worker = None if worker is None else check_worker(worker)
         self.waits = Waits(storage, self._check_open, lambda: self.worker)
         self.putting = Putting(
-            storage, rollout_type, self.waits, put_timeout, free_object_refs=free_object_refs, worker=self._worker
+            storage,
+            rollout_type,
+            self.waits,
+            put_timeout,
+            free_object_refs=free_object_refs,
+            worker=None if worker is None else check_worker(worker),
         )
         self.cursors = Cursors(self.putting)
         self._closed = False
@@ -118,7 +122,7 @@ class ReplayBuffer(Generic[R]):
     @property
     def worker(self) -> str:
         """The worker name recorded with puts and draws: that of `working_as`, else the config's, else "host:pid"."""
-        return worker_name(self._worker)
+        return self.putting.worker
 
     if not TYPE_CHECKING:
         __enter__ = __exit__ = ENTERED_ASYNC
@@ -237,7 +241,7 @@ class ReplayBuffer(Generic[R]):
         for what, given in (("task_name", names), ("each", more)):
             if len(given) != len(groups):
                 raise InputError(f"{what} has {len(given)} entries for {len(groups)} groups: give one for each")
-        merged = [PutOptions(**{**options, **one}) for one in more]
+        merged = [PutOptions(**{**options, **own}) for own in more]
         return await self.putting.put_many(groups, names, merged, timeout)
 
     # Taking
@@ -561,7 +565,7 @@ class ReplayBuffer(Generic[R]):
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer since it was opened here."""
         self._check_open()
-        await self.waits.check_fence()
+        await self.storage.check_fence()
 
     def _parsed(self, query: Query) -> Node:
         return parse(query, self.rollout_type.statuses)
@@ -653,7 +657,7 @@ class ReplayBuffer(Generic[R]):
         """
         self._check_open()
         check = self.rollout_type.statuses.check
-        statuses = [None if one is None else check(one) for one in (status, as_status)]
+        statuses = [None if given is None else check(given) for given in (status, as_status)]
         cls, names = self.rollout_type.cls, self.rollout_type.names
         known = None if issubclass(cls, dict) else FIELDS | names
         mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)

@@ -115,10 +115,6 @@ class Waits:
         """Return the tallies. Raises FencedError, so that a look for a change needs one statement."""
         return await self._storage.fenced_tallies()
 
-    async def check_fence(self) -> None:
-        """Raise FencedError if another process has restored the buffer."""
-        await self._storage.check_fence()
-
     # For groups
 
     async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
@@ -134,7 +130,7 @@ class Waits:
             # Another process was faster, or has locked some of the groups.
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await self.report_timeout(wait_of(draw, _began(deadline, timeout), timeout))
+                await self.report_timeout(draw, _began(deadline, timeout), timeout)
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
         return drawn
@@ -157,14 +153,14 @@ class Waits:
                 self.check_open()
                 seen = self.version()
                 tallies = await self.tallies()
-                there = await self._there(draw, tallies)
-                available = self._available(draw, tallies, there)
+                in_store = await self._in_store(draw, tallies)
+                available = self._available(draw, tallies, in_store)
                 if draw.is_met_by(available):
                     return waited
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or report.due:
                     why = await self.why(
-                        report.wait, tallies, None if draw.where is None else there, over=remaining <= 0
+                        report.wait, tallies, None if draw.where is None else in_store, over=remaining <= 0
                     )
                     if remaining <= 0 or (why.final and not _is_coming(tallies, why.task_name)):
                         after = min(timeout, time.time() - began)
@@ -178,32 +174,32 @@ class Waits:
                     waited = True
                 await self.changed(seen, min(remaining, report.pause))
 
-    async def report_timeout(self, wait: Wait, why: Diagnosis | None = None) -> None:
-        """Record the timeout of a wait and its reason; by default, that other processes hold some of the groups."""
+    async def report_timeout(self, draw: Draw, since: float, timeout: float, why: Diagnosis | None = None) -> None:
+        """Record the timeout of a draw that began at `since`; by default, that others hold some of the groups."""
         reason, task = ("Others hold some of the groups.", None) if why is None else (why.sentence, why.task_name)
-        await report_timeout(self._storage, wait, self._worker(), reason, task)
+        await report_timeout(self._storage, wait_of(draw, since, timeout), self._worker(), reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether the groups that the draw needs are available."""
         tallies = await self._storage.tallies()
-        return draw.is_met_by(self._available(draw, tallies, await self._there(draw, tallies)))
+        return draw.is_met_by(self._available(draw, tallies, await self._in_store(draw, tallies)))
 
-    async def _there(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
+    async def _in_store(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
         """Return the numbers of matching groups in the store, by task of the draw; queries count up to `at_least`."""
-        there = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
+        found = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
         if draw.where is not None:
             for task, least in draw.at_least.items():
                 lane = (ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", draw.status.value))
                 query = LogicNode("$and", (*lane, draw.where))
-                there[task] = await self._storage.count(query, at_most=least) if least and there[task] else 0
-        return there
+                found[task] = await self._storage.count(query, at_most=least) if least and found[task] else 0
+        return found
 
-    def _available(self, draw: Draw, tallies: Tallies, there: dict[str, int]) -> dict[str, int]:
+    def _available(self, draw: Draw, tallies: Tallies, in_store: dict[str, int]) -> dict[str, int]:
         """Return how many of the groups in the store the limits allow to be drawn now."""
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
-            return there
-        return {task: min(there[task], limits.drawable(level)) for task, level in levels(tallies, there).items()}
+            return in_store
+        return {task: min(in_store[task], limits.drawable(level)) for task, level in levels(tallies, in_store).items()}
 
     # Why
 
@@ -230,7 +226,7 @@ class Waits:
     async def why_not(self, draw: Draw) -> Diagnosis:
         """Return the diagnosis of a draw if it were issued now."""
         tallies = await self.tallies()
-        matches = None if draw.where is None else await self._there(draw, tallies)
+        matches = None if draw.where is None else await self._in_store(draw, tallies)
         return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
 
     def for_trainer(self, timeout: float) -> WaitReport:

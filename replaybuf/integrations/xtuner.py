@@ -199,7 +199,7 @@ class ReplayBuffer:
         """
         retryable = {task: (expired_groups_retryable_by_task or {}).get(task, True) for task in task_stale_thresholds}
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(OUR_STATUSES.check, statuses))
-        chosen = tuple(one for one in chosen if one in EXPIRING_STATUSES)
+        chosen = tuple(status for status in chosen if status in EXPIRING_STATUSES)
         self._used, self._step = True, current_train_step
         left: list[StorageItem] = []
         try:
@@ -227,9 +227,7 @@ class ReplayBuffer:
 
     async def save(self, path: str | Path) -> None:
         """Write all groups to the folder `path`, which is created if missing."""
-        folder = Path(path)
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        await self.buffer.save(folder)
+        await self.buffer.save(path)
 
     async def resume(self, path: str | Path) -> None:
         """Load the groups that `save` wrote to `path`, in place of an earlier run's groups; see `docs/xtuner.md`.
@@ -272,7 +270,7 @@ def status_of(group: Iterable[Any]) -> Status:
 
 
 def _groups(left: Sequence[StorageItem]) -> list[list[Any]]:
-    return [one.item for one in left if one.item]  # undecodable groups have no item
+    return [item.item for item in left if item.item]  # undecodable groups have no item
 
 
 # The configs are subclasses of xtuner's, because its trainers' configs declare and check these classes.

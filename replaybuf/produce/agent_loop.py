@@ -28,7 +28,7 @@ class AgentLoop(Protocol):
     """
 
     async def generate_group(self, group: list[Any], *, partial: bool) -> list[Any] | None:
-        """Generate the rollouts of a group, in place or anew. Return the group, or None for the one given.
+        """Generate the rollouts of a group, in place or in a new list. Return the group, or None for the one given.
 
         The returned group may have another number of rollouts.
 
@@ -258,7 +258,7 @@ class ProduceSummary:
 
     def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
         """Return the figures by name, for a logger: `produce/produced` and so on."""
-        return {f"{prefix}{one.name}": getattr(self, one.name) for one in fields(self)}
+        return {f"{prefix}{field.name}": getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
         """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s`."""

@@ -117,7 +117,7 @@ class _Indexed:
         return self._dataset[int(self._order[2][index])]
 
     def again(self, epoch: int, index: int) -> Any:
-        """Return an item that was read before, read anew."""
+        """Return an item that was read before, read again."""
         return self.item(epoch, index)
 
     def forget(self, epoch: int, index: int) -> None:
@@ -154,7 +154,7 @@ class _Iterated:
         return item
 
     def again(self, epoch: int, index: int) -> Any:
-        """Return an item that was read before, read anew."""
+        """Return an item that was read before, read again."""
         self._kept.clear()
         self._at = None
         return self.item(epoch, index)

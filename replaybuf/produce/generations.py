@@ -212,7 +212,7 @@ class Generations:
             error = error_of(group, self._kind) if status == Status.FAILED else None
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
-                self._summary.add_rewards(reward_value(get(one, "reward"), key) for one in group)
+                self._summary.add_rewards(reward_value(get(rollout, "reward"), key) for rollout in group)
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():

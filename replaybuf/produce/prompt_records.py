@@ -180,7 +180,9 @@ def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
         # Table readers return None for fields that a record lacks.
         return RolloutState(**{name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:5]
+        )
         raise RolloutError(f"the record can't be a rollout: {problems}") from error
 
 
@@ -218,9 +220,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
         return _plain(value.item()) if isinstance(value, np.ndarray) else value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
-        return [_plain(one) for one in value.tolist()]
+        return [_plain(item) for item in value.tolist()]
     if type(value) in (list, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 

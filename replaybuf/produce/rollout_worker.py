@@ -36,24 +36,22 @@ _LONGEST_SECONDS, _SHORTEST_SECONDS = 5.0, 0.25
 _NOTHING: bytes = msgpack.packb(None)
 
 
-async def publish(buffer: ReplayBuffer, state: TrainState | None, *, name: str = TRAINER) -> None:
+async def publish(buffer: ReplayBuffer, state: TrainState | None) -> None:
     """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
     position, value = (0, _NOTHING) if state is None else (max(0, state.train_step), state.encode())
-    await overwrite(buffer.cursors, name, position, value)
+    await overwrite(buffer.cursors, TRAINER, position, value)
 
 
-async def published(buffer: ReplayBuffer, *, name: str = TRAINER) -> TrainState | None:
+async def published(buffer: ReplayBuffer) -> TrainState | None:
     """Return the state published last; None before the first, or if it was withdrawn.
 
     Raises InputError if it can't be read.
     """
-    now = await buffer.cursors.read(name)
+    now = await buffer.cursors.read(TRAINER)
     return TrainState.decode(now.value) if now.version and now.value != _NOTHING else None
 
 
-async def wait_published(
-    buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None, name: str = TRAINER
-) -> TrainState:
+async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None) -> TrainState:
     """Wait until the published state differs from `after`, and return it.
 
     Raises NotReadyError after `timeout` seconds (None: never), FencedError if the buffer was restored.
@@ -65,7 +63,7 @@ async def wait_published(
         while True:
             seen = buffer.waits.version()
             await buffer.check_fence()
-            state = await published(buffer, name=name)
+            state = await published(buffer)
             if state is not None and state != after:
                 return state
             remaining = deadline - time.monotonic()

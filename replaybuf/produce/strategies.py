@@ -195,7 +195,7 @@ class ProduceStrategy(ReadableConfig):
         return wanted if running else max(1, wanted)  # should_continue asked for more
 
     def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:
-        """Bound a number of groups by the room beside the groups in flight, and by the concurrency in this process."""
+        """Bound a number of groups by the room that those in flight leave, and by the concurrency in this process."""
         room = limits.insertable(level, Status.COMPLETED)
         if room is not None:
             wanted = min(wanted, room - flying)

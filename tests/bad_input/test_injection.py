@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from replaybuf import ConfigError, ReplayBufError
+from replaybuf import ConfigError, ReplayBufError, ReplayBuffer
 from tests.bad_input.calls import find
 from tests.stores import build, fill, group, numbers_of, take_all
 
@@ -25,49 +25,53 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-async def test_every_text_is_taken_as_it_is(kept_url: str, attack: str) -> None:
+@pytest.mark.parametrize("kept_url", ["sqlite", "postgresql"], indirect=True)
+async def test_every_text_is_taken_as_it_is(kept: ReplayBuffer) -> None:
     """As the name of a task, a key, the name and the value of a tag, and in a query."""
-    async with build(kept_url) as buffer:
-        before = await buffer.count_where({"task_name": {"$ne": attack}})
-        for number, tags in enumerate(({attack: attack}, {attack: 1, "x": attack}, {"x": 1}, None)):
-            await buffer.put(group(number), attack, key=f"{attack}{number}", tags=tags)
-        await buffer.put(group(4), attack, key=f"{attack}3", tags={"x": True})
-        counts = {
-            "task": await buffer.count_where({"task_name": attack}),
-            "tag": await buffer.count_where({f"tags.{attack}": attack}),
-            "tag ne": await buffer.count_where({f"tags.{attack}": {"$ne": attack}, "task_name": attack}),
-            "tag in": await buffer.count_where({f"tags.{attack}": {"$in": [attack, 1]}}),
-            "tag below": await buffer.count_where({f"tags.{attack}": {"$lte": attack}}),
-            "value": await buffer.count_where({"tags.x": attack}),
-            "ready": int(await buffer.is_ready({attack: 4})),
-            "update": await buffer.update({f"tags.{attack}": attack}, tags={attack: attack}),
-            "status": (await buffer.count_statuses([attack], ["completed"]))[attack]["completed"],  # type: ignore[index]
-        }
-        assert counts == {
-            "task": 4,
-            "tag": 1,
-            "tag ne": 3,
-            "tag in": 2,
-            "tag below": 1,
-            "value": 1,
-            "ready": 1,
-            "update": 1,
-            "status": 4,
-        }
-        for call in (
-            find(order_by=attack),
-            find({attack: 1}),
-            find({"status": attack}),
-            find({"uid": {attack: 1}}),
-            lambda b: b.update({}, status=attack),
-            lambda b: b.get(1, attack, attack),
-        ):
-            with pytest.raises(ReplayBufError):
-                await call(buffer)
-        await buffer.refresh_staleness(task_stale_thresholds={attack: 4}, current_train_step=9)
-        assert sorted(numbers_of(await buffer.get(10, attack, where={"task_name": attack}))) == [0, 1, 2, 4]
-        assert await buffer.count_where({"task_name": {"$ne": attack}}) == before
+    for attack in ATTACKS:
+        await attacked(kept, attack)
+
+
+async def attacked(buffer: ReplayBuffer, attack: str) -> None:
+    before = await buffer.count_where({"task_name": {"$ne": attack}})
+    for number, tags in enumerate(({attack: attack}, {attack: 1, "x": attack}, {"x": 1}, None)):
+        await buffer.put(group(number), attack, key=f"{attack}{number}", tags=tags)
+    await buffer.put(group(4), attack, key=f"{attack}3", tags={"x": True})
+    counts = {
+        "task": await buffer.count_where({"task_name": attack}),
+        "tag": await buffer.count_where({f"tags.{attack}": attack}),
+        "tag ne": await buffer.count_where({f"tags.{attack}": {"$ne": attack}, "task_name": attack}),
+        "tag in": await buffer.count_where({f"tags.{attack}": {"$in": [attack, 1]}}),
+        "tag below": await buffer.count_where({f"tags.{attack}": {"$lte": attack}}),
+        "value": await buffer.count_where({"tags.x": attack}),
+        "ready": int(await buffer.is_ready({attack: 4})),
+        "update": await buffer.update({f"tags.{attack}": attack}, tags={attack: attack}),
+        "status": (await buffer.count_statuses([attack], ["completed"]))[attack]["completed"],  # type: ignore[index]
+    }
+    assert counts == {
+        "task": 4,
+        "tag": 1,
+        "tag ne": 3,
+        "tag in": 2,
+        "tag below": 1,
+        "value": 1,
+        "ready": 1,
+        "update": 1,
+        "status": 4,
+    }
+    for call in (
+        find(order_by=attack),
+        find({attack: 1}),
+        find({"status": attack}),
+        find({"uid": {attack: 1}}),
+        lambda b: b.update({}, status=attack),
+        lambda b: b.get(1, attack, attack),
+    ):
+        with pytest.raises(ReplayBufError):
+            await call(buffer)
+    await buffer.refresh_staleness(task_stale_thresholds={attack: 4}, current_train_step=9)
+    assert sorted(numbers_of(await buffer.get(10, attack, where={"task_name": attack}))) == [0, 1, 2, 4]
+    assert await buffer.count_where({"task_name": {"$ne": attack}}) == before
 
 
 @pytest.mark.parametrize("name", ["a%41.db", "a b.db", "a#b.db", "a?b.db", "a'b\".db", "a&b=c.db", "ä;.db", "-x.db"])

@@ -65,12 +65,6 @@ async def test_uids_are_shared_so_none_is_used_twice(buffers: Buffers) -> None:
     assert len(set(uids)) == 8
 
 
-async def test_the_same_name_is_the_same_buffer(buffers: Buffers) -> None:
-    first, second = await buffers.open("eval"), await buffers.open("eval")
-    await fill(first, 2)
-    assert sorted(await take_all(second)) == [0, 1]
-
-
 async def test_a_wait_is_not_ended_by_a_put_into_the_other(buffers: Buffers) -> None:
     ours, theirs = await buffers.open(), await buffers.open("eval")
     waiting = asyncio.create_task(theirs.take_batch({TASK: 1}, timeout=30))

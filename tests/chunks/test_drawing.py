@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 
 import pytest
@@ -25,30 +24,6 @@ async def test_fetch__each_chunk_is_drawn_as_often_as_allowed(stores: Stores, re
     assert drawn == dict.fromkeys(range(4), reuse)
     with pytest.raises(NotReadyError):
         await chunks.fetch(1, timeout=0)
-
-
-async def test_fetch__is_uniform(stores: Stores) -> None:
-    chunks = stores.open(1, max_times_sampled=0, seed=7)
-    await send(chunks, range(8))
-    rounds, size = 150, 2
-    drawn: Counter[int] = Counter()
-    pairs: Counter[frozenset[int]] = Counter()
-    for _ in range(rounds):
-        starts_drawn = [chunk.start for chunk in await chunks.fetch(size, timeout=5)]
-        drawn.update(starts_drawn)
-        pairs[frozenset(starts_drawn)] += 1
-    p = size / 8
-    sigma = math.sqrt(rounds * p * (1 - p))
-    assert all(abs(drawn[start] - rounds * p) < 4 * sigma for start in range(8))
-    expected = rounds / 28
-    # Chi-squared with 27 degrees of freedom: 55.5 is exceeded once in a thousand times.
-    assert sum((pairs[frozenset((i, j))] - expected) ** 2 / expected for i in range(8) for j in range(i)) < 55.5
-
-
-async def test_fetch__draws_different_chunks(stores: Stores) -> None:
-    chunks = stores.open(1, max_times_sampled=5)
-    await send(chunks, range(6))
-    assert sorted(chunk.start for chunk in await chunks.fetch(6, timeout=5)) == list(range(6))
 
 
 async def test_fetch__waits_for_chunks_of_others(stores: Stores) -> None:
@@ -78,13 +53,6 @@ async def test_fetch__is_bounded_by_its_arguments(stores: Stores) -> None:
             await chunks.fetch(n, timeout=0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="timeout"):
         await chunks.fetch(1, timeout=-1)
-
-
-async def test_fetch__each_draw_goes_to_one_taker(stores: Stores) -> None:
-    takers = [stores.open(1) for _ in range(4)]
-    await send(takers[0], range(24))
-    taken = await asyncio.gather(*(taker.fetch(2, timeout=20) for taker in takers for _ in range(3)))
-    assert sorted(chunk.start for selection in taken for chunk in selection) == list(range(24))
 
 
 async def test_prepared__is_the_last_selection_for_every_rank(stores: Stores) -> None:

@@ -155,10 +155,3 @@ def test_a_place_that_this_user_may_not_write_to_is_one_warning(
     found = examine(url)
     assert wrong(found) == {"places": "warning"}
     assert "can't be written to by this user" in found["places"][0]["text"]
-
-
-def test_a_place_without_room_is_a_problem(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_places, "LITTLE_SPACE", 1 << 60)
-    found = examine(url, code=1)
-    assert wrong(found) == {"places": "problem"}
-    assert "puts with arrays fail" in found["places"][0]["mend"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler
-from tests.produce.laws import ids, items_of, produce, take
+from tests.produce.laws import ids, produce, take
 from tests.produce.scripted import Script, ScriptedLoop, forever
 from tests.stores import TASK, group
 
@@ -17,81 +19,37 @@ async def put(buffer: ReplayBuffer, number: int, status: Status, interrupted: in
     await buffer.put(rollouts, TASK, tags=None if interrupted is None else {"interrupted": interrupted})
 
 
-async def test_expired_groups_wait_until_enough_have_gathered(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(tail_batch_trigger_size=3, over_sample=1.0), ScriptedLoop()
-    for number in (100, 101):
-        await put(sampler.buffer, number, Status.EXPIRED)
-    await produce(strategy, loop, sampler, 3)
-    assert not set(loop.order) & {100, 101}
-    assert await sampler.buffer.count(TASK, Status.EXPIRED) == 2
+E, A = Status.EXPIRED, Status.ABORTED
+#: Settings, the groups 100, 101, ... that wait, with how often they were interrupted, and the order of generation.
+CASES: dict[str, tuple[dict[str, Any], list[tuple[Status, int | None]], list[int]]] = {
+    "too few have gathered": ({"tail_batch_trigger_size": 3}, [(E, None), (E, None)], [0, 1, 2]),
+    "enough": ({"tail_batch_trigger_size": 3, "over_sample": 1.0}, [(E, None)] * 4, [100, 101, 102]),
+    "interrupted often": (
+        {"tail_batch_trigger_size": 3, "tail_batch_max_tries": 2, "over_sample": 1.0},
+        [(A, 1), (A, 2), (A, 5), (E, None)],
+        [103, 101, 102],
+    ),
+    "interrupted seldom, or by others": (
+        {"tail_batch_trigger_size": 3, "tail_batch_max_tries": 2},
+        [(A, 3), (A, 1), (A, None), (E, None)],
+        [101, 102, 0],
+    ),
+    "only expired ones gather": ({"tail_batch_trigger_size": 2}, [(A, 9), (A, 9), (E, None)], [100, 101, 0]),
+    "filled up": ({"tail_batch_trigger_size": 2}, [(E, None), (E, None), (A, 1)], [100, 101, 102, 0]),
+    "no tail batches": ({}, [(E, None), (A, 9)], [101, 100, 0]),
+    "expired ones stay where they are": ({"tail_batch_trigger_size": -1}, [(E, None), (A, 9)], [101, 0, 1]),
+}
 
 
-async def test_a_tail_batch_is_made_of_what_has_gathered_alone_without_running_ahead(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(tail_batch_trigger_size=3, over_sample=1.0), ScriptedLoop()
-    for number in range(100, 104):
-        await put(sampler.buffer, number, Status.EXPIRED)
-    summary = await produce(strategy, loop, sampler, 3)
-    assert loop.order == [100, 101, 102]
-    assert (summary.produced, summary.continued, loop.most) == (3, 3, 3)
-    assert (await sampler.counts()).drawn == 0
-
-
-async def test_groups_that_were_interrupted_often_gather_with_the_expired_ones(sampler: Sampler) -> None:
-    strategy = AsyncProduceStrategy(tail_batch_trigger_size=3, tail_batch_max_tries=2, over_sample=1.0)
+@pytest.mark.parametrize("name", CASES)
+async def test_what_is_generated_and_in_which_order(sampler: Sampler, name: str) -> None:
+    """A tail batch has what has gathered first, and runs ahead of nothing."""
+    options, waiting, order = CASES[name]
+    for number, (status, interrupted) in enumerate(waiting, 100):
+        await put(sampler.buffer, number, status, interrupted)
     loop = ScriptedLoop()
-    await put(sampler.buffer, 100, Status.ABORTED, 1)
-    await put(sampler.buffer, 101, Status.ABORTED, 2)
-    await put(sampler.buffer, 102, Status.ABORTED, 5)
-    await put(sampler.buffer, 103, Status.EXPIRED)
-    await produce(strategy, loop, sampler, 3)
-    assert loop.order == [103, 101, 102]
-
-
-async def test_groups_that_were_interrupted_seldom_or_by_others_come_first_until_then(sampler: Sampler) -> None:
-    strategy = AsyncProduceStrategy(tail_batch_trigger_size=3, tail_batch_max_tries=2)
-    loop = ScriptedLoop()
-    await put(sampler.buffer, 100, Status.ABORTED, 3)
-    await put(sampler.buffer, 101, Status.ABORTED, 1)
-    await put(sampler.buffer, 102, Status.ABORTED)
-    await put(sampler.buffer, 103, Status.EXPIRED)
-    await produce(strategy, loop, sampler, 3)
-    assert loop.order == [101, 102, 0]
-    assert sorted(ids(await items_of(sampler.buffer, Status.ABORTED))) == [100]
-
-
-async def test_without_max_tries_only_expired_ones_gather(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(tail_batch_trigger_size=2), ScriptedLoop()
-    for number in (100, 101):
-        await put(sampler.buffer, number, Status.ABORTED, 9)
-    await put(sampler.buffer, 102, Status.EXPIRED)
-    await produce(strategy, loop, sampler, 3)
-    assert loop.order == [100, 101, 0]
-
-
-async def test_a_tail_batch_that_is_larger_than_what_has_gathered_is_filled_up(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(tail_batch_trigger_size=2), ScriptedLoop()
-    await put(sampler.buffer, 100, Status.EXPIRED)
-    await put(sampler.buffer, 101, Status.EXPIRED)
-    await put(sampler.buffer, 102, Status.ABORTED, 1)
-    await produce(strategy, loop, sampler, 4)
-    assert loop.order == [100, 101, 102, 0]
-
-
-async def test_a_trigger_of_0_means_no_tail_batches(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(over_sample=0.5), ScriptedLoop()
-    await put(sampler.buffer, 100, Status.EXPIRED)
-    await put(sampler.buffer, 101, Status.ABORTED, 9)
-    await produce(strategy, loop, sampler, 4)
-    assert loop.order[:2] == [101, 100]
-    assert len(loop.order) >= 6
-
-
-async def test_a_trigger_of_minus_1_leaves_expired_groups_where_they_are(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(tail_batch_trigger_size=-1), ScriptedLoop()
-    await put(sampler.buffer, 100, Status.EXPIRED)
-    await put(sampler.buffer, 101, Status.ABORTED, 9)
-    await produce(strategy, loop, sampler, 3)
-    assert loop.order == [101, 0, 1]
+    await produce(AsyncProduceStrategy(**options), loop, sampler, len(order))
+    assert loop.order == order
 
 
 async def test_the_slowest_prompts_are_trained_in_the_end(sampler: Sampler) -> None:

@@ -11,6 +11,7 @@ import pytest
 from replaybuf import FencedError, NotReadyError, ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.produce import TrainState, publish, published, wait_published
+from replaybuf.rules.train_state import TRAINER
 from tests.stores import build
 
 
@@ -28,12 +29,6 @@ async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> No
         await wait_published(buffer, timeout=0.1)
     await publish(buffer, TrainState(1, 0))
     assert await published(buffer) == TrainState(1, 0)
-
-
-async def test_tasks_may_have_trainers_of_their_own(buffer: ReplayBuffer) -> None:
-    await publish(buffer, TrainState(1, 0), name="critic")
-    assert await published(buffer) is None
-    assert await published(buffer, name="critic") == TrainState(1, 0)
 
 
 async def test_trainers_that_publish_at_once_do_not_hinder_each_other(buffer: ReplayBuffer) -> None:
@@ -94,7 +89,7 @@ def test_what_is_no_state_of_a_trainer_is_refused(arguments: tuple[Any, ...], me
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", b"\x07"])
 async def test_what_no_trainer_has_published_is_refused(buffer: ReplayBuffer, value: bytes) -> None:
-    now = await buffer.cursors.read("mine")
+    now = await buffer.cursors.read(TRAINER)
     assert await buffer.cursors.move(replace(now, position=1, value=value))
     with pytest.raises(InputError, match="not what a trainer has published"):
-        await published(buffer, name="mine")
+        await published(buffer)

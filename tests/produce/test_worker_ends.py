@@ -55,30 +55,27 @@ async def test_stop_ends_a_worker_that_waits_for_a_trainer(sampler: Sampler, bef
         assert (await asyncio.wait_for(task, 10)).produced == 0
 
 
-async def test_a_worker_without_a_trainer_says_so(sampler: Sampler) -> None:
-    for stop in (None, asyncio.Event()):
-        with pytest.raises(NotReadyError, match=r"after 0.2 s: the trainer has published nothing; is it running\?"):
-            await produce_loop(STRATEGY, ScriptedLoop(), sampler, 4, timeout=0.2, stop=stop)
+IDLE: dict[str, tuple[TrainState | None, int, dict[str, Any], str]] = {
+    "no trainer": (None, 400, {}, r"after 0.5 s: the trainer has published nothing; is it running\?"),
+    "nobody takes": (TrainState(1, 0), 400, {}, "task math: 6 completed groups wait, and nobody takes them"),
+    "no prompts": (TrainState(1, 0), 3, {}, r"no prompt is left \(0 in flight\), and the trainer has not finished"),
+    "old weights": (
+        TrainState(9, 2),
+        400,
+        {"max_staleness": 1},
+        "weights of step 2 are too old for train step 9",
+    ),
+}
 
 
-async def test_a_worker_whose_groups_nobody_takes_says_so(sampler: Sampler) -> None:
-    await publish(sampler.buffer, TrainState(1, 0))
-    with pytest.raises(NotReadyError, match=r"task math: 6 completed groups wait, and nobody takes them"):
-        await produce_loop(STRATEGY, ScriptedLoop(), sampler, 4, timeout=0.5)
-
-
-async def test_a_worker_without_prompts_says_so(buffer: ReplayBuffer) -> None:
-    await publish(buffer, TrainState(1, 0))
-    sampler = Sampler(buffer, prompts(3), TASK, epochs=1)
-    with pytest.raises(NotReadyError, match=r"no prompt is left \(0 in flight\), and the trainer has not finished"):
-        await produce_loop(STRATEGY, ScriptedLoop(), sampler, 4, timeout=0.5)
-    assert await buffer.count(TASK, Status.COMPLETED) == 3
-
-
-async def test_a_worker_whose_weights_are_too_old_says_so(sampler: Sampler) -> None:
-    await publish(sampler.buffer, TrainState(9, 2))
-    with pytest.raises(NotReadyError, match=r"weights of step 2 are too old for train step 9, and the trainer has pu"):
-        await produce_loop(AsyncProduceStrategy(max_staleness=1), ScriptedLoop(), sampler, 4, timeout=0.3)
+@pytest.mark.parametrize("name", IDLE)
+async def test_a_worker_that_has_nothing_to_do_says_why(buffer: ReplayBuffer, name: str) -> None:
+    state, size, options, message = IDLE[name]
+    if state is not None:
+        await publish(buffer, state)
+    strategy = STRATEGY.model_copy(update=options)
+    with pytest.raises(NotReadyError, match=message):
+        await produce_loop(strategy, ScriptedLoop(), Sampler(buffer, prompts(size), TASK, epochs=1), 4, timeout=0.5)
 
 
 async def test_a_long_generation_is_no_reason_to_give_up(sampler: Sampler) -> None:

@@ -192,17 +192,6 @@ async def test_what_is_known_of_a_table(url: str) -> None:
         assert (await replay.info()).rate_limiter_info.sample_stats.timeouts == 1
 
 
-async def test_a_table_goes_back_to_its_checkpoint(shared_url: str) -> None:
-    """By default the last one."""
-    async with table(shared_url, max_times_sampled=1) as replay:
-        await replay.insert(0)
-        assert [(await replay.checkpoint()).step for _ in range(2)] == [1, 2]
-        assert await data_of(replay, 1) == [0]
-        await replay.insert(1)
-        assert (await replay.restore()).step == 2
-        assert await data_of(replay, 9, timeout=0) == [0]
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": ""}, "name is empty"),
     "max_size": ({"max_size": 0}, "table replay: max_size must be a whole number of at least 1"),

@@ -17,7 +17,6 @@ from replaybuf.buffer.sync import SyncReplayBuffer, run
 from replaybuf.buffer.sync.buffer import face_of
 from replaybuf.errors import ClosedError, InputError, QueryError
 from replaybuf.integrations.chunks import ChunkBufferConfig
-from replaybuf.storage.values import StorageItem
 from tests.stores import TASK, group, number_of, numbers_of
 
 
@@ -101,42 +100,6 @@ def test_find_reads_as_it_goes_and_may_be_left(buffer: SyncReplayBuffer) -> None
     del abandoned
     gc.collect()
     assert len(found(buffer)) == 40
-
-
-def test_find_is_no_further_ahead_than_it_takes_to_fetch(buffer: SyncReplayBuffer) -> None:
-    """Groups that take long to read come one by one."""
-    read = 0
-
-    async def slow() -> Any:
-        nonlocal read
-        for number in range(5):
-            await asyncio.sleep(0.002)
-            read += 1
-            yield StorageItem[Any]
-            assert number < 3
-
-    buffer.asynchronous.find = lambda query: slow()  # type: ignore[method-assign, assignment, misc]
-    items = buffer.find({})
-    for number in range(1, 5):
-        next(items)
-        assert read == number
-    with pytest.raises(AssertionError):
-        next(items)
-    assert list(items) == []
-
-
-def test_an_error_among_items_comes_after_those_before_it(buffer: SyncReplayBuffer) -> None:
-    async def failing() -> Any:
-        yield 1
-        yield 2
-        raise QueryError("broken")
-
-    buffer.asynchronous.find = lambda query: failing()  # type: ignore[method-assign, assignment, misc]
-    items = buffer.find({})
-    assert [next(items), next(items)] == [1, 2]
-    with pytest.raises(QueryError, match="broken"):
-        next(items)
-    assert list(items) == []
 
 
 def test_the_asynchronous_buffer_is_the_same_one(buffer: SyncReplayBuffer) -> None:

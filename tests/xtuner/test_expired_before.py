@@ -51,29 +51,6 @@ async def all_of(buffer: Any) -> list[tuple[list[XtunerRollout], str, int]]:
     return [(one.item, one.status.value, one.staleness) async for one in found]
 
 
-async def test_expired_rollouts_are_reset_by_a_put_at_a_train_step(build: Callable[..., Any], shared_url: str) -> None:
-    buffer = build(shared_url)
-    group = [rollout(A, [3]), rollout(E, [0, 3])]
-    await buffer.put(group, "math", current_train_step=4)
-    assert await buffer.count_statuses(["math"], [A, E]) == {"math": {A: 0, E: 1}}
-    ((aborted, expired),) = await buffer.get(1, "math", E)
-    assert (aborted.status, aborted.response_ids, expired.status, expired.response_ids) == (A, [0], E, [])
-    assert (expired.response, expired.reward, expired.tokens) == ("", None, [1, 2])
-
-
-@pytest.mark.parametrize("threshold", [9, 1])
-async def test_expired_rollouts_that_were_put_without_a_step_are_reset_by_the_next_refresh(
-    build: Callable[..., Any], shared_url: str, threshold: int
-) -> None:
-    buffer = build(shared_url)
-    await buffer.put([rollout(A, [3]), rollout(E, [0, 3])], "math")
-    assert await buffer.count("math", A) == 1
-    for count in ({"math": 1}, {"math": 1}):
-        assert await buffer.refresh_staleness(task_stale_thresholds={"math": threshold}, current_train_step=4) == count
-    ((aborted, expired),) = await buffer.get(1, "math", E)
-    assert (aborted.response_ids, expired.response_ids, expired.reward) == ([0], [], None)
-
-
 def drawn(chance: random.Random) -> list[XtunerRollout]:
     """Some rollouts, many of them EXPIRED or ABORTED; those of one group have different steps."""
     statuses = chance.choices([C, A, E, XtunerStatus.FAILED, XtunerStatus.FILTERED], [6, 3, 3, 1, 1], k=4)

@@ -138,17 +138,6 @@ async def test_what_leaves_is_released_though_its_put_is_cancelled(build: Callab
     assert len(released) == len(set(released)) == evicted > 0
 
 
-async def test_thresholds_mean_nothing_without_a_train_step(buffer: Any) -> None:
-    await buffer.put([rollout(1, 0, seq_staleness=9)], "math", stale_threshold=2, token_stale_threshold=1)
-    assert await buffer.count("math", COMPLETED) == 1
-
-
-async def test_a_failed_group_keeps_its_staleness(buffer: Any) -> None:
-    await buffer.put([rollout(1, 0, status=XtunerStatus.FAILED, seq_staleness=7)], "math", current_train_step=5)
-    ((one,),) = await buffer.get(1, "math", XtunerStatus.FAILED)
-    assert one.seq_staleness == 7
-
-
 async def test_a_group_without_a_final_status_counts_as_completed(buffer: Any) -> None:
     await buffer.put([rollout(1, status=XtunerStatus.INIT)], "math")
     assert await buffer.is_ready({"math": 1, "other": 0})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
@@ -141,8 +139,7 @@ class SyncBuffer(Generic[B]):
         return True
 
 
-# Seconds of reading per switch to the background thread: large groups are read one by one, small ones in batches.
-_AHEAD_SECONDS = 0.001
+_END: Any = object()
 
 
 class Items(Iterator[T], Generic[T]):
@@ -153,40 +150,21 @@ class Items(Iterator[T], Generic[T]):
 
     def __init__(self, found: AsyncIterator[T]) -> None:
         self._found = found
-        self._ahead: deque[T] = deque()
-        self._error: Exception | None = None
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
-        if not self._ahead:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            run(self._read())
-        if not self._ahead:
+        if (item := run(self._next())) is _END:
             raise StopIteration
-        return self._ahead.popleft()
+        return item
+
+    async def _next(self) -> T:
+        return await anext(self._found, _END)
 
     def close(self) -> None:
         """End the iteration."""
-        self._ahead.clear()
-        self._error = None
         end(self._close())
-
-    async def _read(self) -> None:
-        """Read the next groups. An error after some of them is raised after these were returned."""
-        until = time.monotonic() + _AHEAD_SECONDS
-        try:
-            while not self._ahead or time.monotonic() < until:
-                self._ahead.append(await anext(self._found))
-        except StopAsyncIteration:
-            pass
-        except Exception as error:
-            if not self._ahead:
-                raise
-            self._error = error
 
     async def _close(self) -> None:
         if (close := getattr(self._found, "aclose", None)) is not None:
@@ -280,7 +258,7 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
 
     @property
     def cursors(self) -> SyncCursors:
-        """Small versioned values beside the groups, for positions in datasets and the published train state."""
+        """Small versioned values stored with the groups, for positions in datasets and the published train state."""
         return SyncCursors(self.asynchronous.cursors)
 
     close = mirrored(ReplayBuffer[R].close, end)

@@ -11,8 +11,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, repairable, warning
-from replaybuf.cli.doctor.check_database import LITTLE_SPACE
+from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, repairable, warning
 from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
@@ -102,15 +101,15 @@ def check_places(about: Examination) -> Iterator[Finding]:
         try:
             with closing(_open(place)) as store:
                 marker = _within_patience(store, lambda store=store, place=place: _recognise(store, place))  # type: ignore[misc]
-                yield from [*_find_room(store, place, marker)] or [fine(place.url)]
+                yield from [*_find_wrong(store, place, marker)] or [fine(place.url)]
         except PayloadStoreError as error:
             if files:  # otherwise no group depends on it
                 about.out_of_reach.add(place.number)
                 yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
 
 
-def _find_room(store: PlaceStore, place: _Place, marker: Marker) -> Iterator[Finding]:
-    """Yield what is wrong if a place isn't this database's, this user may not write there, or little space is free."""
+def _find_wrong(store: PlaceStore, place: _Place, marker: Marker) -> Iterator[Finding]:
+    """Yield what is wrong if a place isn't this database's, or this user may not write there."""
     if not marker.belongs_to(place.home):
         what = f"{place.url} has the payloads of {described(marker.home)}, and this database is a copy of that: it "
         mend = "once nobody uses the other any more: replaybuf doctor URL --take-over"
@@ -120,11 +119,6 @@ def _find_room(store: PlaceStore, place: _Place, marker: Marker) -> Iterator[Fin
         store.check_may_write()
     except PayloadStoreError as error:
         yield warning(f"{error}; puts with arrays that belong there fail")
-        return
-    free = store.free_bytes()
-    if free is not None and free < LITTLE_SPACE:
-        what = f"{units.size(free)} free in {store.url}"
-        yield problem(what, "free some space: puts with arrays fail when there is none")
 
 
 def _open(place: _Place) -> PlaceStore:

@@ -179,11 +179,11 @@ class ChunkBuffer:
     async def _chunk(
         self, fragments: list[dict[str, Any]], state: ModelState, worker: str, rows: list[StorageItem]
     ) -> NewGroup:
-        version = min(one["version"] for one in fragments)
+        version = min(fragment["version"] for fragment in fragments)
         # The store computes the staleness of the chunk from the model steps.
         completed = {"status": Status.COMPLETED.value, "seq_staleness": 0}
         return await self._prepared(
-            [{**one, **completed, "response_model_steps": [one["version"]]} for one in fragments],
+            [{**fragment, **completed, "response_model_steps": [fragment["version"]]} for fragment in fragments],
             self.name,
             tags={"worker": worker, "session": state.session, "start": fragments[0]["index"], "version": version},
             replaces=[row.uid for row in rows],

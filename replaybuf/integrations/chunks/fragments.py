@@ -97,7 +97,7 @@ class Chunk:
 
     def rollout(self) -> dict[str, Any]:
         """Return the chunk as one rollout of a selection."""
-        return {"status": Status.ARCHIVED.value, **{one.name: getattr(self, one.name) for one in fields(self)}}
+        return {"status": Status.ARCHIVED.value, **{field.name: getattr(self, field.name) for field in fields(self)}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -87,7 +87,7 @@ class Client:
         `timeout` seconds.
         """
         chosen = self.table(table)
-        samples = (one for _ in range(num_samples) for one in run(chosen.sample(1, timeout=timeout, at_least=1)))
+        samples = (item for _ in range(num_samples) for item in run(chosen.sample(1, timeout=timeout, at_least=1)))
         return ([sample] for sample in samples) if emit_timesteps else samples
 
     def sample_batch(
@@ -129,20 +129,27 @@ class Client:
             raise NotReadyError(f"after {timeout:g} s: the database has not answered server_info") from None
 
     def checkpoint(self, step: int | None = None) -> int:
-        """Make a checkpoint of all tables, one after the other. Return its step: by default one more than the last."""
+        """Make a checkpoint of all tables, one after the other. Return its step: by default one more than the last.
+
+        It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
+        """
         step = 1 + self._last_step() if step is None else step
         for table in self._tables.values():
-            run(table.checkpoint(step))
+            run(table.buffer.checkpoint(step))
         return step
 
     def restore(self, step: int | None = None) -> int:
-        """Restore all tables to a checkpoint, by default the last one of all. Return its step."""
+        """Restore all tables exactly to a checkpoint, by default the last one of all. Return its step.
+
+        Other processes that have the tables open are fenced off: their calls raise FencedError until they reopen them.
+        Raises CheckpointError.
+        """
         step = self._last_step() if step is None else step
         for table in self._tables.values():
-            run(table.restore(step))
+            run(table.buffer.restore(step))
         return step
 
     def _last_step(self) -> int:
         """Return the last step of which all tables have a checkpoint."""
-        made = [{one.step for one in run(table.buffer.checkpoints())} for table in self._tables.values()]
+        made = [{checkpoint.step for checkpoint in run(table.buffer.checkpoints())} for table in self._tables.values()]
         return max(set.intersection(*made), default=0)

@@ -94,7 +94,7 @@ def exponent_of(sampler: Selector, remover: Selector) -> float:
 
     Raises ConfigError for a sampler and a remover with different ones: an item has one weight.
     """
-    exponents = (one.priority_exponent for one in (sampler, remover) if isinstance(one, Prioritized))
+    exponents = (selector.priority_exponent for selector in (sampler, remover) if isinstance(selector, Prioritized))
     different = sorted({float(exponent) for exponent in exponents if exponent})
     if len(different) > 1:
         raise ConfigError(

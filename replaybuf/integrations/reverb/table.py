@@ -17,7 +17,7 @@ from replaybuf.errors import ConfigError, InputError
 from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
 from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
 from replaybuf.rules.transitions import Tally, levels
-from replaybuf.storage.values import UNSET, Checkpoint, StorageItem, Unset
+from replaybuf.storage.values import UNSET, StorageItem, Unset
 from replaybuf.values.rollouts.rollout import Status
 
 
@@ -237,7 +237,7 @@ class Table:
         def of(name: Tally) -> int:
             return tallies.get((self.name, Status.COMPLETED, name), 0)
 
-        there = level.completed + of(Tally.LEASED)
+        size = level.completed + of(Tally.LEASED)
         inserts, samples = waits.for_room, waits.for_groups
         limiter = RateLimiterInfo(
             samples_per_insert=self.buffer.limits.samples_per_insert or 1.0,
@@ -254,30 +254,11 @@ class Table:
             max_size=self.max_size,
             max_times_sampled=self.max_times_sampled,
             rate_limiter_info=limiter,
-            current_size=there,
-            num_episodes=there,
-            num_deleted_episodes=level.inserted - there,
+            current_size=size,
+            num_episodes=size,
+            num_deleted_episodes=level.inserted - size,
             num_unique_samples=of(Tally.SAMPLED_NEW),
         )
-
-    # Checkpoints
-
-    async def checkpoint(self, step: int | None = None) -> Checkpoint:
-        """Make a checkpoint of the table; `step` is a train step, by default one more than the last.
-
-        It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
-        """
-        return await self.buffer.checkpoint(1 + await self._last_step() if step is None else step)
-
-    async def restore(self, step: int | None = None) -> Checkpoint:
-        """Restore the table exactly to a checkpoint, by default the last. Raises CheckpointError.
-
-        Other processes that have the table open are fenced off: their calls raise FencedError until they reopen it.
-        """
-        return await self.buffer.restore(await self._last_step() if step is None else step)
-
-    async def _last_step(self) -> int:
-        return max((made.step for made in await self.buffer.checkpoints()), default=0)
 
     def _sample(self, item: StorageItem[Any], table_size: int) -> ReplaySample:
         assert item.probability is not None

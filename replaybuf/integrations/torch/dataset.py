@@ -217,7 +217,7 @@ class GroupDataset(IterableDataset[Loaded]):
             batch, leased = self._collated(lease), lease.handle
             if get_worker_info() is not None:
                 kept = buffer.adopt(leased, seconds=self.seconds)  # without the rollouts
-                self._sent = [*(one for one in self._sent if not one.lost), kept]
+                self._sent = [*(lease for lease in self._sent if not lease.lost), kept]
             yield LoadedBatch(leased, begun, batch)
             del lease  # in this process the trainer has taken it over
 
@@ -260,7 +260,7 @@ class GroupDataset(IterableDataset[Loaded]):
             statuses = buffer.rollout_type.statuses
             options = {**self._draw, "statuses": statuses, "worker": buffer.worker}
             request = DrawRequest.checked(self.sizes, timeout=None, **options)
-            await request.report_timeout(buffer.waits, waited, self.patience, error.diagnosis)
+            await buffer.waits.report_timeout(request.draw, time.time() - waited, self.patience, error.diagnosis)
             over = NotReadyError(f"the trainer waited for {self.patience:g} s: {str(error).partition(': ')[2]}")
             over.diagnosis = error.diagnosis
             return over

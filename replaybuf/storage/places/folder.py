@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -79,10 +78,6 @@ class FolderStore(PlaceStore):
                 f"the folder for payloads {self.path} can't be written to by this user: change its owner or its mode, "
                 "or mount it so that it can be written to"
             )
-
-    def free_bytes(self) -> int | None:
-        with self._as_ours("read"):
-            return shutil.disk_usage(self.path).free
 
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         begun: list[Path] = []

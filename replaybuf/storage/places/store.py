@@ -152,10 +152,6 @@ class PlaceStore(ABC):
     def check_may_write(self) -> None:
         """Raise PayloadStoreError if this process may not write to a marked place; changes nothing."""
 
-    def free_bytes(self) -> int | None:
-        """Return the free bytes, None if unknown."""
-        return None
-
     @abstractmethod
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         """Write new files, given by name and consecutive buffers; with `sync` they are durable when this returns.
