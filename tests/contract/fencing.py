@@ -85,7 +85,6 @@ class FenceLaws(Harness):
         for step in (work.sweeper.look_after_groups, work.sweeper.prune_history):
             with pytest.raises(FencedError):
                 await work.thread.run(step)
-        work.presence._limits_noted.clear()
         work.presence.of("old").taken = 1
         await work.thread.run(work.presence.flush)
         assert held_by(trainer) == before

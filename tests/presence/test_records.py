@@ -107,7 +107,6 @@ async def test_what_happens_seldom_is_noted(shared_url: str) -> None:
         found = [
             (one.kind, one.worker, one.task_name, one.step, one.groups, one.uids, one.detail)
             for one in reversed(await seen(shared_url, list_events))
-            if one.kind != "limits"
         ]
     assert found[:-2] == [
         ("given_back", "me", TASK, None, 2, [1, 2], "out of memory"),
