@@ -27,7 +27,7 @@ def at(command: tuple[str, ...], url: object) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("url", ["typo.db", "sqlite:///typo.db", "sqlite:///nowhere/typo.db"])
+@pytest.mark.parametrize("url", ["typo.db", "sqlite:///nowhere/typo.db"])
 def test_a_database_that_is_not_there_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], url: str
 ) -> None:

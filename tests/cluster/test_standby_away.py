@@ -68,6 +68,9 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
         roles = {row["text"].partition(", ")[0] for row in rows["hosts"]}
         primary, standby = (node.address for node in (synchronous.primary, synchronous.standby))
         assert roles == {f"{primary} is a primary", f"{standby} is a standby"}
+        there = f"postgresql://postgres@{standby}/{url.rpartition('/')[2]}"
+        [row] = (await asyncio.to_thread(examine, there, code=None))["replication"]
+        assert row["text"] == "the server is a standby: commits are made elsewhere"
         async with away(synchronous):
             began = time.monotonic()
             with pytest.raises(

@@ -11,7 +11,7 @@ from typing import Any
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli import main
 from replaybuf.cli.demo.policy import Policy
-from replaybuf.cli.demo.worker import RunFolder
+from replaybuf.cli.demo.worker import Run, RunFolder
 
 Call = Callable[..., Any]
 
@@ -27,25 +27,29 @@ def _before(owner: Any, name: str) -> Callable[[], None]:
     return patch
 
 
-def _after(owner: type, name: str) -> Callable[[], None]:
-    original: Call = getattr(owner, name)
+def _at_save(step: int, *, before: bool) -> Callable[[], None]:
+    """Die before or after the weights of this step, or of a later one, are saved."""
+    original: Call = RunFolder.save
 
-    def dying(*arguments: Any, **options: Any) -> None:
-        original(*arguments, **options)
-        _die()
+    def dying(folder: RunFolder, run: Run) -> None:
+        if before and run.step >= step:
+            _die()
+        original(folder, run)
+        if run.step >= step:
+            _die()
 
-    return lambda: setattr(owner, name, dying)
+    return lambda: setattr(RunFolder, "save", dying)
 
 
 #: In the order in which a run comes to them. A run that goes on comes to those from the third on at its next step.
 POINTS: dict[str, Callable[[], None]] = {
     "before the first checkpoint": _before(ReplayBuffer, "checkpoint"),
-    "between the first checkpoint and the first weights": _before(RunFolder, "save"),
-    "after the first weights": _after(RunFolder, "save"),
+    "between the first checkpoint and the first weights": _at_save(0, before=True),
+    "after the first weights": _at_save(0, before=False),
     "with a batch in hand": _before(Policy, "train"),
     "trained, but without a checkpoint": _before(ReplayBuffer, "checkpoint"),
-    "between checkpoint and weights": _before(RunFolder, "save"),
-    "after the weights": _after(RunFolder, "save"),
+    "between checkpoint and weights": _at_save(1, before=True),
+    "after the weights": _at_save(1, before=False),
 }
 
 if __name__ == "__main__":

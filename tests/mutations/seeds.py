@@ -194,7 +194,7 @@ _SQL = [
     ("reader-writes", f"{_ENGINE}/postgres.py", "' READ ONLY' if self._read_only else", "' READ ONLY' if False else", "a reader can't write, whatever its settings"),
     ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if self.size == MOST_CONNECTIONS and limit.expired():", "if False:", "who waits in vain for a connection is told why"),
     ("row-too-large", f"{_ENGINE}/dialect.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
-    ("lease-wall-clock", f"{_ENGINE}/sqlite_dialect.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
+    ("lease-wall-clock", f"{_ENGINE}/lease_clock.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
     ("outage-floods", f"{_ENGINE}/outage.py", "self._silent_until = self._since + _SILENT_SECONDS", "pass", "the connection limit is spoken of once in a while"),
 ]  # fmt: skip
 

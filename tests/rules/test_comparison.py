@@ -90,7 +90,7 @@ def marks(run: list[list[One]]) -> tuple[list[str | None], list[int]]:
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.02])
-@pytest.mark.parametrize("runs", [20, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_healthy_runs_have_no_mark(drift: float, runs: int) -> None:
     assert [seed for seed in range(runs) if marks(a_run(seed, drift=drift)) != ([], [])] == []
 

@@ -99,7 +99,7 @@ seeds = st.integers(0, 2**32)
 @example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=4), 0, 0.3, 0.5)
 @example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=8), 0, 0.0, 0.5)
 @example(Limits(max_times_sampled=3, samples_per_insert=3, error_buffer=3), 0, 0.0, 0.5)
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: int, losses: float, puts: float) -> None:
     """Producers and consumers that do anything, and groups that are lost: at any time one of the sides can go on."""
     chance = random.Random(seed)

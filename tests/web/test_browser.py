@@ -89,34 +89,6 @@ def test_the_menu_leads_to_every_page_and_groups_to_their_rollouts(driver: Any, 
     assert find(driver, "h1").text.startswith("Group ")
 
 
-def test_from_a_step_to_the_worker_that_made_its_groups(driver: Any, address: str) -> None:
-    driver.get(f"{address}/steps")
-    driver.find_element("link text", "413").click()
-    assert "What step 413 was trained on" in text_of(driver)
-    assert "node1:811" in find(driver, "table tbody").text
-
-
-def test_a_query_is_written_and_its_mistake_said(driver: Any, address: str) -> None:
-    driver.get(f"{address}/groups")
-    find(driver, "#where").send_keys('{"reward": {"$gte": 0.5}, "stalenes": 1}')
-    find(driver, "form.query button").click()
-    assert "stalenes" in find(driver, "#mistake").text
-    assert find(driver, "#where").get_attribute("aria-invalid") == "true"
-    find(driver, "#where").clear()
-    find(driver, "#where").send_keys('{"tags.level": 3}')
-    find(driver, "form.query button").click()
-    wait(driver, "!document.querySelector('#mistake') && document.body.innerText.includes('level=3')")
-    assert "level=2" not in text_of(driver)
-
-
-def test_pages_follow_each_other(driver: Any, address: str) -> None:
-    driver.get(f"{address}/groups?order=uid")
-    first = int(find(driver, "td a").text)
-    driver.find_element("link text", "Next page").click()
-    wait(driver, "location.search.includes('after')")
-    assert int(find(driver, "td a").text) == first + 100
-
-
 def test_a_plot_tells_its_values_to_the_pointer_and_to_the_keys(driver: Any, address: str) -> None:
     from selenium.webdriver import ActionChains
 
@@ -225,18 +197,6 @@ def test_a_screen_of_any_width_shows_every_page_without_sideways_scrolling(
         assert is_narrow(driver), path
     if width == 360:
         assert driver.execute_script("return window.innerWidth") == 360
-
-
-def test_the_fourth_answer_of_a_group_is_reached_at_1280_pixels(driver: Any, address: str) -> None:
-    driver.get(f"{address}/groups/1")
-    find(driver, ".responses").click()
-    seen = "(() => { const last = [...document.querySelectorAll('.responses article')][3].getBoundingClientRect();"
-    seen += " const box = document.querySelector('.responses').getBoundingClientRect();"
-    seen += " return last.right <= Math.min(box.right, window.innerWidth) + 1; })()"
-    if not driver.execute_script(f"return {seen}"):
-        driver.execute_script("document.querySelector('.responses').focus()")
-        press(driver, "\ue010")  # End
-        wait(driver, seen)
 
 
 def test_the_first_tab_skips_to_the_content(driver: Any, address: str) -> None:

@@ -150,12 +150,8 @@ def test_the_extra_is_asked_for_where_it_is_missing(missing: str, file: Path, mo
 def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:
     import httpx
 
-    with serving(str(file)) as address:
-        assert address.startswith("http://127.0.0.1:")
-        assert "math" in httpx.get(address).text
-        assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 421
     with serving(str(file), "--host", "0.0.0.0") as address:
         port, token = address.partition("//")[2].partition(":")[2].split("/?token=")
         assert len(token) >= 32
         assert httpx.get(f"http://127.0.0.1:{port}").status_code == 401
-        assert httpx.get(f"http://127.0.0.1:{port}?token={token}", follow_redirects=True).status_code == 200
+        assert "math" in httpx.get(f"http://127.0.0.1:{port}?token={token}", follow_redirects=True).text

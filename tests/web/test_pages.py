@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_of
@@ -257,15 +257,27 @@ def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         rollout = {"message": [], "response": "ab" * 500, "response_ids": [1, 2] * 500, "status": Status.COMPLETED}
         buffer.put([RolloutState(**rollout, reward=float(place)) for place in range(70)], "math")
-    text = client_of(url).get("/groups/1?sort=best").text
+    page = client_of(url)
+    text = page.get("/groups/1?sort=best").text
     assert text.count("<article") == 64
     assert text.count('class="token') < 25_000
     assert 'title="reward">69.000<' in text
-    assert client_of(url).get("/groups/1?all=1").text.count("<article") == 70
+    assert page.get("/groups/1?all=1").text.count("<article") == 70
 
 
 def test_links_repeat_only_what_pages_know(page: Client) -> None:
     assert "unknown" not in read(page, "/groups", unknown="unknown")
+
+
+async def train(buffer: ReplayBuffer, step: int, rewards: list[float]) -> None:
+    """Put groups with these rewards, by gen-0 to gen-2 in turn, and train on them."""
+    puts = []
+    for number, reward in enumerate(rewards):
+        with working_as(f"gen-{number % 3}"):
+            group = [RolloutState(message=[], reward=reward, status=Status.COMPLETED)]
+            puts.append(asyncio.create_task(buffer.put(group, "math")))
+    await asyncio.gather(*puts)
+    await buffer.take_batch({"math": len(rewards)}, current_train_step=step)
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
@@ -275,12 +287,8 @@ def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     async def run(url: str) -> None:
         async with ReplayBufferConfig(url=url).build() as buffer:
             for step in range(1, 13):
-                for number in range(12):
-                    worker = f"gen-{number % 3}"
-                    reward = 0.1 if (step, worker) == (8, "gen-2") else 0.6 + 0.01 * (number % 5)
-                    with working_as(worker):
-                        await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
-                await buffer.take_batch({"math": 12}, current_train_step=step)
+                rewards = [0.6 + 0.01 * (number % 5) for number in range(12)]
+                await train(buffer, step, [0.1 if step == 8 and n % 3 == 2 else one for n, one in enumerate(rewards)])
 
     for url in new_url(request.param, request, tmp_path_factory.mktemp("dipped")):
         asyncio.run(run(url))
@@ -309,13 +317,9 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Client:
             for step in range(1, 26):
                 if step == 21:
                     await buffer.checkpoint(20)
-                for number in range(36):
-                    worker = f"gen-{number % 3}"
-                    dip = 0.06 if step == 15 else 0.0
-                    reward = 0.1 if step > 5 and worker == "gen-2" else 0.6 + 0.01 * (number % 5) - dip
-                    with working_as(worker):
-                        await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], "math")
-                await buffer.take_batch({"math": 36}, current_train_step=step)
+                dip = 0.06 if step == 15 else 0.0
+                rewards = [0.6 + 0.01 * (number % 5) - dip for number in range(36)]
+                await train(buffer, step, [0.1 if step > 5 and n % 3 == 2 else one for n, one in enumerate(rewards)])
             await buffer.restore(20)
             await buffer.take_batch({"math": 36}, current_train_step=21)
 

@@ -58,6 +58,7 @@ def test_an_unknown_column_is_an_error_that_names_the_columns(order: str) -> Non
         listed(ROWS, Ask({"order": order}), ("name", "value"))
 
 
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("path", ["/", "/steps", "/workers", "/checkpoints", "/steps/413", "/groups"])
 def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
     links = re.findall(r'<th scope="col"[^>]*><a href="([^"]*)"', page.get(path).text)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from typing import Final, NamedTuple
 
 from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, repairable, warning
@@ -100,7 +101,7 @@ def check_places(about: Examination) -> Iterator[Finding]:
     for place, files in places:
         try:
             with closing(_open(place)) as store:
-                marker = _within_patience(store, lambda store=store, place=place: _recognise(store, place))  # type: ignore[misc]
+                marker = _within_patience(store, partial(recognise, store, place.identity, place.number))
                 yield from [*_find_wrong(store, place, marker)] or [fine(place.url)]
         except PayloadStoreError as error:
             if files:  # otherwise no group depends on it
@@ -127,10 +128,6 @@ def _open(place: _Place) -> PlaceStore:
         return open_place(place.url, PATIENCE)
     except (ConfigError, MissingDriverError) as error:
         raise PayloadStoreError(str(error)) from error
-
-
-def _recognise(store: PlaceStore, place: _Place) -> Marker:
-    return recognise(store, place.identity, place.number)
 
 
 def _within_patience(store: PlaceStore, ask: Callable[[], Marker]) -> Marker:
@@ -166,7 +163,7 @@ def take_over_places(reader: Reader) -> list[str]:
                 store.replace_marker(Marker(place.identity, place.number, place.home).packed())
                 done.append(f"wrote {MARKER} in {place.url} again")
                 continue
-            marker = _recognise(store, place)
+            marker = recognise(store, place.identity, place.number)
             if not marker.belongs_to(place.home):
                 take_over(store, place.home)
                 done.append(f"{place.url} is this database's now, and no longer that of {described(marker.home)}")

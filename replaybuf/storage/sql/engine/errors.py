@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sqlite3
 import ssl
 from collections.abc import Iterator
@@ -74,9 +73,8 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     text = said(cause)
     state = state or ""
     kind, message = _MESSAGES.get(state, (StorageError, ": {0}"))
-    what_to_do = advice(str(getattr(cause, "sqlstate", "")), text)
     reason = state if state in kind.REASONS else ""
-    return kind(where + message.format(text + what_to_do, seconds=lock_timeout), reason=reason)
+    return kind(where + message.format(text + _advice(cause), seconds=lock_timeout), reason=reason)
 
 
 def _driver_error(error: BaseException) -> BaseException:
@@ -139,11 +137,8 @@ _FINAL = ("refused", "read-only", "no database", "disk full")
 
 
 def _state(error: BaseException) -> str | None:
-    given, text = getattr(error, "sqlstate", None), str(error)
-    if not isinstance(given, str):
-        return None
-    code = meant(given, text)
-    return _STATES.get(code, "lost" if code.startswith("08") else None)
+    code = getattr(error, "sqlstate", None)
+    return _STATES.get(code, "lost" if code.startswith("08") else None) if isinstance(code, str) else None
 
 
 def said(error: BaseException) -> str:
@@ -162,15 +157,14 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
     text = said(error)
     if isinstance(error, OtherServerError):
         return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
-    code = str(getattr(error, "sqlstate", ""))
-    if meant(code, text) == "53300":
+    if getattr(error, "sqlstate", "") == "53300":
         return UnreachableError(
-            f"{where} has no connection left: {text}{advice(code, text)}, or open fewer buffers at once",
+            f"{where} has no connection left: {text}{_advice(error)}, or open fewer buffers at once",
             reason="no connection left",
         )
     if why := why_not(error):
         return UnreachableError(f"{where} {why}")
-    if what_to_do := advice(code, text):
+    if what_to_do := _advice(error):
         return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
     questions = "is the server running, and are host and port right"
     if shows_certificate:  # the disconnect may overtake the TLS alert with the reason
@@ -265,29 +259,14 @@ _ADVICE = {
     "42501": (
         "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT the role what docs/operating.md lists"
     ),
+    "08P01": "PgBouncer says this, and docs/operating.md what it means",
 }
 
-_VIOLATION = "08P01"
-#: PgBouncer reports all refusals, its own and the server's, with one SQLSTATE. Here PostgreSQL's, by message pattern.
-_PGBOUNCER = [
-    (r"authentication failed|login rejected|empty password|server login .*(?:password|SASL)", "28P01"),
-    (r'no such user|role ".*" |no pg_hba.conf entry|certificate|(?:TLS|SSL)(?: connection)? required', "28000"),
-    (r'database ".*" does not exist', "3D000"),
-    (r"too many (?:connections|clients)|connection slots|max_\w*(?:client_conn|connections)", "53300"),
-]
 
-
-def meant(code: str, message: str) -> str:
-    """Return PostgreSQL's SQLSTATE for an error, also for one of PgBouncer's."""
-    known = _PGBOUNCER if code == _VIOLATION else ()
-    return next((meaning for pattern, meaning in known if re.search(pattern, message)), code)
-
-
-def advice(code: str, message: str) -> str:
+def _advice(error: BaseException) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
-    known = _ADVICE.get(meant(code, message))
-    said = f"; {known}" if known else ""
-    return f"{said}; PgBouncer says this, and docs/operating.md what it means" if code == _VIOLATION else said
+    known = _ADVICE.get(str(getattr(error, "sqlstate", "")))
+    return f"; {known}" if known else ""
 
 
 # TLS

@@ -18,8 +18,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import pysqlite
 
+from replaybuf.storage.sql.engine import lease_clock
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
-from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
+from replaybuf.storage.sql.engine.lease_clock import host_start, lease_time
 from replaybuf.storage.sql.schema.tables import group, payload
 
 if TYPE_CHECKING:
@@ -55,17 +56,13 @@ class SqliteDialect(Dialect):
         return to_json(list(values)).decode()
 
     def clock(self, tx: Transaction) -> float:
-        start = _host_start(tx)
-        return time.time() if start is None else start + since_start()
+        return lease_time(tx)
 
     def start_clock(self, tx: Transaction) -> float:
-        name = this_start()
-        if name is not None and _host_start(tx) is None:
-            tx.change(
-                "INSERT INTO rb_info (name, value) VALUES (:name, :value)",
-                name=name,
-                value=repr(time.time() - since_start()),
-            )
+        name = lease_clock.this_start()
+        if name is not None and host_start(tx) is None:
+            start = repr(time.time() - lease_clock.since_start())
+            tx.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=name, value=start)
         return self.clock(tx)
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
@@ -104,13 +101,6 @@ class SqliteDialect(Dialect):
 def _session(tx: Transaction) -> SqliteSession:
     session: Any = tx.session
     return session  # type: ignore[no-any-return]
-
-
-def _host_start(tx: Transaction) -> float | None:
-    """Return this host's boot time as recorded in the database, or None."""
-    name = this_start()
-    found = () if name is None else tx.tuples("SELECT value FROM rb_info WHERE name = :name", name=name)
-    return float(found[0][0]) if found else None
 
 
 SQLITE = SqliteDialect()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
-from replaybuf.storage.sql.engine.lease_clock import since_start, this_start
+from replaybuf.storage.sql.engine.lease_clock import lease_time
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
 from replaybuf.storage.sql.engine.read_transaction import Table as Table
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
@@ -202,9 +202,7 @@ class SqliteReadTransaction(ReadTransaction):
         return Transaction(SqliteSession(self._connection), scope)
 
     def seconds(self) -> float:
-        name = this_start()
-        start = None if name is None else self.value("SELECT value FROM rb_info WHERE name = :name", name=name)
-        return time.time() if start is None else float(start) + since_start()
+        return lease_time(self)
 
 
 class _Clock:
