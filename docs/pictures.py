@@ -32,15 +32,14 @@ SELECT uid FROM rollouts JOIN groups USING (uid) WHERE groups.status = 'archived
 GROUP BY uid ORDER BY max(rollouts.reward) - min(rollouts.reward) DESC, uid DESC LIMIT 1
 """
 _MINUTES = "SELECT count(*) FROM rb_history"
-#: Pages, with the height of their pictures, and whether they are dark: while the run goes on, and after it, when what
-#: they show stays.
-_LIVE = {"overview": ("/", 1500, False), "overview-dark": ("/", 900, True)}
+#: Pages, with the height of their pictures: while the run goes on, and after it, when what they show stays.
+_LIVE = {"overview": ("/", 1500)}
 _AFTERWARDS = {
-    "groups": ("/groups", 800, False),
-    "group": ("/groups/{uid}", 1000, False),
-    "step": ("/steps/{step}", 1000, False),
-    "steps": ("/steps", 800, False),
-    "workers": ("/workers", 800, False),
+    "groups": ("/groups", 800),
+    "group": ("/groups/{uid}", 1000),
+    "step": ("/steps/{step}", 1000),
+    "steps": ("/steps", 800),
+    "workers": ("/workers", 800),
 }
 _WIDTH = 1280
 
@@ -123,7 +122,7 @@ def _frame(tmux: Sequence[str], shows: str) -> str:
     raise TimeoutError(f"{tmux[-1]} has not shown {shows!r} for a minute")
 
 
-def _pictures_of_pages(folder: Path, pages: Mapping[str, tuple[str, int, bool]]) -> None:
+def _pictures_of_pages(folder: Path, pages: Mapping[str, tuple[str, int]]) -> None:
     serve = [*_REPLAYBUF, "serve", _URL, "--port", "0"]
     with subprocess.Popen(serve, cwd=folder, stdout=subprocess.PIPE, text=True) as process, _ended(process):
         assert process.stdout is not None
@@ -135,15 +134,15 @@ def _pictures_of_pages(folder: Path, pages: Mapping[str, tuple[str, int, bool]])
             "step": _ask(file, "SELECT max(step) FROM batches WHERE settled = groups"),
             "uid": _ask(file, _DIVERSE),
         }
-        for name, (path, height, dark) in pages.items():
+        for name, (path, height) in pages.items():
             address = found[0].rstrip("/") + path.format(**names)
-            _picture_of_page(address, PICTURES / f"{name}.png", height, dark=dark, profile=folder / "chromium")
+            _picture_of_page(address, PICTURES / f"{name}.png", height, profile=folder / "chromium")
 
 
-def _picture_of_page(address: str, picture: Path, height: int, *, dark: bool, profile: Path) -> None:
+def _picture_of_page(address: str, picture: Path, height: int, *, profile: Path) -> None:
     command = [os.environ.get("CHROMIUM", "chromium"), "--headless=new", "--no-sandbox", "--disable-gpu"]
     command += ["--hide-scrollbars", f"--user-data-dir={profile}", f"--window-size={_WIDTH},{height}"]
-    command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=3000"]
+    command += ["--blink-settings=preferredColorScheme=1", "--virtual-time-budget=3000"]
     command += [f"--screenshot={picture}", address]
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

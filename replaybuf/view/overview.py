@@ -47,23 +47,6 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happens seldom: `what` says it in words."""
-
-    id: int
-    buffer: str
-    happened_at: datetime
-    kind: str
-    what: str
-    task_name: str | None
-    worker: str | None
-    step: int | None
-    groups: int | None
-    uids: list[int] | None
-    detail: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     """Groups and totals of each task, the history of some hours and the rates of the last minute.
 
@@ -76,7 +59,7 @@ class Overview:
     history: list[Minute]
     batches: list[dict[str, Any]]
     checkpoint: dict[str, Any] | None
-    events: list[Event]
+    events: list[dict[str, Any]]
     bytes: int
     places: list[dict[str, Any]]
     last_worker: str | None
@@ -185,7 +168,7 @@ def _rates_now(history: Sequence[Minute]) -> Rates | None:
 # Events
 
 #: Kinds of events that every run has, which tell nobody anything.
-_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED, EventKind.LIMITS))
+_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED))
 _WHAT = {
     EventKind.LEASE_LAPSED: "lease over",
     EventKind.GIVEN_BACK: "given back",
@@ -196,7 +179,6 @@ _WHAT = {
     EventKind.RESTORED: "restored to step {step}",
     EventKind.GAVE_UP: "gave up waiting",
     EventKind.DATASET_ENDED: "dataset read to its end",
-    EventKind.LIMITS: "limits of a worker",
 }
 
 
@@ -210,12 +192,15 @@ def what_happened(kind: str, step: int | None) -> str:
     )
 
 
-def read_events(tx: ReadTransaction, buffer: str | None, size: int, *conditions: str, **values: Any) -> list[Event]:
-    """Return the newest events of one buffer or of all that meet SQL conditions with these parameters."""
-    return [
-        Event(**row, what=what_happened(row["kind"], row["step"]))
-        for row in newest(tx, "events", buffer, size, *conditions, **values)
-    ]
+def read_events(
+    tx: ReadTransaction, buffer: str | None, size: int, *conditions: str, **values: Any
+) -> list[dict[str, Any]]:
+    """Return the newest events of one buffer or of all that meet SQL conditions with these parameters.
+
+    `what` says in words what happened.
+    """
+    rows = newest(tx, "events", buffer, size, *conditions, **values)
+    return [row | {"what": what_happened(row["kind"], row["step"])} for row in rows]
 
 
 #: The columns of events.
@@ -229,9 +214,9 @@ EVENTS = [
 ]
 
 
-def event_text(one: Event) -> str:
+def event_text(event: Mapping[str, Any]) -> str:
     """Return an event in a sentence, without its time."""
-    parts = [one.what, *([one.task_name] if one.task_name else [])]
-    about = [units.number_of(one.groups, "group")] if one.groups and one.kind != EventKind.DATASET_ENDED else []
-    said = ", ".join([" ".join(parts), *about, *([one.worker] if one.worker else [])])
-    return f"{said}: {one.detail}" if one.detail else said
+    what, task, worker, groups = (event[name] for name in ("what", "task_name", "worker", "groups"))
+    about = [units.number_of(groups, "group")] if groups and event["kind"] != EventKind.DATASET_ENDED else []
+    said = ", ".join([" ".join([what, *([task] if task else [])]), *about, *([worker] if worker else [])])
+    return f"{said}: {event['detail']}" if event["detail"] else said

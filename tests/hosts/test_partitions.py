@@ -24,7 +24,7 @@ from tests.stores import build
 pytestmark = pytest.mark.long
 
 Start = Callable[..., Process]
-#: How long a partition lasts: shorter and longer than both sides wait for each other (`postgres_pool.SILENCE_SECONDS`).
+#: How long a partition lasts: shorter and longer than both sides wait for each other (`thread.SILENCE_SECONDS`).
 SECONDS = (10, 60)
 HOURS = 3600.0
 #: The calls by which trainers in a role get groups for good.

@@ -10,14 +10,14 @@ NEAR = {
     ),
     "races": (
         "tests/rules/test_rules.py",
-        "tests/contract/test_sqlite.py",
+        "tests/contract/test_sqlite_memory.py",
         "tests/storage/test_same_draws.py",
         "-k",
         "not postgres",
     ),
     "rollouts": (
         "tests/rollouts",
-        "tests/contract/test_sqlite.py",
+        "tests/contract/test_sqlite_memory.py",
         "tests/storage/test_views.py",
     ),
     "query": ("tests/query", "-k", "not postgres"),

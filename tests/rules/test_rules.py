@@ -14,7 +14,7 @@ from replaybuf import ConfigError
 from replaybuf.buffer.waits import check_possible
 from replaybuf.errors import InputError
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.policies import PRIORITIZED, UNIFORM, UNIT, Race, UniformPolicy, share
+from replaybuf.rules.policies import PRIORITIZED, UNIFORM, UNIT, Race, UniformPolicy, in_order, parse_order, share
 from replaybuf.storage.values import Draw
 from replaybuf.values.rollouts.rollout import ASIDE
 from replaybuf.values.rollouts.statuses import Status
@@ -316,3 +316,13 @@ def test_a_seed_has_64_bits(seed: int) -> None:
 def test_what_is_no_seed_is_refused(seed: object) -> None:
     with pytest.raises(ConfigError, match="seed must be a whole number of at least 0, below 2"):
         UniformPolicy(seed)  # type: ignore[arg-type]
+
+
+def test_items_without_a_value_come_last_in_any_direction() -> None:
+    items = [{"reward": reward, "uid": uid} for uid, reward in enumerate((None, 0.5, 1.0, None, 0.5))]
+    for order, uids in (
+        ("reward", [1, 4, 2, 0, 3]),
+        ("-reward", [2, 1, 4, 0, 3]),
+        (["reward", "-uid"], [4, 1, 2, 3, 0]),
+    ):
+        assert [item["uid"] for item in in_order(items, parse_order(order), dict.get)] == uids

@@ -212,7 +212,7 @@ class RolloutType:
         theirs = [self._theirs.get(name, name) for name in names]
         if self.is_dict and None not in theirs:
             return lambda rollout: [*map(rollout.get, theirs)]
-        get_plain = itemgetter(*names)
+        get_plain: Callable[[Any], Sequence[Any]] = itemgetter(*names)
         if not self._plain.issuperset(names):
             return lambda rollout: [self.get(rollout, name) for name in names]
 

@@ -123,12 +123,12 @@ def show_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     found = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
     rows = found[:_EVENTS_SHOWN]
     links = {
-        "what": lambda row: ask.link("", kind=row.kind, before=None),
-        "uids": lambda row: ask.link(f"/groups/{row.uids[0]}") if row.uids else None,
+        "what": lambda row: ask.link("", kind=row["kind"], before=None),
+        "uids": lambda row: ask.link(f"/groups/{row['uids'][0]}") if row["uids"] else None,
     }
     return {
         "kind": ask.text("kind"),
-        "next": rows[-1].id if len(found) > _EVENTS_SHOWN else None,
+        "next": rows[-1]["id"] if len(found) > _EVENTS_SHOWN else None,
         "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
     }
 
