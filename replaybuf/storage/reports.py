@@ -49,7 +49,6 @@ class EventKind(StrEnum):
     RESTORED = "restored"  # to the checkpoint of `step`
     GAVE_UP = "gave_up"  # a wait of over a second timed out: it needed `groups`, `detail` says why it went on
     DATASET_ENDED = "dataset_ended"  # after so many prompts (`groups`) of the ledger `detail`
-    LIMITS = "limits"  # of a worker's draws, as JSON in `detail`, if they differ from the last recorded ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def _rates_now(history: Sequence[Minute]) -> Rates | None:
 # Events
 
 #: Kinds of events that every run has, which tell nobody anything.
-_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED, EventKind.LIMITS))
+_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED))
 _WHAT = {
     EventKind.LEASE_LAPSED: "lease over",
     EventKind.GIVEN_BACK: "given back",
@@ -179,7 +179,6 @@ _WHAT = {
     EventKind.RESTORED: "restored to step {step}",
     EventKind.GAVE_UP: "gave up waiting",
     EventKind.DATASET_ENDED: "dataset read to its end",
-    EventKind.LIMITS: "limits of a worker",
 }
 
 

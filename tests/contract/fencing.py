@@ -85,13 +85,7 @@ class FenceLaws(Harness):
         for step in (work.sweeper.look_after_groups, work.sweeper.prune_history):
             with pytest.raises(FencedError):
                 await work.thread.run(step)
-        work.presence._limits_noted.clear()
-        work.presence.of("old").taken = 1
-        await work.thread.run(work.presence.flush)
         assert held_by(trainer) == before
-        assert await trainer.storage._read(lambda tx: tx.run("SELECT count(*) FROM rb_event WHERE worker = 'old'")) == [
-            (0,)
-        ]
         assert await trainer.storage._read(lambda tx: tx.run("SELECT count(*) FROM rb_batch")) == [(2,)]
         await leased.extend(LONG)
 

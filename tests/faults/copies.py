@@ -23,7 +23,7 @@ _OF_THE_MOMENT |= {"taken_at", "happened_at"}
 _NAMES = {"worker", "holder"}
 # Written now and then by whoever is there, whatever it does.
 _BEATS = {"rb_worker", "rb_history"}
-_EVENTS_OF_BEATS = {"gave_up", "dataset_ended", "limits"}
+_EVENTS_OF_BEATS = {"gave_up", "dataset_ended"}
 
 
 class Copies(ABC):

@@ -26,6 +26,7 @@ import pytest
 
 from replaybuf.cli.doctor import Examination, Severity
 from replaybuf.cli.doctor.examine import examine
+from replaybuf.storage.places.store import FILES, file_name
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.power.disk import Disk, Event, compiled, recorded
 from tests.power.workload import DATABASE, MARKS, PLACE, SAVED, buffer_in, state_of
@@ -140,9 +141,14 @@ async def wrong_in(run: Run, event: int, chance: random.Random) -> list[str]:
 
 
 def problems_in(run: Run) -> list[str]:
-    """Return what `replaybuf doctor` finds in the folder."""
+    """Return what `replaybuf doctor` finds in the folder, and which files of payloads aren't whole."""
     reader = open_reader(f"sqlite:///{run.folder / DATABASE}")
-    return [f"doctor: {one}" for one in examine(Examination(reader)) if one.level == Severity.PROBLEM]
+    problems = [f"doctor: {one}" for one in examine(Examination(reader)) if one.level == Severity.PROBLEM]
+    for number, size in reader.read(lambda tx: tx.tuples("SELECT id, bytes FROM rb_file WHERE groups > 0")):
+        file = run.folder / PLACE / FILES / file_name(number)
+        if not file.exists() or file.stat().st_size < size:
+            problems.append(f"{file.name} is gone or cut short")
+    return problems
 
 
 def losses(run: Run, chance: random.Random, states: int, forgets: str | None = None) -> Iterator[str]:

@@ -61,8 +61,9 @@ async def test_a_minute_is_noted_once(shared_url: str, quick: None) -> None:
         minutes = await seen(shared_url, read_history)
     assert len(minutes) == len({one.since for one in minutes})
     figures = minutes[0].tasks[TASK]
-    assert figures["put_of"] == {"completed": 3}
-    assert figures["buffered"]["completed"] + figures.get("taken", 0) == 3
+    put = figures["put_of"]["completed"]  # by then: the minute may be noted after the first of them
+    assert 0 < put <= 3
+    assert figures["buffered"]["completed"] + figures.get("taken", 0) == put
 
 
 async def test_nobody_waits_for_who_notes_a_minute(lent_database: str) -> None:
@@ -107,7 +108,6 @@ async def test_what_happens_seldom_is_noted(shared_url: str) -> None:
         found = [
             (one.kind, one.worker, one.task_name, one.step, one.groups, one.uids, one.detail)
             for one in reversed(await seen(shared_url, list_events))
-            if one.kind != "limits"
         ]
     assert found[:-2] == [
         ("given_back", "me", TASK, None, 2, [1, 2], "out of memory"),

@@ -186,7 +186,7 @@ id | integer | later ones have higher ones
 buffer | text
 happened_at | time | when
 kind | text | `lease_lapsed`, `given_back`, `set_aside`, `expired`, `deleted`, `requeued`, `refused`, `imported`,
-    `checkpoint`, `checkpoint_dropped`, `restored`, `gave_up`, `dataset_ended`, `limits`
+    `checkpoint`, `checkpoint_dropped`, `restored`, `gave_up`, `dataset_ended`
 task_name | text | of what task, if of one
 worker | text | that did it, or held the groups
 step | integer | train step: of a refresh, a checkpoint or a restore

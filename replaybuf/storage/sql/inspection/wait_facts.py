@@ -57,9 +57,6 @@ _WORKERS = """
 SELECT name, host, pid, machine, started_at AS began, seen_at AS seen, ended_at AS ended, activity, waits
 FROM rb_worker WHERE buffer = :buffer AND seen_at > :after ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
-_LIMITS = """
-SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = 'limits' ORDER BY happened_at DESC, id DESC LIMIT 1"""
-
 
 def read_signs(tx: ReadTransaction, buffer: str, after: float = 0.0) -> list[dict[str, Any]]:
     """Return the workers of a buffer that were seen after a time, with their activity and waits, last seen first."""
@@ -85,9 +82,10 @@ def did_since(worker: Mapping[str, Any], what: str, time: float) -> bool:
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
-    """Return the limits that a worker recorded last; None if all workers use the defaults, or they can't be read."""
-    noted = tx.value(_LIMITS, buffer=buffer)
-    return None if noted is None else Limits.recorded(json.loads(noted))
+    """Return the limits of the worker that was seen last, if possible of one that draws; None if they can't be read."""
+    activities = [row["activity"] for row in read_signs(tx, buffer)]
+    latest = [one for one in activities if one["draws"]] or activities
+    return Limits.recorded(latest[0]["limits"]) if latest else None
 
 
 def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:

@@ -43,11 +43,6 @@ def check_fence(tx: Transaction) -> None:
     compare(tx, _row(tx))
 
 
-def is_fenced_off(tx: Transaction) -> bool:
-    """Return whether the buffer was restored since it was joined."""
-    return (_row(tx).epoch or 0) != tx.scope.epoch
-
-
 def compare(tx: Transaction, row: Row) -> None:
     """Check the fence against a row read by `FENCE`."""
     if (row.epoch or 0) != tx.scope.epoch:

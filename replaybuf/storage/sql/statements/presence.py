@@ -6,10 +6,9 @@ that they are about.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any, TypedDict, Unpack
@@ -21,7 +20,6 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
-from replaybuf.storage.sql.statements.fence import is_fenced_off
 from replaybuf.storage.sql.statements.rows import GroupRow
 
 #: Retained events of a buffer, and uids of one event, at most.
@@ -123,7 +121,7 @@ class Activity:
     """What a worker did since its process opened the buffer: groups, rollouts and response tokens put; failures, which
     are groups put as FAILED and failed deliveries that it returned; and groups drawn.
 
-    `id` and `marks` are those of its row in `rb_worker`.
+    `draws`: it has drawn groups, or waited for some. `id` and `marks` are those of its row in `rb_worker`.
     """
 
     groups: int = 0
@@ -131,6 +129,7 @@ class Activity:
     tokens: int = 0
     failures: int = 0
     taken: int = 0
+    draws: bool = False
     id: int = field(default_factory=lambda: secrets.randbits(62))
     marks: dict[int, list[int]] = field(default_factory=dict)
 
@@ -141,7 +140,8 @@ class Activity:
         for since in sorted(old)[:-1]:  # the newest of them is where the last hour begins
             del self.marks[since]
         self.marks[_period(now, ACTIVITY_SECONDS)] = [*counts.values()]
-        return counts | {"marks": {str(since): mark for since, mark in self.marks.items()}}
+        marks = {str(since): mark for since, mark in self.marks.items()}
+        return counts | {"marks": marks, "draws": self.draws or self.taken > 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +158,12 @@ class Beat:
     """A heartbeat of workers of a process.
 
     `waits` are all current waits of the process, and `events` the reported ones. `ended`: this is the last heartbeat.
-    `limits`: record the limits in force here, as those of a worker that draws (True), or if none are recorded yet
-    (False).
     """
 
     workers: Mapping[str, Activity]
     waits: Sequence[Waiting] = ()
     events: Sequence[WorkerEvent] = ()
     ended: bool = False
-    limits: Collection[bool] = ()
 
 
 def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
@@ -185,7 +182,7 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
             began=process.since + ahead,
             now=now,
             ended=now if beat.ended else None,
-            activity=did.noted(now),
+            activity=did.noted(now) | {"limits": tx.scope.rules.limits.in_force},
             waits=[_noted_wait(one, now, ahead) for one in beat.waits if one.worker == name],
         )
     for event in beat.events:
@@ -199,8 +196,6 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
             detail=event.detail,
             time=event.time + ahead,
         )
-    if beat.limits and beat.workers and not is_fenced_off(tx):
-        _note_limits(tx, min(beat.workers), draws=True in beat.limits)
 
 
 _SEEN = """INSERT INTO rb_worker
@@ -222,16 +217,6 @@ def _noted_wait(waiting: Waiting, now: float, ahead: float) -> dict[str, Any]:
         "limits": waiting.limits.in_force,
         "reason": waiting.reason,
     }
-
-
-def _note_limits(tx: Transaction, name: str, *, draws: bool) -> None:
-    """Record the limits in force here if they have changed; a worker that draws overrides recorded ones."""
-    newest = """SELECT detail FROM rb_event WHERE buffer = :buffer AND kind = :kind
-ORDER BY happened_at DESC, id DESC LIMIT 1"""
-    known = tx.value(newest, buffer=tx.scope.buffer, kind=str(EventKind.LIMITS))
-    shown = json.dumps(tx.scope.rules.limits.in_force)
-    if shown != (known or "{}") and (draws or known is None):
-        note(tx, EventKind.LIMITS, worker=name, detail=shown)
 
 
 # Once a minute, by the first process

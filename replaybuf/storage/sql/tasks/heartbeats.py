@@ -20,7 +20,7 @@ from functools import partial
 
 from replaybuf.common.worker_name import host_name
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent, kind_of_wait
+from replaybuf.storage.reports import Waiting, WorkerEvent, kind_of_wait
 from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, is_noted, note_minute, write_beat
@@ -53,7 +53,6 @@ class Presence:
         self._changed: set[str] = set()  # those with activity that isn't in the store
         self._waits: dict[int, Waiting] = {}
         self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # the latest ones, if there are more
-        self._limits_noted: set[bool] = set()  # for a worker that draws, for any
         self._writing = asyncio.Lock()  # of the database's loop
         self._shown: dict[int, str] = {}  # the waits in the store: number and worker
         self._beat_at = self._sign_at = 0.0
@@ -112,7 +111,7 @@ class Presence:
             return
         waits = self._shown_waits()
         news = bool(self._events) or self._shown.keys() != {one.number for one in waits}
-        counted = bool(self._changed) and (now - self._beat_at >= _NEWS_SECONDS or not self._limits_noted)
+        counted = bool(self._changed) and now - self._beat_at >= _NEWS_SECONDS
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
         sign = bool(self._workers) and now - self._sign_at >= _SIGN_SECONDS
         if not (news or counted or waiting or sign):
@@ -156,16 +155,15 @@ class Presence:
             for name in active:
                 self._workers[name] = self._workers.pop(name, Activity())
             workers = {name: did for name, did in self._workers.items() if all_names or name in active}
-            noted = {any(self._workers[name].taken for name in changed) or _draws(waits, events), False}
-            beat = Beat(workers, waits, events, ended, noted - self._limits_noted)
+            for name in _drawing(waits, events):
+                self._workers[name].draws = True
             try:
-                write = partial(write_beat, process=self._process, beat=beat)
+                write = partial(write_beat, process=self._process, beat=Beat(workers, waits, events, ended))
                 await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
                 self._changed |= changed
                 self._events = deque([*events, *self._events], _MOST_WAITS)
                 raise
-            self._limits_noted |= noted
             self._shown = shown
             for name in [*self._workers][:-_MOST_NAMES]:
                 if name not in self._changed:
@@ -193,7 +191,7 @@ class Presence:
         )
 
 
-def _draws(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> bool:
-    """Return whether any of these waits, or of those that timed out, is one for groups."""
-    gave_up = [kind_of_wait(one.detail) for one in events if one.kind == EventKind.GAVE_UP]
-    return "groups" in (*gave_up, *(one.wait.kind for one in waits))
+def _drawing(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
+    """Return the workers of those of these waits, or of those that timed out, that are for groups."""
+    gave_up = {one.worker for one in events if kind_of_wait(one.detail) == "groups"}
+    return gave_up | {one.worker for one in waits if one.wait.kind == "groups"}
