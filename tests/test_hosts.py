@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from replaybuf.storage.sql.engine.commit_stamp import next_stamp
 from replaybuf.storage.sql.engine.postgres_connect import Standing
 from replaybuf.storage.sql.engine.postgres_servers import Seen, choose
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url, url_at
+from tests.stores import build
 
 pytestmark = pytest.mark.fast
 A, B = Host("a", 5432), Host("b", 5433)
@@ -137,3 +139,18 @@ def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_befo
     assert seen.marks == {second.row: second.number}
     seen.add(third, began=0.0)  # beside it: either may come first in the WAL
     assert seen.marks == {second.row: second.number, third.row: third.number}
+
+
+@pytest.mark.parametrize("option", ["statement_cache_size=-1", "timeout=0", "command_timeout=nan"])
+def test_numbers_that_no_driver_takes_are_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match="must be larger than 0"):
+        parse_url(f"postgresql://trainer@db/rl?{option}")
+
+
+async def test_a_password_file_in_another_encoding_is_named_without_its_content(tmp_path: Path) -> None:
+    (tmp_path / "pgpass").write_bytes(b"localhost:5999:db:u:s\xe9cret")
+    (tmp_path / "pgpass").chmod(0o600)
+    with pytest.raises(UnreachableError, match="no text in UTF-8") as caught:
+        async with build(f"postgresql://u@localhost:5999/db?passfile={tmp_path}/pgpass", reconnect_timeout=0):
+            pass
+    assert caught.value.__cause__ is None

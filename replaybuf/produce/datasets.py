@@ -246,7 +246,7 @@ class PromptDataset:
                 f"(from 0): {'it has become shorter' if seed is None else 'its shuffled order is another one'}, and "
                 f"prompts would be read twice or never; {_GO_ON}"
             )
-        if index and position != self._last and (source.size is None or source.size != size_then or not self._is_known):
+        if index and (source.size != size_then or not (self._is_known or position == self._last)):
             self._compare(epoch, index - 1, mark)
         source.forget(epoch, index)
         return epoch, index

@@ -75,6 +75,17 @@ def test_groups_of_no_task_are_kept_apart(url: str) -> None:
     assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
 
 
+def test_payloads_are_kept_while_groups_seem_to_be_missing(url: str) -> None:
+    """Once they were counted without them, they are deleted."""
+    execute(url, "DELETE FROM rb_group WHERE uid = (SELECT min(uid) FROM rb_group WHERE lease IS NULL)")
+    before = len(everything(url)["rb_payload"])
+    assert wrong(examine(url, code=1)) == {"leaked payloads": "problem", "counts": "problem"}
+    run("doctor", url, "--repair", code=None)
+    assert len(everything(url)["rb_payload"]) == before
+    assert wrong(examine(url, "--repair")) == {}
+    assert len(everything(url)["rb_payload"]) == before - 1
+
+
 def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:
     low = "UPDATE rb_counter SET value = 1" if url.startswith("sqlite") else "SELECT setval('rb_uid', 1)"
     execute(url, low)

@@ -358,3 +358,12 @@ def test_a_place_that_is_none_is_refused(kind: str, place: Any) -> None:
     """Instead of a prompt from somewhere."""
     with pytest.raises(InputError, match="cursor"):
         sources(5)[kind](None).read(msgpack.packb(place), 1)
+
+
+def test_an_indexed_dataset_that_changes_between_two_reads_is_refused() -> None:
+    items = [*range(6)]
+    dataset = PromptDataset(items, None)
+    _, position = dataset.read(b"", 3)
+    items.insert(0, 99)
+    with pytest.raises(InputError, match="another one than the run has read"):
+        dataset.read(position, 3)

@@ -92,7 +92,9 @@ class Drawing(Memory):
             token, until = self._new_uid(), lease_time() + seconds
             self._loans.lend(all_of(drawn), token, until)
             self._notify()
-            return Leased(token, until, drawn, self._epoch, self._groups.train_step(draw, drawn), self.identity)
+            return Leased(
+                token, until, drawn, self._epoch, self._groups.train_step(draw, drawn), self.identity, draw.train_step
+            )
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import ReplayPolicy
 from replaybuf.rules.query import LogicNode, ScalarNode, SetNode
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, levels
-from replaybuf.storage.values import Draw, NewGroup, StorageItem
+from replaybuf.storage.values import Draw, Leased, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import ASIDE, Status
 from tests.reference.items import Items, Races, in_lane
 
@@ -61,6 +61,12 @@ class Groups:
         lanes = [(task, draw.status) for task, items in drawn.items() if items]
         steps = [self.steps[lane] for lane in lanes if lane in self.steps]
         return max(steps, default=None) if draw.train_step is None else draw.train_step
+
+    def trained_at(self, lease: Leased, items: Sequence[StorageItem]) -> int | None:
+        """Return the train step of groups that are acknowledged: a named one, or that of their tasks' last refresh."""
+        lanes = {(item.task_name, item.status) for item in items if item.status == Status.COMPLETED}
+        steps = [self.steps[lane] for lane in lanes if lane in self.steps]
+        return max(steps, default=lease.train_step) if lease.named_step is None else lease.named_step
 
     def level(self, task_name: str) -> Level:
         """Return the level of a task."""

@@ -65,8 +65,9 @@ class Loans:
         mine = self.held(lease, uids)
         if len(mine) < len(uids):
             self._check_not_passed_on(lease, set(uids).difference(loan.item.uid for loan in mine))
+        step = self._groups.trained_at(lease, [loan.item for loan in mine])
         for loan in mine:
-            loan.item.trained_step = lease.train_step
+            loan.item.trained_step = step
             self._end(loan, transitions.acknowledged(loan.item, self._limits))
 
     def give_back(self, lease: Leased, uids: Sequence[int], reason: str | None) -> int:

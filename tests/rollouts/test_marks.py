@@ -89,6 +89,13 @@ async def test_a_put_masks_the_tokens_that_are_too_old() -> None:
         await normalise([undated], KIND, None, 8, tokens)
 
 
+async def test_a_group_that_was_interrupted_before_its_first_token_needs_no_steps() -> None:
+    begun = {"response": "", "response_ids": np.array([], "i4"), "logprobs": np.array([]), "status": Status.ABORTED}
+    assert (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts == {}
+    begun |= {"response_ids": np.array([7], "i4")}
+    assert "undated" in (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts
+
+
 async def test_what_expired_before_is_dropped_where_nothing_is_tried_again() -> None:
     put = await normalise([rollout(None)], KIND, None, 6, ExpiryRule(4, retryable=False), Status.EXPIRED)
     assert put.dropped

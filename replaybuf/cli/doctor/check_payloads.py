@@ -86,7 +86,8 @@ def _can_be_read(name: str, raw: bytes | None) -> bool:
 class _Pass:
     """Reads groups in several transactions: a long one would block vacuuming and checkpoints.
 
-    `reasons` says why groups are damaged, `texts` which of their texts are; `lost` is the first error of a place.
+    `reasons` says why groups are damaged, `texts` which of their texts are; `lost` is the first error of a place,
+    and `unnamed` are the groups whose place the database doesn't name.
     """
 
     def __init__(self, about: Examination) -> None:
@@ -95,6 +96,7 @@ class _Pass:
         self.reasons: dict[int, str] = {}
         self.texts: dict[int, Sequence[str]] = {}
         self.lost: PayloadStoreError | None = None
+        self.unnamed: set[int] = set()
 
     def piece(self, uids: Sequence[int]) -> None:
         """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
@@ -111,7 +113,15 @@ class _Pass:
         found = {one.uid: f"it can't be read: {', '.join(one.bad)}" for one in stored if one.bad}
         self.texts |= {one.uid: one.bad for one in stored if one.bad}
         try:
-            found |= _reasons_of(stored, places if self.lost is None else None, self._about.out_of_reach)
+            if self.lost is None:
+                self.unnamed |= {one.uid for one in stored if _place_of(one.data) not in {None, *places[0]}}
+                unread = [
+                    one for one in stored if one.uid in self.unnamed or _place_of(one.data) in self._about.out_of_reach
+                ]
+                found |= _reasons_of([one for one in stored if one not in unread], places)
+                found |= _reasons_of(unread, None)
+            else:
+                found |= _reasons_of(stored, None)
         except PayloadStoreError as error:
             self.lost = error
             found |= _reasons_of(stored, None)
@@ -119,23 +129,22 @@ class _Pass:
             self.reasons |= {one.uid: found[one.uid] for one in self._about.read(lambda tx: _read(tx, found))}
 
 
-def _reasons_of(stored: Sequence[_Stored], places: Any, out_of_reach: Collection[int] = ()) -> dict[int, str]:
+def _reasons_of(stored: Sequence[_Stored], places: Any) -> dict[int, str]:
     """Return why some of these payloads are damaged, by uid. Raises PayloadStoreError if a place can't be read.
 
-    Arrays that are kept apart are read if `places` are given, but not from places that are `out_of_reach`.
+    Arrays that are kept apart are read if `places` are given.
     """
-    wanted = [None if places is None or _is_in(one.data, out_of_reach) else one.data for one in stored]
-    tails = read_tails(wanted, places) if places is not None else wanted
+    tails = [None] * len(stored) if places is None else read_tails([one.data for one in stored], places)
     reasons = ((one.uid, _why(one.data, tail)) for one, tail in zip(stored, tails, strict=True))
     return {uid: why for uid, why in reasons if why is not None}
 
 
-def _is_in(data: bytes | None, places: Collection[int]) -> bool:
-    """Return whether the arrays of a payload are in one of these places."""
+def _place_of(data: bytes | None) -> int | None:
+    """Return the number of the place that has the arrays of a payload; None if they are in the database."""
     try:
-        return bool(places) and data is not None and is_apart(data) and Extent.at_end_of(data).place in places
+        return Extent.at_end_of(data).place if data is not None and is_apart(data) else None
     except DecodeError:
-        return False
+        return None
 
 
 def _why(data: bytes | None, tail: Any) -> str | None:
@@ -168,9 +177,12 @@ def check_payloads(about: Examination) -> Iterator[Finding]:
     note = f" (--quick: {len(chosen):,} of {groups(len(sizes))} read)" if len(chosen) < len(sizes) else ""
     if found.lost:
         yield warning(f"arrays that are kept apart were not all checked: {found.lost}")
+    if found.unnamed:
+        what = f"the arrays of {groups(len(found.unnamed))} are in a place that isn't among those of this database"
+        yield warning(f"{what}: they were not checked", "open the buffer with the payloads= of the run, which names it")
     if found.reasons:
         yield from about.read(lambda tx: list(_of_damaged(tx, found, note)))
-    elif not found.lost:
+    elif not found.lost and not found.unnamed:
         without = ", without what is out of reach (see places)" if about.out_of_reach else ""
         yield fine(f"{groups(found.read)} read, all payloads and texts as they were written{without}{note}")
 

@@ -45,6 +45,9 @@ _ALL: _Checks = (
     ("counts", check_groups.check_counts),
 )
 
+#: Checks by whose problems rows of groups may have been lost, whose payloads then seem to be leaked.
+_SAY_GROUPS_ARE_MISSING = ("integrity", "checkpoints", "counts")
+
 
 def examine(about: Examination) -> Iterator[Finding]:
     """Yield the findings of all checks, each as soon as it is known.
@@ -70,8 +73,16 @@ def repair(about: Examination, found: Iterable[Finding]) -> list[str]:
     [revision] = _findings_of("revision", check_database.check_revision, about)
     if revision.level != Severity.OK:
         raise StorageError(f"{about.reader.where} was left as it is: {revision.text}; {revision.mend}", reason="schema")
+    found = list(found)
     wanted = {one.check for one in found if one.cure} | {"counts"}
     done: list[str] = []
+    missing = [one.check for one in found if one.level == Severity.PROBLEM and one.check in _SAY_GROUPS_ARE_MISSING]
+    if "leaked payloads" in wanted and missing:
+        wanted.remove("leaked payloads")
+        done.append(
+            f"left the leaked payloads, since groups may be missing (see {', '.join(missing)}): copy the database; "
+            "--repair once more deletes them"
+        )
     with open_writer(about.reader) as writer:
         for name, check in (*_SQLITE, *_ALL):
             if name in wanted:

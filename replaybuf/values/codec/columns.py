@@ -122,8 +122,15 @@ class ColumnWriter:
 def _refuse_none(name: str, column: Sequence[Any]) -> None:
     """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
     for index, values in enumerate(column):
-        if (type(values) in _LISTS or getattr(getattr(values, "dtype", None), "hasobject", False)) and None in values:
-            place = next(place for place, value in enumerate(values) if value is None)
+        if type(values) not in _LISTS and not getattr(getattr(values, "dtype", None), "hasobject", False):
+            continue
+        try:
+            if None not in values:
+                continue
+        except Exception:  # some values can't be compared, such as arrays
+            pass
+        place = next((place for place, value in enumerate(values) if value is None), None)
+        if place is not None:
             raise RolloutError(
                 f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
                 f"{name} out"

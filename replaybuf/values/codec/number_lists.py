@@ -41,6 +41,7 @@ def pack_numbers(lists: Sequence[list[Any]]) -> list[Any] | None:
         if (array := _as_array(numbers, type(first))) is None:
             return None
         arrays.append(array)
+    lengths = [*map(len, arrays)]  # another thread may have changed a list meanwhile
     if type(first) is float:
         return ["d", lengths, b"".join([array.tobytes() for array in arrays])]
     if 0 <= first < 256 and all(0 <= array.min() <= array.max() < 256 for array in arrays if len(array)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.group_fields import GroupFields, is_text
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
 from replaybuf.values.rollouts.staleness import (
@@ -20,7 +20,6 @@ from replaybuf.values.rollouts.staleness import (
     date_responses,
     expired_before,
     find_expired,
-    has_response,
     mask_stale_tokens,
     refresh_group,
     reset_response,
@@ -159,10 +158,11 @@ def _length(value: Any) -> int:
 
 def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
     """Return a doubt if the group has responses, and none of its rollouts has model steps."""
-    if any(oldest is not None for oldest, _ in GroupFields.of(rollouts, kind).ranges()):
+    group = GroupFields.of(rollouts, kind)
+    if any(oldest is not None for oldest, _ in group.ranges()):
         return {}
-    if not any(has_response(rollout, kind) for rollout in rollouts):
-        return {}
+    if not any(map(is_text, group.response)) and not any(map(_length, group.response_ids)):
+        return {}  # interrupted before its first token
     return {
         "undated": "has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "
         "give put the model_step of the weights that wrote it"

@@ -102,7 +102,14 @@ class Connector:
             except passwords.NoPasswordError as error:
                 where = public_url(self._url)
                 raise UnreachableError(f"can't connect to {where}: {error}", reason="credentials") from error
-        connection: Connection = await asyncpg.connect(**options)
+        try:
+            connection: Connection = await asyncpg.connect(**options)
+        except UnicodeDecodeError:  # which has the bytes of the file
+            where = public_url(self._url)
+            raise UnreachableError(
+                f"can't connect to {where}: a file of its passwords or settings is no text in UTF-8",
+                reason="credentials",
+            ) from None
         return connection
 
 

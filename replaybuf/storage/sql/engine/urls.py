@@ -266,10 +266,12 @@ def _checked_postgres(url: URL) -> URL:
             raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
         if name in _NUMBERS:
             try:
-                _NUMBERS[name](str(value))
+                number = _NUMBERS[name](str(value))
             except ValueError:
                 given = f", not {value!r}" if str(value).isalnum() else ""
                 raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
+            if not number >= 0 or (number == 0 and name != "statement_cache_size"):
+                raise ConfigError(f"the PostgreSQL url: the option {name} must be larger than 0")
         elif name in _FILES and value and value != _SYSTEM:
             options[name] = path = os.path.abspath(str(value))
             if not os.access(path, os.R_OK):
