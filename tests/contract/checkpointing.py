@@ -52,9 +52,13 @@ class CheckpointLaws(Harness):
     async def test_a_restore_gives_back_exactly_what_was(self, buffer: ReplayBuffer) -> None:
         """Groups, metadata, rollouts, counts: groups taken since are back, groups put since are gone."""
         await fill(buffer)
+        rated = await buffer.put(group(31), "rated")
+        await buffer.put(group(32), "dated", model_step=1, current_train_step=2)
         before, seen = held_by(buffer), await everything(buffer)
         made = await buffer.checkpoint(8)
         assert (made.step, made.groups) == (8, len(seen) - 3)
+        await buffer.update_priorities({rated: 9.0})
+        await buffer.refresh_staleness(task_stale_thresholds={"dated": 3}, current_train_step=12)
         await go_on(buffer)
         assert await everything(buffer) != seen
         assert await buffer.restore(8) == made
