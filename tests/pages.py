@@ -57,7 +57,7 @@ class Page:
             page = page.replace(f"{code}```\n\n```\n{output}```", f"{code}```\n\n```\n{found}```")
             self.path.write_text(page, "utf-8")
         else:
-            assert _without_times(found) == _without_times(output)
+            assert _without_times(found) == _without_times(output), found
 
     def _output_of(self, code: str) -> str:
         namespace: dict[str, Any] = {"__name__": "__main__"}
