@@ -56,7 +56,7 @@ class Terminal:
 
     def wait_for_end(self, code: int) -> None:
         """Wait for the end of the program; the terminal must be as it was before."""
-        seen = self.wait(lambda shown: f"{_ENDED} {code}" in shown and "-parenb" in shown)
+        seen = self.wait(lambda shown: f"{_ENDED} {code}" in shown and "-parenb" in shown and "icanon" in shown)
         assert " icanon" in seen
         assert " echo " in seen
         assert "Traceback" not in seen
