@@ -90,10 +90,10 @@ async def test_what_is_resumed_is_in_the_database_and_new_payloads_are_apart(sha
         assert await count_apart(other) == 0
         shutil.rmtree(tmp_path / "payloads")
         assert await everything(other) == before
-        await other.put(heavy(99), TASK)
+        await other.put(heavy(100), TASK)
         assert await count_apart(other) == 1
         taken = await other.get(COUNT + 1, TASK)
-        assert plain(taken[-1]) == plain(heavy(99))
+        assert plain(taken[-1]) == plain(heavy(100))
 
 
 async def test_damage_where_a_payload_is_kept_is_as_damage_in_the_database(shared_url: str, tmp_path: Path) -> None:
