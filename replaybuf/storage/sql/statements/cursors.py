@@ -11,7 +11,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.fence import FENCE, Row, join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
-from replaybuf.storage.sql.statements.presence import note_more
+from replaybuf.storage.sql.statements.presence import note_again
 from replaybuf.storage.sql.statements.put import put_groups, store
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Cursor
@@ -69,7 +69,7 @@ def put_with_cursor(
         if isinstance(outcome, ReplayBufError):
             raise outcome
     if groups and event is not None:
-        note_more(tx, event, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
+        note_again(tx, event, adds=True, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
     return True
 
 

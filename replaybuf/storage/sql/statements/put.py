@@ -39,7 +39,7 @@ from replaybuf.storage.sql.statements.new_rows import (
     payload_row,
 )
 from replaybuf.storage.sql.statements.past import newest
-from replaybuf.storage.sql.statements.presence import note_more
+from replaybuf.storage.sql.statements.presence import note_again
 from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
@@ -276,7 +276,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
 def refuse(tx: Transaction, new: NewGroup) -> None:
     """Count a group as refused for lack of room."""
     _count(tx, new, transitions.refused(new.status))
-    note_more(tx, EventKind.REFUSED, task_name=new.task_name, worker=new.worker, groups=1)
+    note_again(tx, EventKind.REFUSED, adds=True, task_name=new.task_name, worker=new.worker, groups=1)
 
 
 def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:
