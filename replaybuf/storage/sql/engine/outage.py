@@ -65,7 +65,7 @@ class Outage:
         self._since: float | None = None
         self._hurried = asyncio.Event()
         self._hurried_at = 0.0
-        self._limits: dict[asyncio.Timeout, tuple[float | None, float]] = {}
+        self._limits: dict[asyncio.Timeout, float | None] = {}
 
     @property
     def on(self) -> bool:
@@ -105,26 +105,26 @@ class Outage:
             await asyncio.wait_for(self._hurried.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
 
     @asynccontextmanager
-    async def bounded(self, since: float | None, least: float = 0.0) -> AsyncIterator[None]:
+    async def bounded(self, since: float | None) -> AsyncIterator[asyncio.Timeout]:
         """Bound a block by the time for attempts that began at `since` (None: only if the store is being closed).
 
-        Unless that is being closed, the block has until the time `least`. Raises TimeoutError.
+        Raises TimeoutError.
         """
         async with asyncio.timeout(None) as limit:
-            self._limits[limit] = since, least
+            self._limits[limit] = since
             self._limit(limit)
             try:
-                yield
+                yield limit
             finally:
                 del self._limits[limit]
 
     def _limit(self, limit: asyncio.Timeout) -> None:
-        since, least = self._limits[limit]
+        since = self._limits[limit]
         if limit.expired() or (since is None and not self.hurried):
             return
         now = time.monotonic()
         end = self.deadline(now if since is None else since)
-        limit.reschedule(asyncio.get_running_loop().time() + (end if self.hurried else max(end, least)) - now)
+        limit.reschedule(asyncio.get_running_loop().time() + end - now)
 
 
 @dataclass(slots=True)

@@ -140,15 +140,29 @@ class PostgresDatabase(Database):
 
     @asynccontextmanager
     async def _answered_by_standby(self, since: float | None) -> AsyncIterator[None]:
-        began = time.monotonic()
+        loop, began = asyncio.get_running_loop(), time.monotonic()
+        asking: list[asyncio.Task[str]] = []
+
+        async def give_up() -> str:
+            why = await self.pool.servers.waiting_commits()  # asked first: an interrupted commit waits for nothing
+            if not limit.expired():
+                limit.reschedule(loop.time())
+            return why
+
+        seconds = max(COMMIT_SECONDS, self._outage.deadline(began if since is None else since) - began)
+        timer = loop.call_later(seconds, lambda: asking.append(loop.create_task(give_up())))
         try:
-            async with self._outage.bounded(began if since is None else since, began + COMMIT_SECONDS):
+            async with self._outage.bounded(None) as limit:
                 yield
         except TimeoutError:
             waited = f"{time.monotonic() - began:.0f} s"
-            if why := await self.pool.servers.waiting_commits():
+            if asking and (why := await asking[0]):
                 raise StandbyWaitEnded(f"{why}; it waited for {waited}") from None
             raise ConnectionResetError(f"a commit had no answer for {waited}") from None
+        finally:
+            timer.cancel()
+            for task in asking:
+                task.cancel()
 
     @property
     def lacking(self) -> str:
