@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -38,6 +39,8 @@ from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import HISTORY, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.values.codec.payload import Codec
+
+_logger = logging.getLogger("replaybuf.thread")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -300,12 +303,16 @@ class _End:
                 self._transactions.end_computing(wait=True)
 
     def abandon(self) -> None:
-        """Close in the background (finalizer)."""
+        """Close in the background (finalizer); the process doesn't end before that."""
         if self._thread.pid == os.getpid() and not self._closed:
-            self._transactions.end_computing(wait=False)
-            with contextlib.suppress(ClosedError):
-                self._thread.post(self._engine.cut_retries)
-            self._thread.abandon(self._shut_down, timeout=_CLOSE_SECONDS)
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: no new thread can be started
+                threading.Thread(target=self._close_dropped, name="replaybuf-close").start()
+
+    def _close_dropped(self) -> None:
+        try:
+            self.close()
+        except Exception as error:
+            _logger.warning("closing a store that was dropped failed: %s", error)
 
     async def _shut_down(self) -> None:
         for step in self._steps:

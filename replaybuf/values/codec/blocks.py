@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise, repeat
 from operator import attrgetter
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from replaybuf.values.codec.payload_format import Head, digest
 from replaybuf.values.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
 
 #: Smaller arrays, together with the others of their column, are in the table.
-SMALL: Final = 256
+SMALL: Final = 1024
 #: Larger arrays have a block of their own.
 GROUPED: Final = 4096
 #: The most bytes of a block that several arrays share, which is read as a whole.
@@ -60,8 +60,8 @@ class BlockWriter:
         self.table: list[Any] = []
         #: How many bytes of arrays may repeat a number: in proportion to the blocks so far.
         self._room = 0
-        # By id of an array: its entry, and the arrays of the entry, whose ids are thus their own.
-        self._known: dict[int, tuple[int, Sequence[AnyArray]]] = {}
+        # By id of an array: its entry, its place there, and the array, whose id is thus its own.
+        self._known: dict[int, tuple[int, int, AnyArray]] = {}
         # By size and some items: the first such array, and blocks and their numbers of uses by a hash of their bytes.
         self._alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
 
@@ -71,10 +71,18 @@ class BlockWriter:
         if known is None:
             shape: Any = len(array) if array.ndim == 1 else list(array.shape)
             inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
-            known = self._known[id(array)] = self._entry(describe_dtype(array.dtype), inside, [shape]), (array,)
-        entry, arrays = known
-        place = next(place for place, one in enumerate(arrays) if one is array)
-        return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(entry, place)))
+            entry = self._entry(describe_dtype(array.dtype), inside, [shape])
+            known = self._known[id(array)] = entry, 0, array
+        return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(*known[:2])))
+
+    def put_together(self, values: Iterable[Any]) -> dict[int, Any]:
+        """Make one entry of the small arrays of each dtype among the values, and return the references, by id."""
+        by_dtype: dict[Any, list[AnyArray]] = {}
+        for value in values:
+            if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED:
+                by_dtype.setdefault(value.dtype, []).append(value)
+        together = [arrays for arrays in by_dtype.values() if self.column(arrays) is not None]
+        return {id(array): self.reference(array) for arrays in together for array in arrays}
 
     def column(self, arrays: Sequence[AnyArray]) -> int | None:
         """Return the entry of the arrays of a column; None if they can't be in one."""
@@ -106,7 +114,7 @@ class BlockWriter:
         else:
             return None
         entry = self._entry(description, inside, shapes)
-        self._known.update(dict.fromkeys(ids, (entry, arrays)))
+        self._known.update(zip(map(id, arrays), zip(repeat(entry), count(), arrays, strict=False), strict=True))
         return entry
 
     def _repeated(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
