@@ -73,8 +73,8 @@ def test_passwords_of_urls_with_several_hosts_are_hidden() -> None:
     assert redact("postgresql://u:p@a:5432,b:5433/rl") == "postgresql://u:***@a:5432,b:5433/rl"
 
 
-def server(timeline: int | None, *, system: str = "7", started: int = 1) -> Standing:
-    return Standing(system, timeline, timeline is None, datetime(2026, 1, started), 1)
+def server(timeline: int | None, *, started: int = 1) -> Standing:
+    return Standing(timeline, timeline is None, datetime(2026, 1, started), 1)
 
 
 FOLLOWED, AWAY = server(2, started=2), "does not answer"
@@ -87,7 +87,6 @@ FOLLOWED, AWAY = server(2, started=2), "does not answer"
         ({B: server(2), A: server(1)}, None, B),
         ({A: server(2), B: server(2)}, None, A),  # two addresses of one server
         ({A: server(2), B: server(2, started=2)}, FOLLOWED, B),
-        ({A: server(9, system="8"), B: server(2, started=2)}, FOLLOWED, B),
         ({A: AWAY, B: server(3)}, FOLLOWED, B),
     ],
 )
@@ -106,9 +105,7 @@ def test_the_primary_with_the_highest_timeline_is_followed(
             UnreachableError,
             r"a:5432 is an old primary \(timeline 1; this process follows timeline 2",
         ),
-        ({A: server(3, system="8")}, FOLLOWED, UnreachableError, "belongs to another cluster"),
         ({A: server(2), B: server(2, started=2)}, None, UnreachableError, "a:5432 and b:5433 both say that they are"),
-        ({A: server(1), B: server(5, system="8", started=2)}, None, UnreachableError, "the servers of one cluster"),
         ({A: server(None)}, None, AccessError, "a:5432 is a standby, which takes no writes; name the primary"),
         ({A: server(None), B: AWAY}, None, UnreachableError, "no primary can be reached: a:5432 is a standby"),
     ],

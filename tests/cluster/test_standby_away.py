@@ -14,7 +14,7 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import ClosedError, UnreachableError
-from replaybuf.storage.sql.engine import outage
+from replaybuf.storage.sql.engine import postgres
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
 from tests.reasons import because
@@ -29,8 +29,8 @@ SAID = (
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for what a commit waits sooner than in earnest."""
-    monkeypatch.setattr(outage, "SLOW_SECONDS", 0.6)
+    """Commits are given up sooner than in earnest."""
+    monkeypatch.setattr(postgres, "COMMIT_SECONDS", 0.6)
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +99,7 @@ async def test_calls_go_on_when_the_standby_is_back_in_time(
         await asyncio.wait_for(asyncio.gather(putting, refreshing), 20)
         assert await take_all(two) == [0, 1, 2]
     told = [one.getMessage() for one in caplog.records if one.name.startswith("replaybuf")]
-    assert len([one for one in told if "asks for 1 standby, and 0 are connected" in one]) == 2
+    assert any("asks for 1 standby, and 0 are connected" in one for one in told)
     assert not any("for a lock" in one or "is the server running" in one for one in told)
 
 

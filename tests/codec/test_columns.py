@@ -153,6 +153,18 @@ def test_numeric_fields_hold_no_none(values: Any) -> None:
 
 def test_a_number_that_is_repeated_takes_no_room() -> None:
     assert len(DICTS.encode([{"mask": [1] * 1500, "steps": [7] * 1500, "n": row} for row in range(4)])) < 2500
+    ids = [{"ids": np.arange(row, 900 + row)} for row in range(4)]
+    repeated = [{**one, "mask": np.ones(700, "i1"), "steps": np.full(300 + row, 7)} for row, one in enumerate(ids)]
+    assert len(DICTS.encode(repeated)) < len(DICTS.encode(ids)) + 200
+    back(repeated)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 699])
+@pytest.mark.parametrize("like", [0.0, -0.0, float("nan"), 1.0])
+def test_an_array_that_nearly_repeats_a_number_keeps_its_bits(odd: int, like: float) -> None:
+    group = [{"ids": np.arange(900.0) + row, "mask": np.zeros(700)} for row in range(3)]
+    group[2]["mask"][odd] = like
+    back(group)
 
 
 @pytest.mark.parametrize(

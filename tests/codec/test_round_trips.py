@@ -128,10 +128,10 @@ def test_a_codec_can_be_shared_among_threads() -> None:
 def test_the_format_is_what_the_docstrings_say() -> None:
     packed = msgpack.packb(["a", columns.SHARED, 1])
     assert DICTS.encode([{"a": 1}]) == sealed(packed)
-    many, few = np.arange(128, dtype="<i2"), np.arange(100, dtype="<i4")
+    many, few = np.arange(512, dtype="<i2"), np.arange(300, dtype="<i4")
     packed = msgpack.packb(["a", columns.SHARED, [msgpack.ExtType(ext.ARRAY, bytes(8))]])
     assert DICTS.encode([{"a": [few[:3]]}]) == sealed(packed, table=["<i4", few[:3].tobytes(), [3]])
-    assert DICTS.encode([{"a": [many]}]) == sealed(packed, table=["<i2", [0], [128]], blocks=[many.tobytes()])
+    assert DICTS.encode([{"a": [many]}]) == sealed(packed, table=["<i2", [0], [512]], blocks=[many.tobytes()])
     group = [{"a": few[:40], "b": 1, "c": "x", "d": {"e": 1.5}}, {"a": few[40:], "b": 2, "c": "x", "d": {"e": 2.5}}]
     packed = msgpack.packb(
         [
@@ -141,4 +141,4 @@ def test_the_format_is_what_the_docstrings_say() -> None:
             *("d", columns.DICT, ["e", columns.LIST, [1.5, 2.5]]),
         ]
     )
-    assert DICTS.encode(group) == sealed(packed, 2, table=["<i4", 0, [40, 60]], blocks=[few.tobytes()])
+    assert DICTS.encode(group) == sealed(packed, 2, table=["<i4", 0, [40, 260]], blocks=[few.tobytes()])

@@ -206,7 +206,11 @@ values = st.recursive(
 
 #: A group for damage.
 GROUP = [
-    {"a": np.arange(80).reshape(2, 40), "b": [(1, {2.5}), Status.FAILED, 2**70], "c": datetime(2024, 1, 1, tzinfo=UTC)},
+    {
+        "a": np.arange(520, dtype="i2").reshape(2, 260),
+        "b": [(1, {2.5}), Status.FAILED, 2**70],
+        "c": datetime(2024, 1, 1, tzinfo=UTC),
+    },
     {"a": np.float32(1), "b": {"x": Decimal(1), (1, 2): b"z"}},
     {"a": [1 + 2j], "b": np.array([[1, "a"]], object), "c": UUID(int=7), "d": 7},
     {"a": {"a": [1]}, "b": pathlib.Path("a/b"), "c": timedelta(1)},

@@ -187,7 +187,7 @@ async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy:
     assert await buffer.count(TASK, Status.COMPLETED) == 0
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "replaybuf.database"]
     assert [level for level, _ in said] == ["WARNING", "INFO"] * 2
-    assert said[0][1].startswith("the connection was lost and will be made again: can't reach postgresql://")
+    assert said[0][1].startswith("operations wait for a connection: can't reach postgresql://")
     assert said[1][1].startswith("connected to postgresql://")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -32,13 +33,14 @@ from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
-from replaybuf.storage.sql.tasks.handles import Parts, know_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import HISTORY, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.values.codec.payload import Codec
+
+_logger = logging.getLogger("replaybuf.thread")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -176,7 +178,6 @@ class Store:
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
-        know_database(self.files.reader.url, self)
         # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
@@ -257,14 +258,6 @@ class Store:
 
         return self.thread.run_blocking(prepared, self._lock_timeout + _BLOCKING_SECONDS)
 
-    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
-        """Return parts of payloads, for handles of arrays; blocks."""
-
-        async def read() -> list[bytes | None]:
-            return await self.transactions.read(lambda tx: tx.dialect.read_ranges(tx, parts))
-
-        return self.thread.run_blocking(read, timeout)
-
     # Closing
 
     async def close(self) -> None:
@@ -310,12 +303,16 @@ class _End:
                 self._transactions.end_computing(wait=True)
 
     def abandon(self) -> None:
-        """Close in the background (finalizer)."""
+        """Close in the background (finalizer); the process doesn't end before that."""
         if self._thread.pid == os.getpid() and not self._closed:
-            self._transactions.end_computing(wait=False)
-            with contextlib.suppress(ClosedError):
-                self._thread.post(self._engine.cut_retries)
-            self._thread.abandon(self._shut_down, timeout=_CLOSE_SECONDS)
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: no new thread can be started
+                threading.Thread(target=self._close_dropped, name="replaybuf-close").start()
+
+    def _close_dropped(self) -> None:
+        try:
+            self.close()
+        except Exception as error:
+            _logger.warning("closing a store that was dropped failed: %s", error)
 
     async def _shut_down(self) -> None:
         for step in self._steps:

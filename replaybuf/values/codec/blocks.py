@@ -4,9 +4,11 @@ The msgpack of a payload ends with the *table* of its arrays: dtype, bytes and s
 again. The rest refers to an array by its entry in the table and its place there, so that an array which occurs several
 times comes back as one. The arrays of an entry are in the table itself if they are small (their bytes, one after the
 other), or in one block (its number), or in a block each (a list of numbers), which equal arrays share: reading copies
-it. Shapes of arrays with one dimension are their lengths.
+it. Arrays that repeat one number, as most masks and model steps do, are that number, in the table, unless they are
+large. Shapes of arrays with one dimension are their lengths.
 
-No payload can make the reader allocate more than it has bytes, times `MOST_USES`.
+No payload can make the reader allocate more than it has bytes, times `MOST_USES` for its blocks and again for numbers
+that are repeated.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise, repeat
 from operator import attrgetter
 from typing import Any, Final
 
@@ -29,7 +31,7 @@ from replaybuf.values.codec.payload_format import Head, digest
 from replaybuf.values.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
 
 #: Smaller arrays, together with the others of their column, are in the table.
-SMALL: Final = 256
+SMALL: Final = 1024
 #: Larger arrays have a block of their own.
 GROUPED: Final = 4096
 #: The most bytes of a block that several arrays share, which is read as a whole.
@@ -49,15 +51,17 @@ _ONLY_ARRAYS: Final = frozenset({np.ndarray})
 class BlockWriter:
     """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
-    __slots__ = ("_alike", "_known", "blocks", "sizes", "table")
+    __slots__ = ("_alike", "_known", "_room", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
         #: Of each block the buffers that it consists of.
         self.blocks: list[Sequence[Any]] = []
         self.sizes: list[int] = []
         self.table: list[Any] = []
-        # By id of an array: its entry, and the arrays of the entry, whose ids are thus their own.
-        self._known: dict[int, tuple[int, Sequence[AnyArray]]] = {}
+        #: How many bytes of arrays may repeat a number: in proportion to the blocks so far.
+        self._room = 0
+        # By id of an array: its entry, its place there, and the array, whose id is thus its own.
+        self._known: dict[int, tuple[int, int, AnyArray]] = {}
         # By size and some items: the first such array, and blocks and their numbers of uses by a hash of their bytes.
         self._alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
 
@@ -67,10 +71,18 @@ class BlockWriter:
         if known is None:
             shape: Any = len(array) if array.ndim == 1 else list(array.shape)
             inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
-            known = self._known[id(array)] = self._entry(describe_dtype(array.dtype), inside, [shape]), (array,)
-        entry, arrays = known
-        place = next(place for place, one in enumerate(arrays) if one is array)
-        return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(entry, place)))
+            entry = self._entry(describe_dtype(array.dtype), inside, [shape])
+            known = self._known[id(array)] = entry, 0, array
+        return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(*known[:2])))
+
+    def put_together(self, values: Iterable[Any]) -> dict[int, Any]:
+        """Make one entry of the small arrays of each dtype among the values, and return the references, by id."""
+        by_dtype: dict[Any, list[AnyArray]] = {}
+        for value in values:
+            if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED:
+                by_dtype.setdefault(value.dtype, []).append(value)
+        together = [arrays for arrays in by_dtype.values() if self.column(arrays) is not None]
+        return {id(array): self.reference(array) for arrays in together for array in arrays}
 
     def column(self, arrays: Sequence[AnyArray]) -> int | None:
         """Return the entry of the arrays of a column; None if they can't be in one."""
@@ -95,13 +107,26 @@ class BlockWriter:
             inside = [*map(self._block_of, arrays)]
         elif nbytes < SMALL:
             inside = b"".join(_in_c_order(arrays))
+        elif (inside := self._repeated(arrays, nbytes)) is not None:
+            pass
         elif nbytes <= _MOST_GROUPED:
             inside = self._add(_in_c_order(arrays), nbytes)
         else:
             return None
         entry = self._entry(description, inside, shapes)
-        self._known.update(dict.fromkeys(ids, (entry, arrays)))
+        self._known.update(zip(map(id, arrays), zip(repeat(entry), count(), arrays, strict=False), strict=True))
         return entry
+
+    def _repeated(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
+        """Return the bytes of the number that all of these arrays repeat, if there is one and room for it."""
+        first = arrays[0]
+        if nbytes > self._room or first.ndim != 1 or not len(first) or first.item(0) != first.item(-1):
+            return None
+        number = first[:1].tobytes()
+        if any(array.tobytes() != number * len(array) for array in arrays):
+            return None
+        self._room -= nbytes
+        return number
 
     def _entry(self, dtype: str, inside: Any, shapes: list[Any]) -> int:
         self.table += dtype, inside, shapes
@@ -135,6 +160,7 @@ class BlockWriter:
     def _add(self, block: Sequence[Any], nbytes: int) -> int:
         self.blocks.append(block)
         self.sizes.append(nbytes)
+        self._room += MOST_USES * nbytes
         return len(self.blocks) - 1
 
 
@@ -198,7 +224,7 @@ class BlockReader:
         self._kept = kept
         self._lends = lends
         self._table: list[Any] = []
-        self._left = MOST_USES * head.size
+        self._left = 2 * MOST_USES * head.size
         self._arrays: dict[int, Sequence[Any]] = {}
         self._lent: set[int] = set()
 
@@ -244,7 +270,7 @@ class BlockReader:
         if type(inside) is int:
             fits = inside >= 0 and self._head.sizes[inside] == nbytes
         elif type(inside) is bytes:
-            fits = len(inside) == nbytes
+            fits = len(inside) in (nbytes, dtype.itemsize)
         else:
             of_blocks = [self._head.sizes[block] for block in inside]
             fits = min(inside) >= 0 and of_blocks == [size * dtype.itemsize for size in sizes]
@@ -268,18 +294,19 @@ class BlockReader:
     def _together(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
         """Return arrays of one block: views of one array, unless they would keep it."""
         flat: AnyArray
+        count, least = sum(sizes), min(sizes) * dtype.itemsize * _MOST_KEPT
         if type(inside) is bytes:
+            raw = inside * (count * dtype.itemsize // len(inside)) if inside else inside
             if len(shapes) == 1:
-                return [np.ndarray(shapes[0], dtype, inside).copy()]
-            flat, lends = np.frombuffer(inside, dtype), False
+                return [np.ndarray(shapes[0], dtype, raw).copy()]
+            flat = np.ndarray(count, dtype, raw).copy()
         else:
-            flat = np.ndarray(sum(sizes), dtype, self._blocks, self._head.starts[inside])
-            lends = self._lends and inside not in self._lent
-        least, alone = min(sizes) * dtype.itemsize * _MOST_KEPT, False
-        if not lends or least < self._kept:
-            flat, alone = flat.copy(), least < flat.nbytes
-        else:
-            self._lent.add(inside)
+            flat = np.ndarray(count, dtype, self._blocks, self._head.starts[inside])
+            if self._lends and inside not in self._lent and least >= self._kept:
+                self._lent.add(inside)
+            else:
+                flat = flat.copy()
+        alone = least < flat.nbytes
         arrays: list[AnyArray]
         if sizes.count(sizes[0]) == len(sizes):
             arrays = [*flat.reshape(len(sizes), sizes[0])]

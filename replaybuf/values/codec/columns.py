@@ -75,10 +75,13 @@ class ColumnWriter:
 
     def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
         columns: list[Any] = []
+        references = self._blocks.put_together(fields.values())
         for name, value in fields.items():
             if value is None and name in omitted:
                 continue
-            kind, content = self._lists([value]) if type(value) is list and len(value) >= FEWEST else (SHARED, value)
+            kind, content = SHARED, references.get(id(value), value)
+            if type(value) is list and len(value) >= FEWEST:
+                kind, content = self._lists([value])
             columns += (name, kind, content)
             if name in self._numeric and kind != NUMBERS:
                 _refuse_none(name, [value])

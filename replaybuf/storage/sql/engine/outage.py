@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from replaybuf.common.units import number_of
 from replaybuf.errors import (
@@ -23,11 +23,6 @@ from replaybuf.errors import (
     reason_of,
 )
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
-from replaybuf.storage.sql.engine.errors import StandbyWaitEnded
-
-if TYPE_CHECKING:  # it needs asyncpg
-    from replaybuf.storage.sql.engine.postgres_connect import Standing
-    from replaybuf.storage.sql.engine.postgres_servers import Servers
 
 T = TypeVar("T")
 
@@ -36,10 +31,10 @@ _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.02
 #: The same after a refused password: servers may lock roles out after frequent attempts.
 _LONGEST_PAUSE_REFUSED = 8.0
-#: No second warning about exhausted connections within this time, since they come and go.
-_SILENT_SECONDS = 60.0
 #: How long attempts continue while a store is being closed.
 _CLOSING_SECONDS = 2.0
+#: How long a commit may take at least, however short the time for attempts is.
+COMMIT_SECONDS = 10.0
 
 _logger = logging.getLogger("replaybuf.database")
 
@@ -62,17 +57,15 @@ class CutShortError(UnreachableError, ClosedError):
 
 
 class Outage:
-    """The state of an unreachable server, shared by the operations of a store."""
+    """The state of an unreachable server, shared by the operations of a store, which are retried for `seconds`."""
 
     def __init__(self, where: str, seconds: float) -> None:
-        self.where = where
+        self._where = where
         self.seconds = seconds
         self._since: float | None = None
-        self._announced = False
-        self._silent_until = 0.0
         self._hurried = asyncio.Event()
         self._hurried_at = 0.0
-        self._restricted: set[asyncio.Timeout] = set()
+        self._limits: dict[asyncio.Timeout, float | None] = {}
 
     @property
     def on(self) -> bool:
@@ -84,30 +77,23 @@ class Outage:
 
     def begin(self, error: BaseException) -> None:
         """Record that a connection was lost, or that none is available."""
-        if self._since is not None or reason_of(error) == "standby awaited":  # it isn't an outage, and was logged
-            return
-        self._since = time.monotonic()
-        self._announced = reason_of(error) != "no connection left"
-        if self._announced:
-            _logger.warning("the connection was lost and will be made again: %s", error)
-        elif self._since >= self._silent_until:
-            self._silent_until = self._since + _SILENT_SECONDS
+        if self._since is None and reason_of(error) != "standby awaited":  # which isn't an outage, and was logged
+            self._since = time.monotonic()
             _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
         """Record that an operation succeeded."""
         if self._since is not None:
             since, self._since = self._since, None
-            if self._announced:
-                _logger.info("connected to %s again after %.1f s", self.where, time.monotonic() - since)
+            _logger.info("connected to %s again after %.1f s", self._where, time.monotonic() - since)
 
     def cut_retries(self) -> None:
         """Shorten the retries, because the store is being closed."""
-        if not self._hurried.is_set():
+        if not self.hurried:
             self._hurried_at = time.monotonic()
             self._hurried.set()
-            for limit in self._restricted:
-                self._limit(limit, None)
+            for limit in self._limits:
+                self._limit(limit)
 
     def deadline(self, since: float) -> float:
         """Return the time until which to retry after a failure at `since`."""
@@ -119,28 +105,21 @@ class Outage:
             await asyncio.wait_for(self._hurried.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
 
     @asynccontextmanager
-    async def bounded(self, since: float | None) -> AsyncIterator[None]:
-        """Bound the time until there is a connection; `since` is the time of the operation's first failure.
+    async def bounded(self, since: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Bound a block by the time for attempts that began at `since` (None: only if the store is being closed).
 
         Raises TimeoutError.
         """
         async with asyncio.timeout(None) as limit:
-            self.restrict(limit, since)
+            self._limits[limit] = since
+            self._limit(limit)
             try:
-                yield
+                yield limit
             finally:
-                self.release(limit)
+                del self._limits[limit]
 
-    def restrict(self, limit: asyncio.Timeout, since: float | None) -> None:
-        """Bound a wait by the time for attempts that began at `since`, or shortly if the store is being closed."""
-        self._restricted.add(limit)
-        self._limit(limit, since)
-
-    def release(self, limit: asyncio.Timeout) -> None:
-        """Stop bounding a wait that has ended."""
-        self._restricted.discard(limit)
-
-    def _limit(self, limit: asyncio.Timeout, since: float | None) -> None:
+    def _limit(self, limit: asyncio.Timeout) -> None:
+        since = self._limits[limit]
         if limit.expired() or (since is None and not self.hurried):
             return
         now = time.monotonic()
@@ -150,12 +129,12 @@ class Outage:
 
 @dataclass(slots=True)
 class Attempt(Generic[T]):
-    """One attempt to run a transaction, and its progress."""
+    """One attempt to run a transaction, and its progress. `server` is the `Standing` of its server."""
 
     since: float | None = None  # time of the operation's first failure
     began: float = field(default_factory=time.monotonic)
     connected: bool = False
-    server: Standing | None = None
+    server: Any = None
     stamp: Stamp | None = None
     is_raised: bool = False  # the stamp; if not, a transaction with this stamp was committed before
     committing: bool = False
@@ -235,14 +214,6 @@ def until_committed(write: Callable[[], Awaitable[object]]) -> Callable[[], Awai
 # standby, and one whose wait was abandoned is in doubt until a later commit was replicated
 # (`engine.commit_stamp.READ_STAMP`).
 
-#: After this time a commit is slow, and a query asks whether it waits for a standby. Shorter waits are ordinary.
-SLOW_SECONDS = 2.0
-#: Commits that wait longer for a standby explain why other transactions are slow, or wait for locks.
-_TELLING_SECONDS = 0.5
-#: Timeout of the query for them.
-_ANSWER_SECONDS = 5.0
-_LONGEST_WATCH_PAUSE = 30.0
-
 #: Query of a primary's `Synchronous`. Roles without rights to other roles' sessions see only their own.
 ASK = """
 SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
@@ -282,80 +253,3 @@ class Synchronous(NamedTuple):
         are = "is" if self.standbys == 1 else "are"
         asked = f"synchronous_standby_names = '{self.names}' asks for {number_of(self.wanted, 'standby')}"
         return f"{asked}, and {self.standbys} {are} connected"
-
-
-class CommitWaits:
-    """Detects a store's commits that wait for a synchronous standby."""
-
-    def __init__(self, where: str, outage: Outage, servers: Servers) -> None:
-        self._where = where
-        self._outage = outage
-        self._servers = servers
-        self._asking = asyncio.Lock()
-        self._answer: tuple[float, str] = (-SLOW_SECONDS, "")  # time and result of the last query
-        self._said = False
-
-    @asynccontextmanager
-    async def bounded(self, since: float | None = None) -> AsyncIterator[None]:
-        """Abandon a wait for a standby in this block when the time for attempts that began at `since` is over.
-
-        Without `since` it begins now. A commit that is slow for another reason isn't interrupted. Raises
-        StandbyWaitEnded.
-        """
-        began = time.monotonic()
-        watching: list[asyncio.Task[str]] = []
-        limit = asyncio.timeout(None)
-
-        def watch() -> None:
-            watching.append(asyncio.create_task(self._watch(limit, began if since is None else since)))
-
-        slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, watch)
-        try:
-            async with limit:
-                yield
-                if limit.expired():
-                    await asyncio.sleep(0)  # lets the pending cancellation arrive
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            waited = time.monotonic() - began
-            raise StandbyWaitEnded(f"{watching[0].result()}; it waited for {waited:.0f} s") from None
-        finally:
-            slow.cancel()
-            for task in watching:
-                task.cancel()
-            self._outage.release(limit)
-
-    async def why(self) -> str:
-        """Return a sentence about commits that currently wait for a standby; an empty string if none does."""
-        async with self._asking:
-            if time.monotonic() >= self._answer[0] + SLOW_SECONDS:
-                found = await self._ask()
-                self._answer = time.monotonic(), found
-                if found and not self._said:
-                    _logger.warning("%s: %s", self._where, found)
-                self._said = bool(found)
-            return self._answer[1]
-
-    async def _watch(self, limit: asyncio.Timeout, since: float) -> str:
-        """Bound a commit that waits for a standby, and return the sentence about it."""
-        pause = SLOW_SECONDS
-        while not (said := await self.why()):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_WATCH_PAUSE)
-        self._outage.restrict(limit, since)
-        return said
-
-    async def _ask(self) -> str:
-        # On a separate connection: all of the pool may be in use by waiting commits.
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                connection = await self._servers.connect()
-                try:
-                    row: Any = await connection.fetchrow(ASK.format(seconds=_TELLING_SECONDS))
-                    found = Synchronous(*row)
-                finally:
-                    connection.terminate()
-            if found.waiting:
-                return f"the commit waits for a synchronous standby: {found}; {WHAT_TO_DO}"
-        return ""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -21,9 +21,16 @@ from replaybuf.errors import FencedError, LockedError, ReplayBufError, Unreachab
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
-from replaybuf.storage.sql.engine.errors import OtherServerError, is_conflict, is_lost, says_unknown, translated
+from replaybuf.storage.sql.engine.errors import (
+    OtherServerError,
+    StandbyWaitEnded,
+    is_conflict,
+    is_lost,
+    says_unknown,
+    translated,
+)
 from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.engine.outage import Attempt, CommitWaits, Outage, OutcomeUnknownError, Patience
+from replaybuf.storage.sql.engine.outage import COMMIT_SECONDS, Attempt, Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.postgres_connect import Connection, is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
@@ -34,8 +41,6 @@ from replaybuf.storage.values import RECONNECT_SECONDS
 _ATTEMPTS = 5
 
 T = TypeVar("T")
-
-_watch_logger = logging.getLogger("replaybuf.watch")
 
 #: For all write transactions. After a wait for a lock, a statement must see concurrent commits: fences, counts and the
 #: creation of the schema depend on that.
@@ -64,7 +69,6 @@ class PostgresDatabase(Database):
             self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
         self._read_only = read_only
         self._outage = Outage(self.where, reconnect_timeout)
-        self._waits = CommitWaits(self.where, self._outage, self.pool.servers)
 
     async def read(
         self,
@@ -127,9 +131,38 @@ class PostgresDatabase(Database):
         return await self._until_done(once, stored="; nothing of it was stored", repeats_locked=patience is None)
 
     async def _commit(self, connection: Connection, last: Sequence[str] = (), since: float | None = None) -> None:
-        """Commit, after last statements. Raises StandbyWaitEnded when the wait for a standby takes too long."""
-        async with self._waits.bounded(since):
+        """Commit, after last statements, in the time for attempts that began at `since`, by default now.
+
+        Raises StandbyWaitEnded when the commit waits longer for a standby, and OSError when it has no answer at all.
+        """
+        async with self._answered_by_standby(since):
             await commit(connection, last)
+
+    @asynccontextmanager
+    async def _answered_by_standby(self, since: float | None) -> AsyncIterator[None]:
+        loop, began = asyncio.get_running_loop(), time.monotonic()
+        asking: list[asyncio.Task[str]] = []
+
+        async def give_up() -> str:
+            why = await self.pool.servers.waiting_commits()  # asked first: an interrupted commit waits for nothing
+            if not limit.expired():
+                limit.reschedule(loop.time())
+            return why
+
+        seconds = max(COMMIT_SECONDS, self._outage.deadline(began if since is None else since) - began)
+        timer = loop.call_later(seconds, lambda: asking.append(loop.create_task(give_up())))
+        try:
+            async with self._outage.bounded(None) as limit:
+                yield
+        except TimeoutError:
+            waited = f"{time.monotonic() - began:.0f} s"
+            if asking and (why := await asking[0]):
+                raise StandbyWaitEnded(f"{why}; it waited for {waited}") from None
+            raise ConnectionResetError(f"a commit had no answer for {waited}") from None
+        finally:
+            timer.cancel()
+            for task in asking:
+                task.cancel()
 
     @property
     def lacking(self) -> str:
@@ -245,7 +278,7 @@ class PostgresDatabase(Database):
         if self._is_lost(error, attempt):
             return error
         is_locked = isinstance(error, LockedError) or error.reason == "pool busy"
-        if is_locked and repeats_locked and (why := await self._waits.why()):
+        if is_locked and repeats_locked and (why := await self.pool.servers.waiting_commits()):
             return UnreachableError(f"{error}; {why}", reason="standby awaited")
         # Perhaps the lock is that of the transaction whose answer was lost.
         return error if is_locked and doubtful is not None else None
@@ -274,7 +307,7 @@ class PostgresDatabase(Database):
         assert stamp is not None
         async with (
             self._connected(asking) as connection,
-            self._waits.bounded(asking.since),
+            self._answered_by_standby(None),
             connection.transaction(isolation="read_committed"),
         ):
             number = await connection.fetchval(READ_STAMP, stamp.row, stamp.number - 1)
@@ -323,19 +356,13 @@ SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
 _LONGEST_SECONDS = 5.0
 #: The seconds between two polls: of a server that may not deliver notifications, and once one has been heard.
 _POLL_SECONDS, _HEARING_SECONDS = 0.5, 1.0
-#: What a server without a feature means for a run.
-_EFFECTS = {
-    "LISTEN": "waits notice by polling, within half a second, what others have put",
-    "NOTIFY": "others notice by polling what is put here",
-    "pg_current_snapshot": "who waits reads the buffer twice a second",
-}
 
 
 class Notifications(CommitWatch):
     """NOTIFY as an immediate hint, and polls of the server's snapshot as the guarantee.
 
     A notification may be lost with its sender, and a LISTEN connection can die silently. Where a server lacks either
-    feature, polling replaces it, with one warning.
+    feature, waiting calls poll (`tasks.commit_watch`).
     """
 
     seconds = _POLL_SECONDS
@@ -345,50 +372,39 @@ class Notifications(CommitWatch):
         self._pool, self._hint = pool, hint
         self._listening: Connection | None = None
         self._snapshot: str | None = None
-        self._lacking: set[str] = set()
 
     async def look(self) -> bool:
         if (old := self._listening) is not None and (old.is_closed() or self._pool.servers.is_left(old.standing)):
             await self.close()
-        if self._listening is None and "LISTEN" not in self._lacking:
+        if self._listening is None and self.announces:
             self._listening = await self._pool.take()
-            if await self._has("LISTEN", self._listening.add_listener(_CHANNEL, self._heard)):
-                await self.announce()  # hearing it oneself shows that notifications arrive
-            else:
-                await self.close()
-        before = self._snapshot
-        if not await self._has("pg_current_snapshot", self._look()):
-            return True  # waiting calls then poll by themselves
+            with self._learning():
+                await self._listening.add_listener(_CHANNEL, self._heard)
+            await self.announce()  # hearing it oneself shows that notifications arrive
+        before, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
         return self._snapshot != before
 
     def _heard(self, *_: object) -> None:
         self.seconds = _HEARING_SECONDS
         self._hint()
 
-    async def _look(self) -> None:
-        async with asyncio.timeout(_LONGEST_SECONDS), self._pool.lend() as connection:
-            self._snapshot = await connection.fetchval(SNAPSHOT)
-
     async def announce(self) -> None:
         # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
-        self.announces = await self._has("NOTIFY", self._notify())
+        with self._learning():
+            await self._ask(_ANNOUNCE)
 
-    async def _notify(self) -> None:
-        async with asyncio.timeout(_LONGEST_SECONDS), self._pool.lend() as connection:
-            await connection.execute(_ANNOUNCE)
-
-    async def _has(self, what: str, asking: Awaitable[object]) -> bool:
-        """Return whether the server has the feature that is asked for; a warning is logged once if it doesn't."""
+    @contextlib.contextmanager
+    def _learning(self) -> Iterator[None]:
+        """Use no notifications any more once the server refuses this block as unknown."""
         try:
-            await asking
+            yield
         except Exception as error:
-            if not says_unknown(error):
-                raise
-            if what not in self._lacking:
-                self._lacking.add(what)
-                _watch_logger.warning("the server has no %s (%s): %s", what, error, _EFFECTS[what])
-            return False
-        return True
+            self.announces = not says_unknown(error)
+            raise
+
+    async def _ask(self, statement: str) -> Any:
+        async with asyncio.timeout(_LONGEST_SECONDS), self._pool.lend() as connection:
+            return await connection.fetchval(statement)
 
     async def close(self) -> None:
         connection, self._listening, self._snapshot = self._listening, None, None

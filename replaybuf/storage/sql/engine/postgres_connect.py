@@ -7,6 +7,7 @@ without power), so that the client doesn't wait forever for an answer, and the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -27,43 +28,29 @@ _IDLE_SECONDS = 300
 
 
 class Standing(NamedTuple):
-    """A server's role and timeline; None for values that it doesn't report.
+    """A server's role and timeline; None for values that it doesn't report. A standby has no timeline here.
 
-    `system` is the id of its cluster, the same for all its servers. A standby has no timeline here.
+    `started` is the same for connections by different addresses, until the server's next start.
     """
 
-    system: str | None = None
     timeline: int | None = None
     is_standby: bool = False
     started: datetime | None = None
     process: int | None = None
 
-    @property
-    def instance(self) -> tuple[str | None, datetime | None]:
-        """An id of the server process: equal for connections by different addresses, until the server's next start."""
-        return self.system, self.started
-
-    def is_of_another(self, other: Standing) -> bool:
-        """Return whether this server is of another cluster."""
-        return None not in (self.system, other.system) and self.system != other.system
-
     def is_left(self, followed: Standing) -> bool:
         """Return whether this is an old primary, superseded by the followed server; it gets no more writes."""
-        later = self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
-        return later and not self.is_of_another(followed)
+        return self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
 
 
 #: For a server that wasn't queried.
 UNKNOWN = Standing()
 
-_QUESTION = """
-SELECT {system}, CASE WHEN pg_is_in_recovery() THEN NULL
+_ASK = """
+SELECT CASE WHEN pg_is_in_recovery() THEN NULL
        ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
     pg_is_in_recovery(), pg_postmaster_start_time(), pg_backend_pid()
 """
-# The second is without the id of the cluster, which needs a privilege.
-_ASK = _QUESTION.format(system="(SELECT CAST(system_identifier AS text) FROM pg_control_system())")
-_ASK_LESS = _QUESTION.format(system="CAST(NULL AS text)")
 
 
 class Connector:
@@ -128,17 +115,11 @@ class Connection(asyncpg.Connection):
 
     async def ask_standing(self) -> Standing:
         """Ask the server for its role and timeline, and remember them."""
-        for question in (_ASK, _ASK_LESS):
-            try:
-                found: Any = await self.fetchrow(question)
-                self.standing = Standing(*found)
-                break
-            except (
-                asyncpg.SyntaxOrAccessError,
-                asyncpg.FeatureNotSupportedError,
-                asyncpg.ObjectNotInPrerequisiteStateError,
-            ):
-                continue  # a server that only speaks PostgreSQL's protocol has no WAL
+        with contextlib.suppress(  # a server that only speaks PostgreSQL's protocol has no WAL
+            asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
+        ):
+            found: Any = await self.fetchrow(_ASK)
+            self.standing = Standing(*found)
         return self.standing
 
     async def end(self, seconds: float) -> None:

@@ -11,9 +11,11 @@ reaches another server than before: a promoted standby, or the same server after
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import asyncpg
 from sqlalchemy.engine import URL
@@ -21,6 +23,7 @@ from sqlalchemy.engine import URL
 from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.errors import is_telling
+from replaybuf.storage.sql.engine.outage import ASK, WHAT_TO_DO, Synchronous
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, Standing
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 
@@ -29,6 +32,8 @@ _GRACE_SECONDS = 1.0
 _CLOSING_SECONDS = 2.0
 #: How long a connection to the followed server may take before all servers are tried.
 _DIRECT_SECONDS = 2.0
+#: The timeout of the query for commits that wait for a standby, and how long they must have waited.
+_ANSWER_SECONDS, _TELLING_SECONDS = 5.0, 0.5
 #: How long commit stamps are remembered: rows of connections are deleted a day later (`statements.upkeep`).
 _REMEMBERED_SECONDS = 6 * 86_400
 
@@ -53,12 +58,11 @@ def choose(found: Mapping[Host | None, Standing | str], followed: Standing | Non
     newest = max(standing.timeline or 0 for standing in fit.values())
     best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}
     for host, standing in best.items():
-        if followed is not None and standing.instance == followed.instance:
+        if followed is not None and standing.started == followed.started:
             return host
-    rivals = fit if len({standing.system for standing in fit.values()} - {None}) > 1 else best
-    if writes and len({standing.instance for standing in rivals.values()}) > 1:
+    if writes and len({standing.started for standing in best.values()}) > 1:
         raise UnreachableError(
-            f"{' and '.join(map(_named, rivals))} both say that they are the primary, and each has what the other "
+            f"{' and '.join(map(_named, best))} both say that they are the primary, and each has what the other "
             "lacks; end one of them, make it a standby of the other (pg_rewind), or name the servers of one cluster",
             reason="no primary",
         )
@@ -71,8 +75,6 @@ def _named(host: Host | None) -> str:
 
 def _why_not(standing: Standing, followed: Standing | None) -> str:
     """Return why a server takes no writes of this process, as the end of a sentence; an empty string if it does."""
-    if followed is not None and standing.is_of_another(followed):
-        return "belongs to another cluster"
     if followed is not None and standing.is_left(followed):
         return f"is an old primary (timeline {standing.timeline}; this process follows timeline {followed.timeline})"
     return _STANDBY if standing.is_standby else ""
@@ -141,6 +143,7 @@ class Servers:
         self.followed: Standing | None = None
         self.seen = Seen()
         self.lost = ""
+        self._waiting: tuple[float, asyncio.Future[str]] | None = None  # the last query for waiting commits
 
     async def connect(self) -> Connection:
         """Return a connection to the server that the URL asks for."""
@@ -215,6 +218,27 @@ class Servers:
             why = next(telling, type(none)(f"{self._where}: {none}", reason=none.reason))
         raise why
 
+    async def waiting_commits(self) -> str:
+        """Return a sentence about commits that wait for a synchronous standby at the moment, "" if none does."""
+        if self._waiting is None or time.monotonic() > self._waiting[0] + _GRACE_SECONDS:
+            self._waiting = time.monotonic(), asyncio.ensure_future(self._ask_for_waiting())
+        return await asyncio.shield(self._waiting[1])
+
+    async def _ask_for_waiting(self) -> str:
+        # On a separate connection: all of the pool may be in use by waiting commits.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                connection = await self.connect()
+                try:
+                    row: Any = await connection.fetchrow(ASK.format(seconds=_TELLING_SECONDS))
+                finally:
+                    connection.terminate()
+            if (found := Synchronous(*row)).waiting:
+                said = f"the commit waits for a synchronous standby: {found}; {WHAT_TO_DO}"
+                _logger.warning("%s: %s", self._where, said)
+                return said
+        return ""
+
     # Another server than before
 
     async def _meet(self, connection: Connection, chosen: Host | None) -> None:
@@ -224,7 +248,7 @@ class Servers:
             return
         async with self._meeting:
             before = self.followed
-            if before is not None and (standing.timeline, standing.instance) == (before.timeline, before.instance):
+            if before is not None and standing[:3] == before[:3]:
                 return
             if before is not None and standing.is_left(before):  # another task has met a newer timeline meanwhile
                 raise ConnectionResetError(f"{_named(chosen)} is an old primary")

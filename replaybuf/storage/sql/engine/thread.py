@@ -114,7 +114,6 @@ class DatabaseThread:
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
-        self._abandoned: set[asyncio.Future[Any]] = set()  # closing tasks of garbage-collected stores
         # Calls whose results have not been received yet, as weak references: a caller whose loop was closed withdraws
         # its call when the coroutine is garbage-collected.
         self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
@@ -195,9 +194,8 @@ class DatabaseThread:
     async def drain_all(self) -> None:
         """Undo unreceived results, and wait for all work without a caller (database's thread)."""
         self._take_back()
-        while tasks := self._unsettled | self._retries | self._abandoned:
+        while tasks := self._unsettled | self._retries:
             await asyncio.wait(tasks)
-            self._abandoned.clear()
 
     def _take_back(self) -> None:
         for reference in list(self._calls.values()):
@@ -243,33 +241,10 @@ class DatabaseThread:
         try:
             ending.result(3 * timeout)
         finally:
-            self.stop()
-
-    def abandon(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
-        """Close in the background, after the store was garbage-collected."""
-        with contextlib.suppress(ClosedError):
-            self.post(self._start_end, last, timeout)
-
-    def _start_end(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
-        ending = self.loop.create_task(self._end(last, timeout))
-        self._abandoned.add(ending)
-        ending.add_done_callback(self._has_ended)
-
-    def _has_ended(self, ending: asyncio.Task[None]) -> None:
-        if not ending.cancelled() and (error := ending.exception()) is not None:
-            _logger.warning("closing a store that was dropped failed: %s", error)
-        with self._posting:
-            self._closed = True
-            self.loop.stop()
-
-    def stop(self) -> None:
-        """End the thread."""
-        with self._posting:
-            if self._closed:
-                return
-            self._closed = True
-            self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+            with self._posting:
+                self._closed = True
+                self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(10)
 
     async def _end(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
         self._ending = True
