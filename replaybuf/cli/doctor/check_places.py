@@ -160,7 +160,7 @@ def take_over_places(reader: Reader) -> list[str]:
     ):
         with closing(_open(place)) as store:
             if _lacks_marker(store, {file_name(one) for one in files}):
-                store.replace_marker(Marker(place.identity, place.number, place.home).packed())
+                store.write_marker(Marker(place.identity, place.number, place.home).packed(), replace=True)
                 done.append(f"wrote {MARKER} in {place.url} again")
                 continue
             marker = recognise(store, place.identity, place.number)

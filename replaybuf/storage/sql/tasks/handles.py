@@ -17,7 +17,7 @@ import numpy as np
 from replaybuf.common.checks import check_seconds
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
 from replaybuf.storage.places.owners import local_url, open_place
-from replaybuf.storage.places.store import Extent, GoneError, PlaceStore, Range
+from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
@@ -162,7 +162,7 @@ def _read(wanted: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) ->
     first = wanted[0][0]
     if first.extent is not None:
         url = local_url(first.database, first.extent.place, first.url)
-        ranges = [Range(one.extent, at.block_at, at.block_size) for one, at in wanted if one.extent is not None]
+        ranges = [one.extent.part(at.block_at, at.block_size) for one, at in wanted if one.extent is not None]
         return _store(url, timeout, os.getpid()).read(ranges, timeout)
     parts = [(one.uid, one.start + at.block_at, at.block_size) for one, at in wanted]
     return [
