@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import sqlite3
@@ -151,7 +152,7 @@ class SqliteDatabase(Database):
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return CommitWatch() if self.path is None else DataVersion(self.connections)
+        return CommitWatch() if self.path is None else DataVersion(self.connections, self.path)
 
     async def dispose(self) -> None:
         if self._log is not None:
@@ -226,20 +227,28 @@ class WalCheckpoints:
 # Commits of other processes
 
 
+#: The seconds for which a write is given time to be committed, and the longest ones between two polls.
+_FIRST_POLL, _LONGEST_POLL = 0.002, 0.5
+#: The seconds between two polls where the system doesn't tell who writes to a file (it isn't Linux).
+_BLIND_POLL = 0.01
+_IN_MODIFY = 2
+
+
 class DataVersion(CommitWatch):
-    """Polls the file's `data_version`, which changes when another connection commits."""
+    """Polls the file's `data_version`, which changes when another connection commits, after writes to the WAL."""
 
-    seconds = 0.006  # some 5 us of processor each
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, path: str) -> None:
+        self._connections, self._log = connections, f"{path}-wal"
         self._connection: SqliteConnection | None = None
         self._version: int | None = None
+        self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
+        self._seconds = _FIRST_POLL
 
     async def look(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
             self._connection.session.raw.execute("PRAGMA busy_timeout = 0")
+            self._writes = _writes_to(self._log)
         try:
             with FORK_GUARD:
                 version: int = self._connection.session.raw.execute("PRAGMA data_version").fetchone()[0]
@@ -250,9 +259,40 @@ class DataVersion(CommitWatch):
         changed, self._version = version != self._version, version
         return changed
 
+    async def pause(self) -> None:
+        if self._writes is None:
+            await asyncio.sleep(_BLIND_POLL)
+            return
+        loop, written = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._writes, written.set)
+        try:
+            await asyncio.wait_for(written.wait(), self._seconds)
+        except TimeoutError:
+            self._seconds = min(_LONGEST_POLL, 2 * self._seconds)
+            return
+        finally:
+            loop.remove_reader(self._writes)
+        os.read(self._writes, 1 << 16)
+        # A commit can be seen some time after its last write, at least that of an fsync.
+        self._seconds = _FIRST_POLL
+        await asyncio.sleep(_FIRST_POLL)
+
     async def close(self) -> None:
-        connection = self._connection
-        self._connection = self._version = None
+        connection, writes = self._connection, self._writes
+        self._connection = self._version = self._writes = None
+        if writes is not None:
+            os.close(writes)
         if connection is not None:
             with contextlib.suppress(Exception):
                 await self._connections.close(connection)
+
+
+def _writes_to(path: str) -> int | None:
+    """Return a descriptor that can be read once the file was written to; None where the system has none (inotify)."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "inotify_init1") or (watch := libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) < 0:
+        return None
+    if libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY) < 0:
+        os.close(watch)
+        return None
+    return int(watch)
