@@ -99,10 +99,6 @@ class GoneError(DecodeError):
     """The bytes no longer exist: their file was deleted."""
 
 
-class FileLostError(Exception):
-    """Files that were written for a transaction count as nobody's by now: their payloads must be written again."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file in a place's listing: its name, size, and last modification (seconds since the epoch)."""
