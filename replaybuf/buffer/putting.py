@@ -197,7 +197,7 @@ class Putting:
 
     async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException]:
         """Store groups and return the uid or the error of each; groups without room wait for it."""
-        outcomes = await self.storage.put_many(news) if news else []
+        outcomes = await self.storage.put_many(news)
         again = [place for place, one in enumerate(outcomes) if isinstance(one, UnfetchedError | FullError)]
         stored = await asyncio.gather(*(self._stored(news[place], patience) for place in again), return_exceptions=True)
         for place, outcome in zip(again, stored, strict=True):

@@ -94,3 +94,9 @@ async def test_cancelled_each_group_is_stored_wholly_or_not_at_all(buffer: Repla
     there = [item async for item in buffer.find({})]
     assert all(len(item.item) == len(group(0)) for item in there)
     assert await buffer.count(TASK, Status.COMPLETED) == len(there)
+
+
+async def test_no_groups_at_all(buffer: ReplayBuffer) -> None:
+    assert await buffer.put_many([], TASK) == []
+    async with asyncio.timeout(30):
+        assert await buffer.storage.put_many([]) == []

@@ -15,7 +15,6 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.engine import postgres
-from tests.cli.doctored import examine
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
 from tests.reasons import because
@@ -58,19 +57,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
     synchronous: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The doctor and the log say for what it waited; others see the group once, and it is there once afterwards."""
+    """The log says for what it waited; others see the group once, and it is there once afterwards."""
     caplog.set_level(logging.INFO, "replaybuf.database")
     url = synchronous.new_database()
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 2)
-        rows = await asyncio.to_thread(examine, url, code=None)
-        assert [row["level"] for row in rows["replication"] + rows["hosts"]] == ["ok", "ok", "ok"]
-        roles = {row["text"].partition(", ")[0] for row in rows["hosts"]}
-        primary, standby = (node.address for node in (synchronous.primary, synchronous.standby))
-        assert roles == {f"{primary} is a primary", f"{standby} is a standby"}
-        there = f"postgresql://postgres@{standby}/{url.rpartition('/')[2]}"
-        [row] = (await asyncio.to_thread(examine, there, code=None))["replication"]
-        assert row["text"] == "the server is a standby: commits are made elsewhere"
         async with away(synchronous):
             began = time.monotonic()
             with pytest.raises(
@@ -82,13 +73,6 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
             assert time.monotonic() - began < 10
             assert caught.value.in_doubt
             assert len(buffer) == 3
-            rows = await asyncio.to_thread(examine, url, code=None)
-            [found] = rows["replication"]
-            assert [row["text"].partition(": ")[0] for row in rows["hosts"] if row["level"] == "warning"] == [
-                f"{standby} can't be used"
-            ]
-            assert found["text"].startswith("commits wait for a synchronous standby: synchronous_standby_names = '*' ")
-            assert "pg_reload_conf" in found["mend"]
         assert await was_committed(buffer, caught.value)
         assert await take_all(buffer) == [0, 1, 2]
     assert "asks for 1 standby, and 0 are connected" in said(caplog)[0]

@@ -13,8 +13,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from replaybuf import ReplayBuffer, RolloutState
-from replaybuf.errors import StorageError
+from replaybuf.errors import PayloadStoreError, StorageError
 from replaybuf.storage.places import folder, objects
 from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
@@ -214,6 +216,8 @@ def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
                     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread does nothing more
 
             stops.append(lambda: asyncio.run_coroutine_threadsafe(stop(), thread.loop).result())
+            with pytest.raises(PayloadStoreError, match="put it again"):
+                await buffer.put_many([heavy(2), heavy(3)], TASK)
             await buffer.put_many([heavy(2), heavy(3)], TASK)
             ledger.write("put", 2, 3)
 

@@ -210,7 +210,7 @@ async def test_files_that_no_commit_named_are_deleted_a_day_later(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "objects"])
-async def test_a_writer_that_was_stopped_and_wakes_after_its_file_was_deleted_writes_again(
+async def test_a_writer_that_was_stopped_and_wakes_after_its_file_was_deleted_is_refused(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Between the write of the file and its commit."""

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from replaybuf import FencedError, FullError, ReplayBuffer
-from replaybuf.storage.sql.tasks.group_commit import CommitPipeline
+from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from tests.cancellation.ways import end_background_work
 from tests.faults.proxy import Link, Proxy, proxied
 from tests.faults.test_postgres_connections import all_told
@@ -77,13 +77,19 @@ async def test_large_puts_are_under_way_together_in_the_order_of_their_calls(
     lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
-    begin = CommitPipeline.begin
+    begun = 0
+    commit = GroupCommit._commit_batch
 
-    async def begin_and_count(pipeline: CommitPipeline, *arguments: object) -> None:
-        await begin(pipeline, *arguments)  # type: ignore[arg-type]
-        together.append(len(pipeline._tasks))
+    async def commit_and_count(commits: GroupCommit, *arguments: Any) -> None:
+        nonlocal begun
+        begun += 1
+        together.append(begun)
+        try:
+            await commit(commits, *arguments)
+        finally:
+            begun -= 1
 
-    monkeypatch.setattr(CommitPipeline, "begin", begin_and_count)
+    monkeypatch.setattr(GroupCommit, "_commit_batch", commit_and_count)
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
         large = [group(number, text="x" * 200_000) for number in range(1, 61)]

@@ -95,10 +95,6 @@ class GoneError(DecodeError):
     """The bytes no longer exist: their file was deleted."""
 
 
-class FileLostError(Exception):
-    """Files that were written for a transaction count as nobody's by now: their payloads must be written again."""
-
-
 @dataclass(frozen=True, slots=True)
 class Range:
     """A range of a payload's tail to read."""

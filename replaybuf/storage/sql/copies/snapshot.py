@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
 from replaybuf.common.atomic_file import partial_file, publish
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import DecodeError, SnapshotError
+from replaybuf.errors import SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.places.store import Extent, FileLostError
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
     check_facts,
@@ -42,19 +40,13 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
-from replaybuf.storage.sql.statements.checkpoints import check_no_groups, free_shift, make_room, raise_uid
+from replaybuf.storage.sql.statements.checkpoints import free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
-from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.rows import rescoped_key
-from replaybuf.values.codec.payload import Codec
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.tasks.file_batch import FileBatch
-    from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 
 _BATCH_GROUPS = 1000
 
@@ -102,81 +94,21 @@ async def copy_to(
 
 
 async def copy_from(
-    target: Database,
-    scope: Scope,
-    path: str,
-    expected: Mapping[str, str],
-    progress: OnProgress | None,
-    codec: Codec,
-    files: PayloadFiles,
+    target: Database, scope: Scope, path: str, expected: Mapping[str, str], progress: OnProgress | None
 ) -> None:
-    """Load the snapshot at `path` into an empty buffer in `target`; `files` are the buffer's."""
+    """Load the snapshot at `path` into an empty buffer in `target`, all payloads into the database."""
     source = await open_file(path, expected)
     try:
         async with source.transaction(write=False) as reading:
-            snapshot = _Loading(_CopyEnd(source, DEFAULT, reading, path), codec, files)
-            payloads = await check_facts(snapshot.end.run, path)
-            while True:
-                try:
-                    if files.writes:
-                        await target.read(_check_room, scope)
-                        await snapshot.write_apart()
-                    async with target.transaction(scope, write=True, alone=True) as writing:
-                        await writing.run(check_fence)
-                        await writing.run(make_room)
-                        ends = snapshot.end, _CopyEnd(target, scope, writing)
-                        if await _copy_rows(*ends, snapshot.converted, progress, loads=True) != payloads:
-                            raise damaged(path, "not all of its groups can be found")
-                        await writing.run(name_files, snapshot.extents.values())
-                    return
-                except FileLostError:
-                    continue
+            end = _CopyEnd(source, DEFAULT, reading, path)
+            payloads = await check_facts(end.run, path)
+            async with target.transaction(scope, write=True, alone=True) as writing:
+                await writing.run(check_fence)
+                await writing.run(make_room)
+                if await _copy_rows(end, _CopyEnd(target, scope, writing), None, progress) != payloads:
+                    raise damaged(path, "not all of its groups can be found")
     finally:
         await source.dispose()
-
-
-def _check_room(tx: Transaction) -> None:
-    check_fence(tx)
-    check_no_groups(tx)
-
-
-class _Loading:
-    """A snapshot being loaded. `extents` are the payloads written to files of the buffer, by uid."""
-
-    def __init__(self, end: _CopyEnd, codec: Codec, files: PayloadFiles) -> None:
-        self.end = end
-        self.extents: dict[int, Extent] = {}
-        self._codec = codec
-        self._files = files
-
-    async def write_apart(self) -> None:
-        """Write the payloads that are to be kept apart, before the transaction that refers to them."""
-        self.extents, after, size = {}, 0, 1
-        while batch := self._files.batch():
-            groups, rows = await self.end.run(_batch, after, size, batch.threshold)
-            if not groups:
-                return
-            after, size = groups[-1]["uid"], _next_size(groups)
-            self.extents |= await asyncio.to_thread(self._add, batch, rows)
-
-    def _add(self, batch: FileBatch, rows: Sequence[Row]) -> dict[int, Extent]:
-        extents = {}
-        for row in rows:
-            with suppress(DecodeError):  # a damaged payload stays in the database
-                split = self._codec.split(row["data"])
-                if split.size >= batch.threshold:
-                    extents[row["uid"]] = batch.add(split)
-        batch.flush()
-        return extents
-
-    async def converted(self, rows: list[Row]) -> list[Row]:
-        """Return rows of `rb_payload` as rows of the buffer."""
-        return [self._named(row) if row["uid"] in self.extents else row for row in rows]
-
-    def _named(self, row: Row) -> Row:
-        extent = self.extents[row["uid"]]
-        head = self._codec.split(row["data"]).head
-        return row | {"data": head + extent.packed(), "file": extent.file, "size": extent.size}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,19 +133,17 @@ class _CopyEnd:
 async def _copy_rows(
     source: _CopyEnd,
     target: _CopyEnd,
-    convert: Callable[[list[Row]], Awaitable[list[Row]]],
+    convert: Callable[[list[Row]], Awaitable[list[Row]]] | None,
     progress: OnProgress | None,
-    *,
-    loads: bool = False,
 ) -> int:
     """Copy a buffer, and return the number of its payloads.
 
-    `convert` returns rows of `rb_payload` as they are stored in the copy, which `loads` a snapshot or is one.
+    `convert` returns rows of `rb_payload` as they are stored in a snapshot; None where one is loaded.
     """
     lanes, tallies = await source.run(_read_lanes)
     last, ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
-    if loads:
+    if convert is None:
         _begin_anew(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
     await target.run(write_tallies, tallies, ids)
@@ -225,7 +155,7 @@ async def _copy_rows(
         if not groups:
             break
         after, size = groups[-1]["uid"], _next_size(groups)
-        converted = await convert(payloads)
+        converted = payloads if convert is None else await convert(payloads)
         copied += len(converted)
         for row in groups:
             row["lane"] = ids[row["lane"]]
@@ -304,22 +234,22 @@ def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None
         limit.check(f"group {row['uid']}", (row["data"], row["prompt"]))
 
 
-def _batch(tx: Transaction, after: int, size: int, least: int = 0) -> tuple[list[Row], list[Row]]:
-    """Return the next groups of at least `least` bytes, as rows of `rb_group` and `rb_payload`."""
-    ours = {"lanes": [row.id for row in all_lanes(tx)], "least": least}
-    groups = _rows(tx, group, "g", _GROUPS, after=after, count=size, **ours)
+def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]]:
+    """Return the next groups as rows of `rb_group` and `rb_payload`."""
+    lanes = [row.id for row in all_lanes(tx)]
+    groups = _rows(tx, group, "g", _GROUPS, after=after, count=size, lanes=lanes)
     if not groups:
         return [], []
     for row in groups:
         row["mixed"] = bool(row["mixed"])
-    payloads = _rows(tx, payload, "p", _PAYLOADS, first=groups[0]["uid"], last=groups[-1]["uid"], **ours)
+    payloads = _rows(tx, payload, "p", _PAYLOADS, first=groups[0]["uid"], last=groups[-1]["uid"], lanes=lanes)
     for row in payloads:
         if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload
             row["data"] = str(row["data"]).encode()
     return groups, payloads
 
 
-_OURS = "g.lane {in:lanes} AND g.bytes >= :least"
+_OURS = "g.lane {in:lanes}"
 _GROUPS = f"FROM rb_group g WHERE uid > :after AND {_OURS} ORDER BY uid LIMIT :count"
 _PAYLOADS = f"FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE p.uid BETWEEN :first AND :last AND {_OURS}"
 

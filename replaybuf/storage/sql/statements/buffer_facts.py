@@ -5,7 +5,7 @@ Used by the buffer itself, the command line, the web pages, metrics and the doct
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,21 @@ Tallied = dict[tuple[str, Status, Tally], int]
 #: The staleness of a group `g` in a lane `l`, in train steps.
 STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
 
-_TALLIES = """SELECT l.task_name, l.status, t.name, sum(t.amount) FROM rb_lane l JOIN rb_tally t ON t.lane = l.id
-WHERE l.buffer = :buffer AND t.name <> 'bytes' GROUP BY l.task_name, l.status, t.name"""
+#: The tallies of a buffer by task, status and name, but those of bytes; further conditions go between both parts.
+SUMS = """SELECT l.task_name, l.status, t.name, sum(t.amount) AS amount
+FROM rb_lane l JOIN rb_tally t ON t.lane = l.id WHERE l.buffer = :buffer AND t.name <> 'bytes'"""
+BY_NAME = "GROUP BY l.task_name, l.status, t.name"
 _CURSORS = "SELECT name, version, position, value FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0"
 
 
 def read_tallies(tx: ReadTransaction, buffer: str) -> Tallied:
     """Return the tallies of a buffer by task and status."""
-    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in tx.tuples(_TALLIES, buffer=buffer)}
+    return tallied(tx.tuples(f"{SUMS} {BY_NAME}", buffer=buffer))
+
+
+def tallied(rows: Iterable[Sequence[Any]]) -> Tallied:
+    """Return the tallies in rows of a task, a status, a name and an amount."""
+    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
 
 
 def read_cursors(tx: ReadTransaction, buffer: str) -> list[Cursor]:

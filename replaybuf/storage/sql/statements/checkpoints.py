@@ -146,15 +146,10 @@ def check_empty(count: int, steps: Sequence[int]) -> None:
         )
 
 
-def check_no_groups(tx: Transaction) -> None:
-    """Raise SnapshotError if the buffer has groups."""
-    check_empty(tx.value(f"SELECT count(*) FROM rb_group WHERE {OURS}", buffer=tx.scope.buffer), ())  # noqa: S608
-
-
 def make_room(tx: Transaction) -> None:
     """Remove the remaining rows of an empty buffer. Raises SnapshotError if it isn't empty."""
-    check_no_groups(tx)
-    check_empty(0, [made.step for made in read_checkpoints(tx)])
+    groups = tx.value(f"SELECT count(*) FROM rb_group WHERE {OURS}", buffer=tx.scope.buffer)  # noqa: S608
+    check_empty(groups, [made.step for made in read_checkpoints(tx)])
     for statement in (
         f"UPDATE rb_past SET until = NULL WHERE until IS NOT NULL AND {OURS}",  # noqa: S608
         "DELETE FROM rb_cursor WHERE buffer = :buffer",

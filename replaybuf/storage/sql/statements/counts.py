@@ -20,7 +20,7 @@ from replaybuf.rules.transitions import LaneName, Tally, Transition, levels
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.buffer_facts import Tallied
+from replaybuf.storage.sql.statements.buffer_facts import BY_NAME, SUMS, Tallied, tallied
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
 from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_race
@@ -28,7 +28,6 @@ from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.values.rollouts.rollout import ASIDE
-from replaybuf.values.rollouts.statuses import Status
 
 #: Changes of tallies, by lane and name.
 Counts = Counter[tuple[int, Tally]]
@@ -52,8 +51,8 @@ ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amo
 def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the levels of these tasks."""
     listed = sorted(tasks)
-    rows = tx.tuples(f"{_SUMS} AND l.task_name {{in_texts:tasks}} {_BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
-    return levels({(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}, listed)
+    rows = tx.tuples(f"{SUMS} AND l.task_name {{in_texts:tasks}} {BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
+    return levels(tallied(rows), listed)
 
 
 def read_fenced_tallies(tx: Transaction) -> Tallied:
@@ -62,13 +61,10 @@ def read_fenced_tallies(tx: Transaction) -> Tallied:
     width = len(Row._fields)
     compare(tx, Row(*rows[0][:width]))
     found = (row[width:] for row in rows)  # without any tally, one row of NULLs
-    return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in found if task is not None}
+    return tallied(row for row in found if row[0] is not None)
 
 
-_SUMS = """SELECT l.task_name, l.status, t.name, sum(t.amount) AS amount
-FROM rb_lane l JOIN rb_tally t ON t.lane = l.id WHERE l.buffer = :buffer AND t.name <> 'bytes'"""
-_BY_NAME = "GROUP BY l.task_name, l.status, t.name"
-_ALL_FENCED = f"SELECT * FROM ({FENCE}) AS fence LEFT JOIN ({_SUMS} {_BY_NAME}) AS sums ON true"  # noqa: S608
+_ALL_FENCED = f"SELECT * FROM ({FENCE}) AS fence LEFT JOIN ({SUMS} {BY_NAME}) AS sums ON true"  # noqa: S608
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from replaybuf.errors import ReplayBufError
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.fence import FENCE, Row, join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
-from replaybuf.storage.sql.statements.presence import note_more
-from replaybuf.storage.sql.statements.put import put_all, store
+from replaybuf.storage.sql.statements.presence import note_again
+from replaybuf.storage.sql.statements.put import put_groups, store
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Cursor
 
@@ -64,9 +65,11 @@ def put_with_cursor(
     """Move a cursor and put groups; return False, and do nothing, if another process has moved it."""
     if not move_cursor(tx, moved):
         return False
-    put_all(tx, groups)
+    for outcome in put_groups(tx, groups):
+        if isinstance(outcome, ReplayBufError):
+            raise outcome
     if groups and event is not None:
-        note_more(tx, event, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
+        note_again(tx, event, adds=True, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
     return True
 
 

@@ -4,7 +4,7 @@
 2. That number falls as rows of `rb_payload` are deleted, in the same transaction. At 0 the file is deleted, and then
    its row. It never rises from 0.
 3. A file without a row is of a writer that died, or is about to commit. It gets a row with -1 groups, which stays, and
-   is deleted then: the writer's late row conflicts with that one, and its payloads are written again.
+   is deleted then: the writer's late row conflicts with that one, and its put is refused.
 4. While somebody copies payloads, no file is deleted (`rb_place.kept_until`).
 
 At the end: where this database is, which tells it from its copies. Places belong to one of them.
@@ -19,8 +19,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from replaybuf.errors import PayloadStoreError
 from replaybuf.storage.places.owners import Home
-from replaybuf.storage.places.store import Extent, FileLostError
+from replaybuf.storage.places.store import Extent
 from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: Seconds after which a process that wasn't heard of, or no longer keeps files, counts as dead.
@@ -83,7 +84,7 @@ WHERE id = :id AND (listed_at IS NULL OR listed_at < :due OR listed_at > :now)""
 
 
 def name_files(tx: Transaction, extents: Iterable[Extent]) -> None:
-    """Record the files of new payloads. Raises FileLostError when one was found without a row, and is deleted."""
+    """Record the files of new payloads. Raises PayloadStoreError when one was found without a row, and is deleted."""
     numbers: Counter[int] = Counter()
     ends: dict[int, tuple[int, int]] = {}
     for one in extents:
@@ -92,7 +93,10 @@ def name_files(tx: Transaction, extents: Iterable[Extent]) -> None:
     for number, count in sorted(numbers.items()):
         place, end = ends[number]
         if not tx.tuples(_NAME, id=number, place=place, bytes=end, groups=count):
-            raise FileLostError
+            raise PayloadStoreError(
+                "the arrays of this put were written more than a day before its commit, and were deleted as nobody's; "
+                "nothing was stored: put it again"
+            )
 
 
 # The bytes of a file that is named before are of the same transaction.

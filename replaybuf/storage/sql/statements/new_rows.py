@@ -21,12 +21,14 @@ from pydantic_core import to_json
 from sqlalchemy import Column, Table
 from sqlalchemy.dialects import postgresql
 
+from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.rules.words import brief, listed
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.postgres_dialect import NOW, array, texts
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
+from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
@@ -238,11 +240,26 @@ def payload_row(uid: int, encoded: EncodedGroup) -> Row:
     return row
 
 
-def bytes_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> Counter[tuple[int, Tally]]:
-    """Return the changes of the tallies of bytes by new groups."""
-    counts: Counter[tuple[int, Tally]] = Counter()
+def first_steps(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> dict[int, int]:
+    """Return the train steps of lanes that get their first one by these puts, by lane id."""
+    steps: dict[int, int] = {}
+    for one in (encoded.group for encoded in groups):
+        home = lanes[(one.task_name, one.status)]
+        if one.train_step is not None and home.step is None:
+            steps.setdefault(home.id, one.train_step)
+    return steps
+
+
+def counts_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> Counts:
+    """Return the counts of these groups as put, and of their bytes."""
+    counts: Counts = Counter()
+    numbers: Counter[LaneName] = Counter()
     for one in groups:
-        counts[(lanes[(one.group.task_name, one.group.status)].id, Tally.BYTES)] += one.nbytes
+        name = one.group.task_name, one.group.status
+        numbers[name] += 1
+        counts[(lanes[name].id, Tally.BYTES)] += one.nbytes
+    for (task, status), n in numbers.items():
+        add_step(counts, lanes, task, transitions.put(status), n)
     return counts
 
 

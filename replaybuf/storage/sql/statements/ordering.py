@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, null, select
+from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, select
 
 from replaybuf.errors import ConfigError
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, in_order
@@ -151,16 +151,16 @@ class Source:
             return self._merged(tx, size, order, self._read(tx, _Query(order, _PINNED), size))
         return _ordered(self._read(tx, _Query(order), size))
 
-    def read(self, tx: Transaction, size: int, order: Order, *, payloads: bool = True) -> list[GroupRow]:
-        """Return the first `size` groups as rows, with their payloads unless these are read later."""
+    def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
+        """Return the first `size` groups as rows, with their payloads."""
         if not _merges(order):
-            rows = self._read(tx, _Query(order, whole=True, bare=not payloads), size)
+            rows = self._read(tx, _Query(order, whole=True), size)
         elif pinned := self._read(tx, _Query(order, _PINNED), size):
             uids = [one.uid for one in self._merged(tx, size, order, pinned)]
-            found = {row[0]: row for row in tx.tuples(_BY_UID[payloads, False], uids=tx.dialect.listed(uids))}
+            found = {row[0]: row for row in tx.tuples(_BY_UID[False], uids=tx.dialect.listed(uids))}
             rows = [found[uid] for uid in uids if uid in found]
         else:
-            rows = self._read(tx, _Query(order, _FOLLOWING, whole=True, bare=not payloads), size)
+            rows = self._read(tx, _Query(order, _FOLLOWING, whole=True), size)
         return [GroupRow.drawn(row, self.lane) for row in rows]
 
     def is_sparse(self, tx: Transaction, size: int) -> bool:
@@ -177,7 +177,7 @@ class Source:
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
-    def read_afresh(self, tx: Transaction, size: int, *, payloads: bool = True) -> list[GroupRow]:
+    def read_afresh(self, tx: Transaction, size: int) -> list[GroupRow]:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
         home, race = self.lane, self.lane.race
         assert race is not None
@@ -192,7 +192,7 @@ class Source:
         while left and len(rows) < size:  # others may have locked some
             chosen, left = left[: size - len(rows)], left[size - len(rows) :]
             uids = tx.dialect.listed(chosen)
-            found = {row[0]: row for row in tx.tuples(_BY_UID[payloads, True], lane=home.id, uids=uids)}
+            found = {row[0]: row for row in tx.tuples(_BY_UID[True], lane=home.id, uids=uids)}
             rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
         for row in rows:
             row.is_afresh = True
@@ -243,15 +243,14 @@ class Source:
 
 
 class _Query(NamedTuple):
-    """A statement's shape: the order, the set of groups, whether uids are skipped, and whether it reads whole groups,
-    perhaps without the payload (`bare`), or only sort fields."""
+    """A statement's shape: the order, the set of groups, whether uids are skipped, and whether it reads whole groups or
+    only sort fields."""
 
     order: Order
     pinned: bool | None = None
     skipping: bool = False
     whole: bool = False
     checked: bool = False
-    bare: bool = False
 
 
 def _merges(order: Order) -> bool:
@@ -272,7 +271,7 @@ def _statement(query: _Query, where: Node | None) -> Statement:
 def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
     order, fields = query.order, _fields(query)
     values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
-    statement = _whole(not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
+    statement = select(*STORED, _PAYLOAD) if query.whole else select(group.c.uid, group.c.priority, *values)
     if query.pinned is not None:
         missing = group.c.pinned_staleness.is_(None)
         statement = statement.where(~missing if query.pinned else missing)
@@ -325,21 +324,17 @@ _NONE_PINNED = (
 _PAYLOAD = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
 
 
-def _whole(payloads: bool) -> Select[Any]:
-    return select(*STORED, _PAYLOAD if payloads else null())
-
-
-def _by_uid(payloads: bool, lock: bool) -> Statement:
+def _by_uid(lock: bool) -> Statement:
     """Return the SELECT of all columns of groups by uid; with a lane, FOR UPDATE SKIP LOCKED of those in it."""
 
     def build(dialect: Dialect) -> Select[Any]:
-        found = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"))
+        found = select(*STORED, _PAYLOAD).where(dialect.one_of(group.c.uid, "uids"))
         return dialect.for_update(found.where(group.c.lane == _LANE), of=group, skip_locked=True) if lock else found
 
     return Statement(build)
 
 
-_BY_UID = {(payloads, lock): _by_uid(payloads, lock) for payloads in (False, True) for lock in (False, True)}
+_BY_UID = {lock: _by_uid(lock) for lock in (False, True)}
 
 
 @lru_cache(maxsize=128)

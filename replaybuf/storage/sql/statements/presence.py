@@ -25,8 +25,8 @@ from replaybuf.storage.sql.statements.rows import GroupRow
 #: Retained events of a buffer, and uids of one event, at most.
 MOST_EVENTS, MOST_UIDS = 10_000, 100
 _MOST_DETAIL = 2000
-# Repeated events are counted in one of this many latest ones, within these seconds.
-_RECENT, _RECENT_SECONDS = 20, 60.0
+# Repeated events within these seconds are one.
+_RECENT_SECONDS = 60.0
 
 
 class About(TypedDict, total=False):
@@ -67,28 +67,26 @@ _NOTE = """INSERT INTO rb_event (buffer, happened_at, kind, task_name, worker, s
 VALUES (:buffer, :happened_at, :kind, :task_name, :worker, :step, :groups, {json:uids}, :detail)"""
 
 
-def note_more(tx: Transaction, kind: EventKind, **about: Unpack[About]) -> None:
-    """Write a repeatable event: its groups are added to a recent event that is the same otherwise."""
-    alike = (str(kind), about.get("task_name"), about.get("worker"), about.get("detail"))
-    since = tx.dialect.clock(tx) - _RECENT_SECONDS
-    newest = """SELECT id, kind, task_name, worker, detail FROM rb_event
-WHERE buffer = :buffer AND happened_at >= :since ORDER BY happened_at DESC LIMIT :most"""
-    for number, *event in tx.tuples(newest, buffer=tx.scope.buffer, since=since, most=_RECENT):
-        if tuple(event) == alike:
-            more = "UPDATE rb_event SET groups = groups + :more WHERE id = :id"
-            tx.change(more, more=about.get("groups", 0), id=number)
-            return
-    note(tx, kind, **about)
+def note_again(
+    tx: Transaction, kind: EventKind, *, adds: bool, time: float | None = None, **about: Unpack[About]
+) -> None:
+    """Write a repeatable event in place of the same one of the last minute, of its worker and task.
+
+    If it `adds`, that one has the same detail, and its time and groups go on.
+    """
+    now = tx.dialect.clock(tx) if time is None else time
+    values = {"kind": str(kind), "worker": about.get("worker"), "task": about.get("task_name")}
+    since, detail = now - _RECENT_SECONDS, about.get("detail") if adds else None
+    same = tx.tuples(_SAME, buffer=tx.scope.buffer, since=since, time=now, adds=adds, detail=detail, **values)
+    for groups, at in same:
+        if adds:
+            about["groups"], now = about.get("groups", 0) + groups, at
+    note(tx, kind, time=now, **about)
 
 
-def note_last(tx: Transaction, kind: EventKind, *, time: float, **about: Unpack[About]) -> None:
-    """Write an event that replaces the same one of the last minute of its worker and task."""
-    task, worker = about.get("task_name"), about.get("worker")
-    same = """DELETE FROM rb_event WHERE buffer = :buffer AND happened_at BETWEEN :since AND :time AND kind = :kind
-AND worker = :worker AND coalesce(task_name, '') = coalesce(:task, '')"""
-    since = time - _RECENT_SECONDS
-    tx.change(same, buffer=tx.scope.buffer, since=since, time=time, kind=str(kind), worker=worker, task=task)
-    note(tx, kind, time=time, **about)
+_SAME = """DELETE FROM rb_event WHERE buffer = :buffer AND happened_at BETWEEN :since AND :time AND kind = :kind
+AND coalesce(worker, '') = coalesce(:worker, '') AND coalesce(task_name, '') = coalesce(:task, '')
+AND (NOT :adds OR coalesce(detail, '') = coalesce(:detail, '')) RETURNING groups, happened_at"""
 
 
 def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail: str | None = None) -> None:
@@ -186,16 +184,13 @@ def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
             waits=[_noted_wait(one, now, ahead) for one in beat.waits if one.worker == name],
         )
     for event in beat.events:
-        write = note_last if event.kind == EventKind.GAVE_UP else note
-        write(
-            tx,
-            event.kind,
-            task_name=event.task_name,
-            worker=event.worker,
-            groups=event.groups,
-            detail=event.detail,
-            time=event.time + ahead,
-        )
+        about: About = {"task_name": event.task_name, "worker": event.worker}
+        about |= {"groups": event.groups, "detail": event.detail}
+        at = event.time + ahead
+        if event.kind == EventKind.GAVE_UP:
+            note_again(tx, event.kind, adds=False, time=at, **about)
+        else:
+            note(tx, event.kind, time=at, **about)
 
 
 _SEEN = """INSERT INTO rb_worker

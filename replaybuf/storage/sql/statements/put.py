@@ -1,9 +1,9 @@
-"""The statements of puts."""
+"""Puts: in one statement where that is possible (`put_at_once`), else in steps, and groups that aren't stored."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from replaybuf.errors import FullError, ReplayBufError, StorageError
@@ -24,21 +24,23 @@ from replaybuf.storage.sql.statements.eviction import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.fence import ticket_column, ticket_of
+from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.lanes import Lane, need_lanes, start_steps
+from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
-    bytes_of,
     check_size,
+    counts_of,
+    first_steps,
     group_row,
     insert_groups,
     most_bytes,
     payload_row,
 )
 from replaybuf.storage.sql.statements.past import newest
-from replaybuf.storage.sql.statements.presence import note_more
+from replaybuf.storage.sql.statements.presence import note_again
+from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
 from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
 from replaybuf.storage.values import NewGroup
 
@@ -52,6 +54,27 @@ class Stored:
 
 
 Outcome = int | Stored | ReplayBufError
+
+
+def put_behind_fence(
+    tx: Transaction, groups: Sequence[EncodedGroup], known: KnownLanes, reserved: Callable[[], object]
+) -> list[Outcome]:
+    """Put groups as `put_groups` does, in one statement if possible. Must come first in its transaction.
+
+    Checks the fence. `known` is the cache of lanes, and is updated. `reserved()` is called once the groups have their
+    uids. A retry takes new uids: after a crash, PostgreSQL may have given the first ones to another transaction.
+    """
+    at_once = tx.dialect.is_remote and fits_one_statement(tx, groups)
+    if at_once and (uids := store_at_once(tx, groups, known, reserved)):
+        return [*uids]
+    check_fence(tx)
+    outcomes = put_groups(tx, groups)
+    if at_once:
+        names = {(one.group.task_name, one.group.status) for one in groups}
+        # Lanes with a race always need more than one statement.
+        if changed := [name for name in names if name not in known or known[name].race is None]:
+            known |= find_lanes(tx, changed)
+    return outcomes
 
 
 def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
@@ -165,9 +188,7 @@ def store(
         return []
     lanes = _lanes_for(tx, groups)
     uids = tx.dialect.reserve_uids(tx, len(groups))
-    counts: Counts = Counter()
-    for (task, status), n in Counter((one.group.task_name, one.group.status) for one in groups).items():
-        add_step(counts, lanes, task, transitions.put(status), n)
+    counts = counts_of(groups, lanes)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
         rows = _replace_same_keys(tx, rows, lanes, counts, leaving)
@@ -177,7 +198,6 @@ def store(
         group_row(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
         for uid, one, key in rows
     ]
-    counts.update(bytes_of((one for _, one, _ in rows), lanes))
     name_files(tx, (one.extent for _, one, _ in rows if one.extent is not None))
     insert_groups(tx, values, [payload_row(uid, one) for uid, one, _ in rows])
     if evicting:
@@ -189,15 +209,10 @@ def store(
 def _lanes_for(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
     names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
     lanes = need_lanes(tx, names)
-    steps: dict[int, int] = {}
-    for encoded in groups:
-        home, train_step = lanes[(encoded.group.task_name, encoded.group.status)], encoded.group.train_step
-        if train_step is not None and home.step is None:
-            steps.setdefault(home.id, train_step)
-    if not steps:
-        return lanes
-    start_steps(tx, steps)
-    return need_lanes(tx, names)
+    if steps := first_steps(groups, lanes):
+        start_steps(tx, steps)
+        lanes = need_lanes(tx, names)
+    return lanes
 
 
 def _key_of(tx: Transaction, new: NewGroup) -> str | None:
@@ -222,6 +237,7 @@ def _replace_same_keys(
         else:
             step = transitions.removed(Place(encoded.group.status), Tally.REPLACED)
             add_step(counts, lanes, encoded.group.task_name, step)
+            counts[(lanes[(encoded.group.task_name, encoded.group.status)].id, Tally.BYTES)] -= encoded.nbytes
     return kept
 
 
@@ -260,20 +276,10 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
 def refuse(tx: Transaction, new: NewGroup) -> None:
     """Count a group as refused for lack of room."""
     _count(tx, new, transitions.refused(new.status))
-    note_more(tx, EventKind.REFUSED, task_name=new.task_name, worker=new.worker, groups=1)
+    note_again(tx, EventKind.REFUSED, adds=True, task_name=new.task_name, worker=new.worker, groups=1)
 
 
 def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:
     counts: Counts = Counter()
     add_step(counts, need_lanes(tx, [(new.task_name, new.status)]), new.task_name, step)
     add_counts(tx, counts)
-
-
-def put_all(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[int | Stored]:
-    """Put groups into the buffer of the transaction. Raises the error of the first group that can't be stored."""
-    stored: list[int | Stored] = []
-    for outcome in put_groups(tx, groups):
-        if isinstance(outcome, ReplayBufError):
-            raise outcome
-        stored.append(outcome)
-    return stored

@@ -1,115 +1,42 @@
 """Puts in a single statement, where each statement is a round trip, of groups that replace no others.
 
 The statement relies on lanes cached in this process. It stores nothing if a lane has changed since, if the buffer was
-restored, or if there isn't room for all of the groups; they are then put as in `put`, in the same transaction. Eviction
-follows in further statements.
+restored, or if there isn't room for all of the groups. Eviction follows in further statements.
 
 Puts that block at the capacity are serialised by the lock of their task, which is taken before the counting statement
-and held until the commit. So the transaction contains nothing else.
+and held until the commit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from replaybuf.rules import transitions
-from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.postgres_dialect import array, texts
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, lock_tasks
 from replaybuf.storage.sql.statements.eviction import evict
-from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.lanes import KnownLanes, find_lanes
+from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import (
     MOST_BYTES,
     EncodedGroup,
     are_light,
     arrays,
-    bytes_of,
+    counts_of,
+    first_steps,
     group_row,
     insert_payloads,
     insertion,
     most_bytes,
     payload_row,
 )
-from replaybuf.storage.sql.statements.put import Outcome, put_groups
 from replaybuf.values.rollouts.statuses import Status
 
 
-@dataclass(slots=True)
-class PutBatch:
-    """Groups to be put together. `known` is the cache of lanes, and is updated.
-
-    `reserved()` is called once the groups have their uids. A retry takes new uids: after a crash, PostgreSQL may have
-    given the first ones to another transaction.
-    """
-
-    groups: Sequence[EncodedGroup]
-    known: KnownLanes
-    reserved: Callable[[], object]
-
-    def put(self, tx: Transaction) -> list[Outcome]:
-        """Put the groups as `put_groups` does, in one statement if possible. Must come first in its transaction.
-
-        Checks the fence.
-        """
-        if not (tx.dialect.is_remote and _fits_one_statement(tx, self.groups)):
-            check_fence(tx)
-            return put_groups(tx, self.groups)
-        names = self._names()
-        if tx.scope.rules.limits.slows_puts:
-            lock_tasks(tx, {task for task, _ in names})
-        if (lanes := self._settled(names)) and (stored := self._store(tx, lanes)):
-            return stored
-        check_fence(tx)
-        outcomes = put_groups(tx, self.groups)
-        # Lanes with a race always need more than one statement.
-        if changed := [name for name in names if name not in self.known or self.known[name].race is None]:
-            self.known |= find_lanes(tx, changed)
-        return outcomes
-
-    def _names(self) -> set[LaneName]:
-        return {(one.group.task_name, one.group.status) for one in self.groups}
-
-    def _settled(self, names: Iterable[LaneName]) -> KnownLanes | None:
-        """Return the cached lanes; None if one is missing, has a race, or would get its first train step."""
-        lanes = {name: self.known[name] for name in names if name in self.known and self.known[name].race is None}
-        for one in self.groups:
-            home = lanes.get((one.group.task_name, one.group.status))
-            if home is None or (home.step is None and one.group.train_step is not None):
-                return None
-        return lanes
-
-    def _store(self, tx: Transaction, lanes: KnownLanes) -> list[Outcome]:
-        """Store and count the groups, and return their uids.
-
-        Stores nothing and returns [] if a lane has changed, or if there isn't room for all groups.
-        """
-        groups, limits = self.groups, tx.scope.rules.limits
-        # Heavy payloads follow in further statements, while the next put may already reserve its uids.
-        payloads = [payload_row(0, one) for one in groups]
-        together = are_light(payloads)
-        values = _values(tx, groups, lanes) | (arrays(payload, payloads) if together else {})
-        rows = tx.tuples(_PUTS[limits.slows_puts, together], **values)
-        if not rows:
-            return []
-        uids: list[Outcome] = [int(uid) for uid in rows[0][0]]
-        tx.newest = rows[0][1]
-        name_files(tx, (one.extent for one in groups if one.extent is not None))
-        self.reserved()
-        if not together:
-            insert_payloads(tx, [row | {"uid": uid} for uid, row in zip(uids, payloads, strict=True)])
-        if limits.capacity is not None and not limits.slows_puts:
-            _evict(tx, {one.group.task_name for one in groups})
-        return uids
-
-
-def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
+def fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
     """Return whether these groups can be stored without replacing others or comparing with the number of draws."""
     limits = tx.scope.rules.limits
     if limits.samples_per_insert is not None:
@@ -124,14 +51,47 @@ def _fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool
     return sum(map(most_bytes, groups)) + 4 * tags <= most
 
 
+def store_at_once(
+    tx: Transaction, groups: Sequence[EncodedGroup], known: KnownLanes, reserved: Callable[[], object]
+) -> list[int]:
+    """Store and count the groups, and return their uids; call `reserved()` once they have them.
+
+    Stores nothing and returns [] if a lane isn't as `known`, has a race or would get its first train step, or if there
+    isn't room for all groups.
+    """
+    names, limits = {(one.group.task_name, one.group.status) for one in groups}, tx.scope.rules.limits
+    if limits.slows_puts:
+        lock_tasks(tx, {task for task, _ in names})
+    lanes = {name: known[name] for name in names if name in known and known[name].race is None}
+    if len(lanes) < len(names) or first_steps(groups, lanes):
+        return []
+    # Heavy payloads follow in further statements, while the next put may already reserve its uids.
+    payloads = [payload_row(0, one) for one in groups]
+    together = are_light(payloads)
+    values = _values(tx, groups, lanes) | (arrays(payload, payloads) if together else {})
+    rows = tx.tuples(_PUTS[together], **values)
+    if not rows:
+        return []
+    uids = [int(uid) for uid in rows[0][0]]
+    tx.newest = rows[0][1]
+    name_files(tx, (one.extent for one in groups if one.extent is not None))
+    reserved()
+    if not together:
+        insert_payloads(tx, [row | {"uid": uid} for uid, row in zip(uids, payloads, strict=True)])
+    if limits.capacity is not None and not limits.slows_puts:  # the locks of their tasks serialise evictions
+        tasks = {one.group.task_name for one in groups}
+        lock_tasks(tx, tasks)
+        counts: Counts = Counter()
+        evict(tx, tasks, counts)
+        add_counts(tx, counts)
+    return uids
+
+
 def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) -> dict[str, Any]:
     """Return the parameter values of the statement, except for payloads."""
-    counts, limits = Counts(), tx.scope.rules.limits
-    numbers = Counter((one.group.task_name, one.group.status) for one in groups)
-    for (task, status), n in numbers.items():
-        add_step(counts, lanes, task, transitions.put(status), n)
-    counts.update(bytes_of(groups, lanes))
-    held_back = {task: n for (task, status), n in numbers.items() if status == Status.COMPLETED}
+    counts = counts_of(groups, lanes)
+    limits, completed = tx.scope.rules.limits, [one.group for one in groups if one.group.status == Status.COMPLETED]
+    held_back = Counter(new.task_name for new in completed if limits.slows_puts)
     return {
         "buffer": tx.scope.buffer,
         "epoch": tx.scope.epoch,
@@ -150,34 +110,13 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
     }
 
 
-def _evict(tx: Transaction, tasks: Collection[str]) -> None:
-    """Evict after groups were stored and counted, under the locks of their tasks, which serialise evictions."""
-    lock_tasks(tx, tasks)
-    counts: Counts = Counter()
-    evict(tx, tasks, counts)
-    add_counts(tx, counts)
-
-
-# The statement.
-
 #: Columns whose values the statement computes.
 _MADE_GROUPS = {"uid": "unnest(uids)", "ticket": "unnest(uids) - shift", "since": "newest"}
 _MADE_PAYLOADS = {"uid": "unnest(uids)"}
 
 
-#: Whether there is room for all groups of each task, counted under the lock of the task.
-_ROOM = f""", room AS (
-    SELECT coalesce(bool_and(more + there <= CAST(:capacity AS bigint)), true) AS is_enough
-    FROM unnest(CAST(:held_back AS text[]), {array(":more", "bigint")}) AS wanted (of_task, more), LATERAL (
-        SELECT coalesce(sum(amount), 0) AS there FROM rb_lane JOIN rb_tally ON lane = id
-        WHERE buffer = CAST(:buffer AS varchar) AND task_name = of_task AND status = 'completed' AND name = 'size'
-    ) AS level
-)"""  # noqa: S608
-
-
-def _put(*, bounded: bool, together: bool) -> str:
-    room, there_is = (_ROOM, ", room") if bounded else ("", "")
-    payloads = f", payloads AS ({_INSERT_PAYLOADS})" if together else ""
+# `room`: whether there is any for all groups of each task that is held back, counted under the lock of the task.
+def _put(payloads: str) -> str:
     return f"""
 WITH fence AS (
     SELECT coalesce(max(epoch), 0) AS epoch, nullif(max(ticket_shift), 0) AS shift,
@@ -190,10 +129,16 @@ WITH fence AS (
     ) AS known (id, task_name, status, step) JOIN rb_lane USING (id, task_name, status)
     WHERE buffer = CAST(:buffer AS varchar) AND rb_lane.step IS NOT DISTINCT FROM known.step
         AND race IS NULL
-){room}, new AS (
+), room AS (
+    SELECT coalesce(bool_and(more + there <= CAST(:capacity AS bigint)), true) AS is_enough
+    FROM unnest(CAST(:held_back AS text[]), {array(":more", "bigint")}) AS wanted (of_task, more), LATERAL (
+        SELECT coalesce(sum(amount), 0) AS there FROM rb_lane JOIN rb_tally ON lane = id
+        WHERE buffer = CAST(:buffer AS varchar) AND task_name = of_task AND status = 'completed' AND name = 'size'
+    ) AS level
+), new AS (
     SELECT shift, newest, ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS uids
-    FROM fence, unchanged{there_is} WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS text[]))
-        {"AND is_enough" if bounded else ""}
+    FROM fence, unchanged, room
+    WHERE epoch = CAST(:epoch AS bigint) AND lanes = cardinality(CAST(:lanes AS text[])) AND is_enough
 ), groups AS ({insertion(group, _MADE_GROUPS, "FROM new")}), counts AS (
     INSERT INTO rb_tally AS own (lane, name, shard, amount)
     SELECT unnest({array(":counted", "int")}), unnest(CAST(:tallies AS text[])), pg_backend_pid(),
@@ -205,11 +150,5 @@ SELECT CAST(uids AS text[]), newest FROM new
 """  # noqa: S608
 
 
-_INSERT_PAYLOADS = insertion(payload, _MADE_PAYLOADS, "FROM new")
-
-#: By whether puts block at the capacity, and whether payloads are in the statement.
-_PUTS = {
-    (bounded, together): _put(bounded=bounded, together=together)
-    for bounded in (False, True)
-    for together in (False, True)
-}
+#: By whether payloads are in the statement.
+_PUTS = {False: _put(""), True: _put(f", payloads AS ({insertion(payload, _MADE_PAYLOADS, 'FROM new')})")}

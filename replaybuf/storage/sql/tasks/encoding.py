@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from replaybuf.common.progress import in_pieces
 from replaybuf.errors import DecodeError, ReplayBufError, StorageError
-from replaybuf.storage.places.store import FileLostError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import decode_removed, read_removed
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
@@ -46,35 +45,23 @@ class Encoding:
         self._transactions = transactions
         keep_freed_memory()
 
-    async def encode(self, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
-        """Return the groups encoded."""
-        apart = self.files.batch()
-        encode = partial(encode_groups, self.codec, apart)
-        return await self.files.written(apart, self._transactions.compute(encode, groups))
-
     async def write(self, groups: Sequence[NewGroup], function: Callable[[Transaction, list[EncodedGroup]], T]) -> T:
         """Encode groups and return `function(tx, encoded)`, run in a fenced write transaction.
 
         None must mean that nothing was stored.
         """
-        while True:
-            encoded = await self.encode(groups)
-
-            def work(tx: Transaction, encoded: list[EncodedGroup] = encoded) -> T:
-                return function(tx, encoded)
-
-            try:
-                result = await self._transactions.write(work)
-            except FileLostError:
+        apart = self.files.batch()
+        encode = partial(encode_groups, self.codec, apart)
+        encoded = await self.files.written(apart, self._transactions.compute(encode, groups))
+        try:
+            result = await self._transactions.write(lambda tx: function(tx, encoded))
+        except ReplayBufError as error:
+            if not isinstance(error, StorageError):  # refused, and rolled back
                 self.files.discard(encoded)
-                continue
-            except ReplayBufError as error:
-                if not isinstance(error, StorageError):  # refused, and rolled back
-                    self.files.discard(encoded)
-                raise
-            if result is None:
-                self.files.discard(encoded)
-            return result
+            raise
+        if result is None:
+            self.files.discard(encoded)
+        return result
 
     async def decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return groups, whose tails that are kept apart are read. Raises DecodeError."""

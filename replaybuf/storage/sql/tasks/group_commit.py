@@ -10,18 +10,15 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from replaybuf.errors import ClosedError
-from replaybuf.storage.places.store import FileLostError
 from replaybuf.storage.sql.engine.errors import is_refusal
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
-from replaybuf.storage.sql.statements.put import Stored
-from replaybuf.storage.sql.statements.put_at_once import PutBatch
+from replaybuf.storage.sql.statements.put import Stored, put_behind_fence
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
 from replaybuf.storage.sql.tasks.heartbeats import Presence
@@ -40,8 +37,6 @@ BRIEF_BYTES = 4 * 1024 * 1024
 LIGHT_SECONDS = 0.0005
 
 Outcome = int | Stored | BaseException
-#: Called by a commit to let the next one begin before its own end.
-Passed = Callable[[], None]
 
 
 class _Reply:
@@ -68,7 +63,7 @@ class _Pending:
 
 
 class GroupCommit:
-    """The queue of pending puts, and the task that commits them."""
+    """The queue of pending puts, and the workers that commit them."""
 
     def __init__(self, transactions: Transactions, encoding: Encoding, presence: Presence, lanes: KnownLanes) -> None:
         self._transactions = transactions
@@ -81,11 +76,13 @@ class GroupCommit:
         self._writers = transactions.engine.writers
         self._lock = threading.Lock()
         self._queue: deque[_Pending] = deque()
-        self._flushing: asyncio.Task[None] | None = None
-        self._scheduled = False
+        self._workers: set[asyncio.Task[None]] = set()
+        self._scheduled = False  # a worker runs, or is about to start
+        self._growing = False  # another worker starts once enough is pending
         self._closed = False
-        self._pipeline: CommitPipeline | None = None
-        self._listening = False  # whether the flush waits for enough pending bytes
+        self._taking = asyncio.Lock()
+        self._passed = asyncio.Event()  # whether the last commit lets the next one begin
+        self._passed.set()
         self._seconds = 1.0  # to encode a group, in the last batch
         self._bytes = 0.0  # of a payload, in the last batch
 
@@ -95,15 +92,17 @@ class GroupCommit:
         The groups of one call are in as few transactions as their sizes allow. When the call is cancelled, each group
         is committed wholly or not at all.
         """
+        if not groups:
+            return []
         reply = _Reply(len(groups))
         pending = [_Pending(group, reply) for group in groups]
         with self._lock:
             if self._closed:
                 raise ClosedError
             self._queue.extend(pending)
-            wake, self._scheduled = not self._scheduled, True
-            if self._listening and self._is_enough():
-                wake, self._listening = True, False
+            wake = not self._scheduled or (self._growing and self._is_enough())
+            if wake:
+                self._scheduled, self._growing = True, False
         try:
             if wake:
                 self._thread.post(self._start)
@@ -123,16 +122,16 @@ class GroupCommit:
         """Accept no more puts, and wait until all are committed (database's thread)."""
         with self._lock:
             self._closed = True
-        while self._flushing is not None or self._queue:
+        while self._workers or self._queue:
             self._start()
-            if self._flushing is not None:
-                await asyncio.wait([self._flushing])
+            await asyncio.wait(self._workers)
 
     def _start(self) -> None:
-        if self._flushing is None:
-            self._flushing = self._thread.loop.create_task(self._flush())
-        elif self._pipeline is not None:
-            self._pipeline.wake.set()
+        """Start a worker, unless there are as many as can commit, or encode, at the same time."""
+        if len(self._workers) < max(self._writers, 2):
+            worker = self._thread.loop.create_task(self._work())
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
 
     def _hold(self, pending: Sequence[_Pending]) -> None:
         """Block later operations until the puts of a cancelled caller are committed or dropped."""
@@ -141,56 +140,57 @@ class GroupCommit:
                 one.settled = self._thread.loop.create_future()
                 self._thread.block_on(one.settled)
 
-    async def _flush(self) -> None:
-        """Commit batches until the queue is empty, encoding the next one while others are being committed.
+    async def _work(self) -> None:
+        """Commit batches as long as this worker is needed; batches are encoded one by one, and committed in order.
 
         A light batch, such as a lone small group, is encoded in this thread: a thread switch would cost more.
         """
-        most = self._writers
-        pipeline = self._pipeline = CommitPipeline(most)
-        while True:
-            batch = self._next_batch() if not pipeline or most == 1 or self._is_enough() else []
-            light = not pipeline and self._may_be_light and len(batch) * self._seconds < LIGHT_SECONDS
-            encoded = await self._encode_batch(batch, here=light) if batch else []
-            if encoded and light:
-                await self._commit_batch(encoded)
-            elif encoded:
+        try:
+            while True:
+                async with self._taking:
+                    batch = self._next_batch()
+                    if batch is None:
+                        return
+                    light = len(self._workers) == 1 and len(batch) * self._seconds < LIGHT_SECONDS
+                    encoded = await self._encode_batch(batch, here=light and self._may_be_light) if batch else []
+                    before, self._passed = self._passed, asyncio.Event()
+                    passed = self._passed
+                    self._grow()
                 try:
-                    await pipeline.begin(partial(self._commit_batch, encoded))
+                    await before.wait()
+                    await self._commit_batch(encoded, passed.set)
                 except BaseException as error:
                     self._fail(encoded, error)
-                    raise
-            elif pipeline:
-                await self._wait(pipeline)
-            elif not batch and self._stop_if_empty():
-                return
+                    if not isinstance(error, Exception):
+                        raise
+                finally:
+                    passed.set()
+        finally:
+            self._workers.discard(asyncio.current_task())
 
     @property
     def _may_be_light(self) -> bool:
         return not (self._codec.runs_code or self._files.writes)
 
-    async def _wait(self, pipeline: CommitPipeline) -> None:
-        """Wait until a commit has ended, or enough puts are pending for a concurrent one."""
-        pipeline.wake.clear()
+    def _grow(self) -> None:
+        """Start another worker, now or as soon as enough is pending for it."""
         with self._lock:
-            self._listening = not self._is_enough()
-        if self._listening:
-            await pipeline.wake.wait()
+            self._growing = not self._is_enough()
+        if not self._growing:
+            self._start()
 
     def _is_enough(self) -> bool:
-        """Return whether enough bytes are pending for a concurrent transaction."""
-        return self._writers > 1 and len(self._queue) * self._bytes >= ENOUGH_BYTES
+        """Return whether enough is pending for another worker: to be encoded meanwhile, or committed concurrently."""
+        pending = len(self._queue)
+        return pending * self._seconds > LIGHT_SECONDS if self._writers == 1 else pending * self._bytes >= ENOUGH_BYTES
 
-    def _stop_if_empty(self) -> bool:
+    def _next_batch(self) -> list[_Pending] | None:
+        """Return the next batch; None if this worker isn't needed any more."""
         with self._lock:
-            if self._queue:
-                return False
-            self._scheduled = False
-            self._flushing = None
-            return True
-
-    def _next_batch(self) -> list[_Pending]:
-        with self._lock:
+            others = len(self._workers) > 1
+            if not self._queue or (others and not self._is_enough()):
+                self._scheduled, self._growing = others, others
+                return None
             batch = [self._queue.popleft() for _ in range(min(MAX_GROUPS, len(self._queue)))]
         return self._still_wanted(batch)
 
@@ -216,11 +216,10 @@ class GroupCommit:
             return []
         return [pending for pending in batch if pending.encoded is not None]
 
-    async def _encode_anew(self, batch: list[_Pending]) -> list[_Pending]:
-        """Encode a batch again, whose arrays have to be in other files."""
-        for pending in batch:
-            pending.encoded = None
-        return await self._encode_batch(batch, here=False)
+    async def _encode_anew(self, pending: _Pending) -> list[_Pending]:
+        """Encode a group again, whose arrays have to be in another file."""
+        pending.encoded = None
+        return await self._encode_batch([pending], here=False)
 
     def _encode_all(self, apart: FileBatch | None, batch: list[_Pending]) -> list[tuple[_Pending, Outcome]]:
         failed: list[tuple[_Pending, Outcome]] = []
@@ -247,37 +246,30 @@ class GroupCommit:
         self._seconds, self._bytes = (time.thread_time() - began) / count, size / count
         return failed
 
-    async def _commit_batch(self, batch: list[_Pending], passed: Passed = lambda: None) -> None:
+    async def _commit_batch(self, batch: list[_Pending], passed: Callable[[], None] = lambda: None) -> None:
         """Commit a batch. If the database refuses it, commit its groups one by one, so that only the bad ones fail."""
         wanted = self._still_wanted(batch)
         groups = [pending.encoded for pending in wanted if pending.encoded is not None]
+        if not groups:
+            return
         try:
-            try:
-                outcomes: Sequence[Outcome] = []
-                if groups:
-                    put = PutBatch(groups, self._lanes, passed)
-                    brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
-                    outcomes = await self._transactions.write(put.put, brief=brief, fenced=False)
-            except FileLostError:
+            put = partial(put_behind_fence, groups=groups, known=self._lanes, reserved=passed)
+            brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
+            outcomes: Sequence[Outcome] = await self._transactions.write(put, brief=brief, fenced=False)
+        except Exception as error:
+            refused = is_refusal(error)
+            if refused:
                 self._files.discard(groups)
-                await self._commit_batch(await self._encode_anew(wanted), passed)
-            except Exception as error:
-                if not is_refusal(error):
-                    raise
-                self._files.discard(groups)
-                if len(wanted) == 1:
-                    raise
-                for pending, group in zip(wanted, groups, strict=True):  # a file is named by one transaction only
-                    await self._commit_batch([pending] if group.extent is None else await self._encode_anew([pending]))
-            else:
-                results = list(zip(wanted, outcomes, strict=True))
-                self._files.discard(groups, self._count(results))
-                await self._add_dropped(results)
-                self._answer(results)
-        except BaseException as error:
-            self._fail(wanted, error)
-            if not isinstance(error, Exception):
-                raise
+            if not refused or len(wanted) == 1:
+                self._fail(wanted, error)
+                return
+            for pending, group in zip(wanted, groups, strict=True):  # a file is named by one transaction only
+                await self._commit_batch([pending] if group.extent is None else await self._encode_anew(pending))
+        else:
+            results = list(zip(wanted, outcomes, strict=True))
+            self._files.discard(groups, self._count(results))
+            await self._add_dropped(results)
+            self._answer(results)
 
     def _count(self, results: Sequence[tuple[_Pending, Outcome]]) -> list[EncodedGroup]:
         """Count the stored groups, and return them."""
@@ -331,32 +323,3 @@ def _resolve(answers: Sequence[tuple[_Pending, Outcome]]) -> None:
         reply.left -= 1
         if not reply.left and not reply.future.done():
             reply.future.set_result(None)
-
-
-class CommitPipeline:
-    """At most `most` concurrent commits (database's thread). `wake` is set whenever one ends."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._passed = asyncio.Event()
-        self.wake = asyncio.Event()
-
-    def __bool__(self) -> bool:
-        return bool(self._tasks)
-
-    async def begin(self, commit: Callable[[Passed], Coroutine[Any, Any, None]]) -> None:
-        """Start `commit(passed)` once fewer than `most` run and the previous commit has called its `passed`."""
-        while len(self._tasks) >= self._most:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        if self._tasks:
-            await self._passed.wait()
-        self._passed = passed = asyncio.Event()
-        task = asyncio.get_running_loop().create_task(commit(passed.set))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        task.add_done_callback(lambda _: passed.set())
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self.wake.set()
