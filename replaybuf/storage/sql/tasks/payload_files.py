@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -114,25 +114,10 @@ class PayloadFiles:
         """Return a batch for payloads to be written now, None if they stay in the database."""
         return None if self._here is None else FileBatch(self._threshold, *self._here, self._sync)
 
-    async def written(self, batch: FileBatch | None, work: Awaitable[T]) -> T:
-        """Return the result of `work`, which encodes groups and writes a batch in another thread.
-
-        Raises PayloadStoreError if writing hangs, as on a mount with an unreachable server; that thread keeps hanging.
-        """
-        if batch is None:
-            return await work
-        task = asyncio.ensure_future(work)
-        try:
-            while not (await asyncio.wait([task], timeout=self._patience))[0]:
-                if batch.hangs(self._patience):
-                    self._transactions.replace_threads()
-                    raise PayloadStoreError(
-                        f"payloads could not be written within {self._patience:g} s to {self._place}; nothing of the "
-                        "put was stored: see that it is mounted and answers"
-                    )
-            return task.result()
-        finally:
-            task.cancel()
+    async def write(self, batch: FileBatch | None) -> None:
+        """Write a batch, in another thread. Raises PayloadStoreError, also if that hangs, and StorageError."""
+        if batch is not None:
+            await self._in_thread(batch.flush)
 
     def discard(self, groups: Iterable[EncodedGroup], stored: Iterable[EncodedGroup] = ()) -> None:
         """Let the files of groups be deleted that only some of them were stored; their transaction must have ended."""

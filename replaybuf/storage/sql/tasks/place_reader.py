@@ -50,14 +50,7 @@ class PlaceReader:
         if not apart:
             return
         await self.open(_places(apart))
-        try:
-            read = partial(self._fetch, deferred)
-            await asyncio.wait_for(self._transactions.compute(read, apart), self.patience)
-        except TimeoutError as error:
-            self._transactions.replace_threads()  # those that hang
-            raise PayloadStoreError(
-                f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was taken"
-            ) from error
+        await in_thread(partial(self._fetch, deferred, apart), self.patience, self._names(apart))
 
     async def open(self, wanted: Collection[int]) -> None:
         """Open the places of these ids that the database knows. Raises PayloadStoreError."""
