@@ -21,7 +21,6 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import handles_of
-from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import is_apart
 
@@ -32,10 +31,9 @@ class PlaceReader:
     Reads time out after `patience` seconds.
     """
 
-    def __init__(self, transactions: Transactions, codec: Codec, patience: float) -> None:
-        self._transactions = transactions
+    def __init__(self, engine: Database, codec: Codec, patience: float) -> None:
         self._codec = codec
-        self._engine = transactions.engine
+        self._engine = engine
         self.scope = Scope()
         self.patience = patience
         self.stores: dict[int, PlaceStore] = {}
