@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, and print a table. `plans`, `codec`, `guard`, `peers`: see README.md."""
+"""`python -m benchmarks`: measure, and print a table. `plans`, `guard`, `peers`: see README.md."""
 
 from __future__ import annotations
 
@@ -12,20 +12,11 @@ from benchmarks.table import Row, Settings, markdown
 
 #: The modules that measure something, in order.
 NAMES = (
-    "puts",
-    "takes",
     "payloads",
-    "lone",
-    "processes",
-    "waking",
     "scale",
-    "large",
     "checkpoints",
     "production",
-    "blocking",
 )
-#: Measured only when named: it needs root.
-LONG = ("hosts",)
 
 
 def main() -> int:
@@ -35,10 +26,8 @@ def main() -> int:
 
         return command.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "codec", "guard"])
-    parser.add_argument(
-        "--only", action="append", choices=NAMES + LONG, metavar="NAME", help=f"one of {', '.join(NAMES + LONG)}"
-    )
+    parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "guard"])
+    parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work: a look, not a measurement")
     parser.add_argument("--db", choices=["sqlite", "postgresql", "postgres", "all"], default="all")
     parser.add_argument("--markdown", metavar="FILE", help="write the table to this file, too")
@@ -46,11 +35,6 @@ def main() -> int:
     given = parser.parse_args()
     databases = {"all": ("sqlite", "postgresql"), "sqlite": ("sqlite",)}.get(given.db, ("postgresql",))
     settings = Settings(given.quick, databases)
-    if given.command == "codec":
-        from benchmarks import codec_speed
-
-        codec_speed.main()
-        return 0
     if given.command == "guard":
         from benchmarks import guard
 

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -82,11 +82,6 @@ def engine_of(buffer: ReplayBuffer) -> Any:
     return create_async_engine(url.set(drivername=drivers[url.get_backend_name()]), poolclass=NullPool)
 
 
-def sqlite_path(url: str) -> str:
-    """Return the file of a sqlite:/// URL."""
-    return url.removeprefix("sqlite:///")
-
-
 @asynccontextmanager
 async def open_buffer(url: str, policy: str = "fifo", **options: Any) -> AsyncIterator[ReplayBuffer]:
     """Yield an open buffer."""
@@ -139,11 +134,3 @@ async def fill(buffer: ReplayBuffer, make: Callable[[], Any], count: int) -> Non
     """Put `count` groups, made a few hundred at a time."""
     for start in range(0, count, 512):
         await put_all(buffer, [make() for _ in range(min(512, count - start))])
-
-
-async def drain(buffer: ReplayBuffer, take: Callable[[], Awaitable[Sequence[Any]]]) -> int:
-    """Take until nothing is left. Return the number of groups."""
-    total = 0
-    while found := len(await take()):
-        total += found
-    return total

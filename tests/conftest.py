@@ -82,6 +82,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Leave whole classes of long forms out at once where none is asked for, and not each of their tests later."""
+    marks = getattr(obj, "pytestmark", ()) if isinstance(obj, type) else ()
+    left_out = "not long" in collector.config.option.markexpr and any(mark.name == "long" for mark in marks)
+    return [] if left_out else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long(items)
     mark_fast(items)

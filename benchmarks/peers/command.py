@@ -18,7 +18,6 @@ from typing import Any
 from benchmarks.databases import new_database, new_folder, postgres_server
 from benchmarks.peers.adapter import KINDS, SIZES
 from benchmarks.peers.environments import CannotInstallError, python_of, say
-from benchmarks.peers.picture import draw
 from benchmarks.peers.registry import PEERS, Peer
 from benchmarks.peers.tables import tables
 
@@ -51,7 +50,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=0, help="how often each is measured (default: 5; 2 if quick)")
     parser.add_argument("--quick", action="store_true", help="an eighth of the groups: a look, not a measurement")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured to this file")
-    parser.add_argument("--picture", metavar="FILE", help="draw the rates into this SVG file")
     given = parser.parse_args(arguments)
     sizes, kinds = given.sizes.split(","), given.kinds.split(",")
     if wrong := ({*sizes} - {*SIZES}) | ({*kinds} - {*KINDS}):
@@ -65,8 +63,6 @@ def main(arguments: list[str]) -> int:
     print(tables(results, rows))
     if given.json:
         Path(given.json).write_text(json.dumps({"machine": _machine(), "peers": results}, indent=1, default=_plain))
-    if given.picture:
-        Path(given.picture).write_text(draw(results, [row for row in rows if row[0] == "groups"]))
     return 0
 
 

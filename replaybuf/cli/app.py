@@ -49,9 +49,9 @@ COMMANDS = {
     "rm": ("replaybuf.cli.groups:rm", "Delete groups, by a query."),
     "requeue": ("replaybuf.cli.groups:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "serve": ("replaybuf.cli.watch:serve", "Show a database in the browser."),
-    "doctor": ("replaybuf.cli.doctor.command:doctor", "Check a database, mend it, or upgrade its schema."),
-    "bench": ("replaybuf.cli.bench.command:bench", "Put load on a database, and say what it does under it."),
-    "demo": ("replaybuf.cli.demo.command:demo", "Train a small policy by GRPO through a replay buffer."),
+    "doctor": ("replaybuf.cli.doctor.doctor_command:doctor", "Check a database, mend it, or upgrade its schema."),
+    "bench": ("replaybuf.cli.bench.bench_command:bench", "Put load on a database, and say what it does under it."),
+    "demo": ("replaybuf.cli.demo.demo_command:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 
 

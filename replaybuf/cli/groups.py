@@ -54,7 +54,7 @@ def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
 
 
 #: Advice for keeping the texts of trained groups.
-ARCHIVE = 'archive=1000 in the config of the trainer (groups of each task, or a time such as "7d") keeps them'
+ARCHIVE = 'archive= in the config of the trainer says how many are kept (1000 of each task, or those of "7d")'
 
 
 def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | None:

@@ -85,5 +85,5 @@ def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
         return Diagnosis(Reason.READY, f"Ready: there is room for {wanted(wait.wants, wait.status)}.")
     there = {task: Need.of(wait, task, about).available for task in wait.wants}
     unknown = () if about.limits is not None else (Fact("the limits are unknown: no consumer has noted any"),)
-    text = f"Ready: {wanted(there, wait.status)} can be drawn now."
+    text = f"Ready: {wanted(there, wait.status)} can be drawn."
     return Diagnosis(Reason.READY, text, next(iter(there), None), unknown)

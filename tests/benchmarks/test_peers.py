@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from benchmarks.peers import turn
 from benchmarks.peers.adapter import KINDS, SIZES, Place, make, stacked, unstacked
 from benchmarks.peers.command import Result, main
 from benchmarks.peers.environments import CannotInstallError, python_of
-from benchmarks.peers.picture import draw
 from benchmarks.peers.registry import ENVIRONMENTS, PEERS, Environment
 from benchmarks.peers.tables import tables
 
@@ -57,12 +55,6 @@ def test_the_tables_name_what_is_missing() -> None:
     assert "| Title | 500 (400..640) | 1,000 (1,000..1,000) |" in shown
     assert "| 1 / 1 | - | - | - | all | note |" in shown
     assert shown.endswith("- away, not measured: can't be installed: no wheel")
-
-
-def test_the_picture_is_well_formed() -> None:
-    picture = xml.etree.ElementTree.fromstring(draw({"sqlite3": _result()}, ROWS[:1]))
-    assert picture.tag.endswith("svg")
-    assert len(picture.findall("{*}rect")) == 3
 
 
 def test_no_interpreter_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -75,6 +75,22 @@ def test_groups_of_no_task_are_kept_apart(url: str) -> None:
     assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
 
 
+def test_lanes_of_a_checkpoint_are_made_again(url: str) -> None:
+    """Though all are gone: a restore then brings all of its groups back. Those of later lanes are kept apart."""
+
+    async def restore_and_take() -> tuple[int, int]:
+        async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+            wanted = (await buffer.restore(5)).groups
+            return wanted, await buffer.count_where({})
+
+    asyncio.run(checkpoint_and_take(url))
+    execute(url, "DELETE FROM rb_lane")
+    assert wrong(examine(url, code=1))["lanes"] == "problem"
+    assert wrong(examine(url, "--repair")) == {}
+    wanted, found = asyncio.run(restore_and_take())
+    assert wanted == found > 0
+
+
 def test_payloads_are_kept_while_groups_seem_to_be_missing(url: str) -> None:
     """Once they were counted without them, they are deleted."""
     execute(url, "DELETE FROM rb_group WHERE uid = (SELECT min(uid) FROM rb_group WHERE lease IS NULL)")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from sqlalchemy import make_url
 
 from tests.cli.conftest import run
 from tests.cli.doctored import examine
-from tests.faults.proxy import proxied
 from tests.postgres import execute
 
 
@@ -42,18 +39,6 @@ def test_an_index_that_was_not_finished_is_made_anew(url: str) -> None:
     assert (level, text) == ("problem", "missing, or not finished: rb_group_by_step")
     assert "rb_group_by_step" in run("doctor", url, "--repair").stderr
     assert found(url, "indexes")[0][0] == "ok"
-
-
-async def test_a_server_that_says_nothing_of_standbys_has_none(url: str) -> None:
-    """As those that only speak PostgreSQL's language."""
-    async with proxied(url) as proxy:
-        proxy.instead = {b"pg_stat_replication": b"pg_stat_replicatian"}
-        several = proxy.url.replace(str(port := make_url(proxy.url).port), f"{port},127.0.0.1:1")
-        rows = await asyncio.to_thread(examine, f"{several}?target_session_attrs=any", code=None)
-    assert [row["text"] for row in rows["replication"]] == ["the server doesn't say whether commits wait for standbys"]
-    there, away = rows["hosts"]
-    assert (there["level"], f"127.0.0.1:{port} is a primary" in there["text"]) == ("ok", True)
-    assert (away["level"], "127.0.0.1:1 can't be used" in away["text"]) == ("warning", True)
 
 
 def test_a_server_that_is_not_there_is_a_problem(url: str) -> None:

@@ -175,7 +175,7 @@ async def test_a_line_of_a_megabyte_is_shown_in_a_terminal(tmp_path: Path, size:
 # Without an archive the texts of groups that were trained on are gone: the command says so, and what keeps them
 
 
-KEEPS = "archive=1000 in the config of the trainer"
+KEEPS = "archive= in the config of the trainer says how many are kept"
 
 
 async def train(url: str, **options: Any) -> None:

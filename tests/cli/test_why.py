@@ -166,8 +166,8 @@ def answer(url: str, buffer: str) -> str:
 
 def test_where_nobody_waits_it_is_about_a_draw_now(filled: str) -> None:
     lines = run("why", filled).stdout.splitlines()
-    assert lines[0] == "If somebody drew now: Ready: 3 completed groups of code can be drawn now."
-    assert lines[1] == "  Ready: 8 completed groups of math can be drawn now."
+    assert lines[0] == "If somebody drew now: Ready: 3 completed groups of code can be drawn."
+    assert lines[1] == "  Ready: 8 completed groups of math can be drawn."
     assert run("why", filled, "code").stdout.count("If somebody") == 1
 
 

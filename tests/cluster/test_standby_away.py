@@ -15,7 +15,6 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.engine import postgres
-from tests.cli.doctored import examine
 from tests.cluster.servers import Cluster
 from tests.faults.figures import Figures
 from tests.reasons import because
@@ -23,8 +22,8 @@ from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 #: What is said of the server of these tests.
 SAID = (
-    r"the commit waits for a synchronous standby: synchronous_standby_names = '\*' asks for 1 standby, and 0 are "
-    r"connected; start the standby"
+    r"the commit waits for a synchronous standby: synchronous_standby_names = '\*', and 0 standbys connected; "
+    r"start the standby"
 )
 
 
@@ -58,19 +57,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
     synchronous: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The doctor and the log say for what it waited; others see the group once, and it is there once afterwards."""
+    """The log says for what it waited; others see the group once, and it is there once afterwards."""
     caplog.set_level(logging.INFO, "replaybuf.database")
     url = synchronous.new_database()
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 2)
-        rows = await asyncio.to_thread(examine, url, code=None)
-        assert [row["level"] for row in rows["replication"] + rows["hosts"]] == ["ok", "ok", "ok"]
-        roles = {row["text"].partition(", ")[0] for row in rows["hosts"]}
-        primary, standby = (node.address for node in (synchronous.primary, synchronous.standby))
-        assert roles == {f"{primary} is a primary", f"{standby} is a standby"}
-        there = f"postgresql://postgres@{standby}/{url.rpartition('/')[2]}"
-        [row] = (await asyncio.to_thread(examine, there, code=None))["replication"]
-        assert row["text"] == "the server is a standby: commits are made elsewhere"
         async with away(synchronous):
             began = time.monotonic()
             with pytest.raises(
@@ -82,16 +73,9 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
             assert time.monotonic() - began < 10
             assert caught.value.in_doubt
             assert len(buffer) == 3
-            rows = await asyncio.to_thread(examine, url, code=None)
-            [found] = rows["replication"]
-            assert [row["text"].partition(": ")[0] for row in rows["hosts"] if row["level"] == "warning"] == [
-                f"{standby} can't be used"
-            ]
-            assert found["text"].startswith("commits wait for a synchronous standby: synchronous_standby_names = '*' ")
-            assert "pg_reload_conf" in found["mend"]
         assert await was_committed(buffer, caught.value)
         assert await take_all(buffer) == [0, 1, 2]
-    assert "asks for 1 standby, and 0 are connected" in said(caplog)[0]
+    assert "and 0 standbys connected" in said(caplog)[0]
 
 
 async def test_calls_go_on_when_the_standby_is_back_in_time(
@@ -115,7 +99,7 @@ async def test_calls_go_on_when_the_standby_is_back_in_time(
         await asyncio.wait_for(asyncio.gather(putting, refreshing), 20)
         assert await take_all(two) == [0, 1, 2]
     told = [one.getMessage() for one in caplog.records if one.name.startswith("replaybuf")]
-    assert any("asks for 1 standby, and 0 are connected" in one for one in told)
+    assert any("and 0 standbys connected" in one for one in told)
     assert not any("for a lock" in one or "is the server running" in one for one in told)
 
 
@@ -181,7 +165,7 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
         synchronous.hold_back()
         with pytest.raises(
             UnreachableError,
-            match="asks for 1 standby, and 1 is connected; start the standby",
+            match="and 1 standby connected; start the standby",
             check=because("standby awaited"),
         ) as caught:
             await buffer.put(group(2), TASK)

@@ -50,7 +50,7 @@ class EvictionLaws(Harness):
         """The first groups in its order, the new one included."""
         buffer = await open_buffer(remover=remover, capacity=3)
         for number in range(6):
-            assert await buffer.put(group(number, seq_staleness=number % 2), "math") is not None
+            assert await buffer.put(group(number, response_model_steps=[1 - number % 2]), "math") is not None
             assert len(buffer) == min(number + 1, 3)
         assert await numbers(buffer) == left
         assert (await total(buffer, "evicted"), await total(buffer, "put")) == (3, 6)

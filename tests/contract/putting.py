@@ -236,13 +236,13 @@ class TakingLaws(Harness):
         assert len(buffer) == 0
 
     async def test_staleness_takes_the_most_stale_first(self, open_buffer: OpenBuffer) -> None:
-        """With `staleness`: most stale first, then oldest."""
+        """With `staleness`: those of the oldest weights first, without model steps last, then oldest."""
         buffer = await open_buffer("staleness")
         await put_steps(buffer, 7, 3, None, 7, 1, 21)
-        assert ids(await buffer.get(10, "math")) == [4, 1, 0, 3, 2, 5]
+        assert ids(await buffer.get(10, "math")) == [4, 1, 0, 3, 5, 2]
 
     async def test_staleness_orders_after_a_refresh(self, open_buffer: OpenBuffer) -> None:
-        """The order is that of the refreshed staleness, whether groups brought their own or not."""
+        """The order doesn't depend on the staleness that groups brought, which a refresh replaces."""
         buffer = await open_buffer("staleness")
         await buffer.put(group(0, seq_staleness=50, response_model_steps=[9]), "math")
         await buffer.put(group(1, seq_staleness=-7, response_model_steps=[2]), "math")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from benchmarks.cable import Host, NoCableError, hosts
 from tests.faults.conftest import figures as figures
 from tests.histories.history import calls_in, numbers_of_calls
+from tests.hosts.cable import Host, NoCableError, hosts
 from tests.postgres import Server, new_database, own_server
 from tests.stores import until
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cable import Host
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
 from tests.histories.workers import take_all_left
+from tests.hosts.cable import Host
 from tests.hosts.conftest import Process
 from tests.hosts.roles import EACH
 from tests.stores import build

@@ -60,7 +60,7 @@ TWO = Wait({"math": 8, "code": 8}, worker="trainer-1")
 
 #: By name: the wait, the tallies, what else is known, the reason, and a part of the sentence.
 _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, Any], Reason, str]] = {
-    "enough": (wait(), FULL, {}, R.READY, "Ready: 64 completed groups of math can be drawn now."),
+    "enough": (wait(), FULL, {}, R.READY, "Ready: 64 completed groups of math can be drawn."),
     "none wanted": (wait(0), {}, {}, R.READY, "Ready: 0 completed groups of math"),
     "empty": (wait(), {}, {}, R.ABSENT, "(0 of 64): nothing was ever put into this buffer. Start the"),
     "empty, with a producer": (wait(), {}, {"workers": [LIVE]}, R.ABSENT, "this buffer; gen-1 has it open"),

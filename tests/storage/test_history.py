@@ -245,10 +245,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 100))])
-async def test_it_is_as_if_each_checkpoint_were_a_copy(shared_url: str, name: str, seed: int) -> None:
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 100), marks=pytest.mark.long)], ids=len)
+async def test_it_is_as_if_each_checkpoint_were_a_copy(new_url: Callable[[], str], name: str, seeds: range) -> None:
     """Whatever is put, drawn, undone, changed, replaced, restored, dropped and swept in between."""
     options = OPTIONS[name]
-    async with build(shared_url, keep_checkpoints=None, **options) as buffer:
-        model = Copies(options.get("max_times_sampled", 1), "archive" in options, options.get("history", 1000))
-        await Run(buffer, model, seed).go_on(50)
+    for seed in seeds:
+        async with build(new_url(), keep_checkpoints=None, **options) as buffer:
+            model = Copies(options.get("max_times_sampled", 1), "archive" in options, options.get("history", 1000))
+            await Run(buffer, model, seed).go_on(50)

@@ -6,36 +6,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import uuid
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+import xtuner.v1.rl.replay_buffer  # type: ignore[import-not-found]
+
 import replaybuf.integrations.xtuner
-
-_CHANGED = "xtuner.v1.rl.replay_buffer"
-
-
-class _Changed(MetaPathFinder):
-    """Lets the module be imported as it is, and then gives its names the meaning that they have in replaybuf."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _CHANGED or (spec := PathFinder.find_spec(name, path, target)) is None:
-            return None
-        assert spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _change(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _change(module: ModuleType) -> None:
@@ -54,4 +31,4 @@ def _with_a_url(config: Any) -> Any:
     return type(config)(config.__name__, (config,), {"build": build, "__module__": config.__module__})
 
 
-sys.meta_path.insert(0, _Changed())
+_change(xtuner.v1.rl.replay_buffer)

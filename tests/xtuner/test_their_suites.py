@@ -79,5 +79,7 @@ def test_their_suite_passes(
         timeout=600,
     )
     assert report.is_file(), done.stdout[-2000:] + done.stderr[-2000:]
+    if suite == "test_replay_buffer" and database == "sqlite":
+        assert (tmp_path / "theirs.db").is_file(), "the suite ran over xtuner's own buffer"
     failed = failed_in(report)
     assert failed.keys() == CANNOT_HOLD.get(suite, {}).keys(), failed

@@ -1,15 +1,14 @@
 """`replaybuf doctor`: finds what is wrong with a database, and repairs what can be repaired.
 
-A check is a name and a function that yields findings; a finding that can be repaired brings its cure. `examine` has the
-list of all checks, and runs it: to look, or to mend.
+A check is a name and a function that yields findings: a sentence each, and a cure where `--repair` can mend it.
+`examine` has the list of all checks, and runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import wraps
 from typing import Any, TypeVar
 
 from replaybuf.common import units
@@ -17,6 +16,7 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 
 T = TypeVar("T")
+REPAIR = "replaybuf doctor URL --repair"
 
 
 class Severity(StrEnum):
@@ -27,22 +27,25 @@ class Severity(StrEnum):
     PROBLEM = "problem"
 
 
-#: Mends what a finding says, in the transaction in which it was found, and returns what was done.
-Cure = Callable[[], str]
+#: Finds again what is wrong, in an exclusive write transaction, mends it, and returns what was done, "" for nothing.
+Cure = Callable[[Transaction], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: what is fine, or what is wrong and how to mend it.
+    """The result of a check, whose name `examine` sets: what is fine, or what is wrong and how to mend it.
 
-    `--repair` mends a finding with a `cure`. `examine` sets the name of the check.
+    `groups_missing` says that rows of groups may have been lost; a cure with `deletes` deletes what belonged to groups
+    that are gone, and isn't applied while some seem to be missing.
     """
 
-    check: str
     level: Severity
     text: str
     mend: str = ""
     cure: Cure | None = None
+    groups_missing: bool = False
+    deletes: bool = False
+    check: str = ""
 
     def row(self) -> dict[str, Any]:
         """Return the finding for programs."""
@@ -52,56 +55,42 @@ class Finding:
 
 @dataclass(slots=True)
 class Examination:
-    """The state that checks share: the database, thoroughness, and the damage found so far.
-
-    Long checks call `tell(done, total)` from time to time. While something is mended, `tx` is the exclusive write
-    transaction, in which all is read and found again.
-    """
+    """The state that checks share. Long checks call `tell(done, total)` from time to time."""
 
     reader: Reader
     quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
-    tx: Transaction | None = None
-    damaged: set[int] = field(default_factory=set)  # uids of groups with an unreadable payload or text
     out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
 
     def read(self, function: Callable[[Transaction], T]) -> T:
-        """Return `function(tx)` of a read transaction, or of the one in which something is mended."""
-        return self.reader.read_any(lambda tx: function(tx.of(DEFAULT))) if self.tx is None else function(self.tx)
+        """Return `function(tx)` of a read transaction."""
+        return self.reader.read_any(lambda tx: function(tx.of(DEFAULT)))
 
 
 #: Yields what a check finds, in as many transactions as it needs.
 Check = Callable[[Examination], Iterable[Finding]]
 
 
-def in_one_transaction(find: Callable[[Transaction, Examination], Iterable[Finding]]) -> Check:
+def in_one_transaction(find: Callable[[Transaction, Examination], Iterator[Finding]]) -> Check:
     """Return the check that runs a function in one transaction."""
-
-    @wraps(find)
-    def check(about: Examination) -> Sequence[Finding]:
-        return about.read(lambda tx: list(find(tx, about)))
-
-    return check
+    return lambda about: about.read(lambda tx: list(find(tx, about)))
 
 
 def fine(text: str) -> Finding:
     """Return the finding that nothing is wrong."""
-    return Finding("", Severity.OK, text)
+    return Finding(Severity.OK, text)
 
 
-def problem(text: str, mend: str) -> Finding:
-    """Return a problem that `--repair` can't mend."""
-    return Finding("", Severity.PROBLEM, text, mend)
-
-
-def repairable(text: str, cure: Cure) -> Finding:
-    """Return a problem that `--repair` mends."""
-    return Finding("", Severity.PROBLEM, text, "replaybuf doctor URL --repair", cure)
+def problem(
+    text: str, mend: str = REPAIR, cure: Cure | None = None, *, groups_missing: bool = False, deletes: bool = False
+) -> Finding:
+    """Return a problem, which `--repair` mends if it has a cure."""
+    return Finding(Severity.PROBLEM, text, mend, cure, groups_missing, deletes)
 
 
 def warning(text: str, mend: str = "") -> Finding:
     """Return a warning: nothing is damaged, but an operator should know."""
-    return Finding("", Severity.WARNING, text, mend)
+    return Finding(Severity.WARNING, text, mend)
 
 
 def groups(count: int) -> str:

@@ -2,46 +2,74 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from typing import Any
 
-from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, repairable
+from pydantic_core import from_json
+
+from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem
 from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
 from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts
-from replaybuf.storage.sql.statements.lanes import need_lane
+from replaybuf.storage.sql.statements.lanes import LaneRow, need_lane
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.values.rollouts.statuses import Status
 
-#: The task for groups whose own task is unknown, and their error.
+#: The buffer and the task for groups whose own ones are unknown, and their error. No checkpoint is of that buffer.
 LOST = "lost+found"
 _WHY_LOST = "its task and status were lost"
 _LANELESS = "SELECT uid FROM rb_group g WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane) ORDER BY uid"
 _SET_ASIDE = """UPDATE rb_group SET lane = :lane, error = :error, lease = NULL, leased_until = NULL, holder = NULL,
 pinned_staleness = coalesce(pinned_staleness, 0) WHERE uid {in:uids}"""
+_MAKE_LANE = f"""INSERT INTO rb_lane ({", ".join(LaneRow._fields)}) VALUES (:{", :".join(LaneRow._fields)})"""  # noqa: S608
 
 
 @in_one_transaction
 def check_lanes(tx: Transaction, about: Examination) -> Iterator[Finding]:
-    """Check whether every group has a lane. Without one it becomes a FAILED group of a task of its own."""
-    uids = tx.values(_LANELESS)
-
-    def cure() -> str:
-        home = need_lane(tx, (LOST, Status.FAILED))
-        tx.change(_SET_ASIDE, lane=home.id, error=_WHY_LOST, uids=uids)
-        enter_race(tx, home, uids)
-        add_counts(tx, {(home.id, Tally.PUT): len(uids), (home.id, Tally.SIZE): len(uids)})
-        return f"set {groups(len(uids))} of no task aside, as failed ones of the task {LOST}: {some(uids)}"
-
-    if uids:
-        yield repairable(f"{groups(len(uids))} of no task and status: {some(uids)}", cure)
+    """Check whether every group has a lane, and every checkpoint those that it was made with."""
+    lost, uids = _lost_lanes(tx), tx.values(_LANELESS)
+    if lost or uids:
+        more = f"; {units.number_of(len(lost), 'lane')} of checkpoints gone" if lost else ""
+        yield problem(f"{groups(len(uids))} of no task and status: {some(uids)}{more}", cure=_mend_lanes)
     else:
         lanes = units.number_of(tx.value("SELECT count(*) FROM rb_lane"), "lane")
         yield fine(f"every group is in one of {lanes} (a task's groups of one status)")
+
+
+def _lost_lanes(tx: Transaction) -> list[dict[str, Any]]:
+    """Return the lanes of checkpoints that are gone, as the newest one has them, unless others took their place."""
+    there = tx.tuples("SELECT id, buffer, task_name, status, leased FROM rb_lane")
+    taken: set[Any] = {row[0] for row in there} | {tuple(row[1:]) for row in there}
+    kept = {
+        lane["id"]: lane
+        for lanes in tx.values("SELECT CAST(lanes AS text) FROM rb_checkpoint ORDER BY id")
+        for lane in from_json(lanes)
+    }
+    names = ("buffer", "task_name", "status", "leased")
+    return [lane for lane in kept.values() if taken.isdisjoint({lane["id"], tuple(lane[name] for name in names)})]
+
+
+def _mend_lanes(tx: Transaction) -> str:
+    """Make lanes again as checkpoints have them, which a restore needs.
+
+    Groups of other lost lanes become FAILED ones of a buffer of their own.
+    """
+    done = []
+    if lost := _lost_lanes(tx):
+        tx.each(_MAKE_LANE, [tuple(lane[name] for name in LaneRow._fields) for lane in lost])
+        done.append(f"made {units.number_of(len(lost), 'lane')} again, as checkpoints have them")
+    if uids := tx.values(_LANELESS):
+        own = tx.of(Scope(LOST))
+        home = need_lane(own, (LOST, Status.FAILED))
+        tx.change(_SET_ASIDE, lane=home.id, error=_WHY_LOST, uids=uids)
+        enter_race(own, home, uids)
+        add_counts(tx, {(home.id, Tally.PUT): len(uids), (home.id, Tally.SIZE): len(uids)})
+        done.append(f"set {groups(len(uids))} of no task aside, as failed ones of the buffer {LOST}: {some(uids)}")
+    return "; ".join(done)
 
 
 # The lane and the name of each tally that is wrong, for people what it counts, what is counted and what is there.
@@ -71,21 +99,22 @@ ORDER BY 1, 2"""
 @in_one_transaction
 def check_counts(tx: Transaction, about: Examination) -> Iterator[Finding]:
     """Check whether the tallies equal the numbers of groups."""
-    wrong = [(*row[:3], int(row[3]), int(row[4])) for row in tx.tuples(_WRONG_COUNTS)]
-
-    def cure() -> str:
-        for lane, name, _, counted, there in wrong:
-            add_counts(tx, {(lane, Tally(name)): there - counted})
-        return "counted again " + "; ".join(
-            f"{name} of {label} ({there - counted:+,})" for _, name, label, counted, there in wrong
-        )
-
-    if wrong:
+    if wrong := tx.tuples(_WRONG_COUNTS):
         said = [f"{label}: {counted:,} {name} counted, {there:,} there" for _, name, label, counted, there in wrong]
-        yield repairable(some(said), cure)
+        yield problem(some(said), cure=mend_counts, groups_missing=True)
     else:
         count = tx.value("SELECT count(*) FROM rb_group")
         yield fine(f"{groups(count)}, as counted")
+
+
+def mend_counts(tx: Transaction) -> str:
+    """Correct tallies that are wrong; return "" if none is."""
+    wrong = [
+        (lane, name, label, int(there) - int(counted)) for lane, name, label, counted, there in tx.tuples(_WRONG_COUNTS)
+    ]
+    add_counts(tx, {(lane, Tally(name)): difference for lane, name, _, difference in wrong})
+    changes = [f"{name} of {label} ({difference:+,})" for _, name, label, difference in wrong]
+    return f"counted again {'; '.join(changes)}" if changes else ""
 
 
 _HIGHEST_UID = """
@@ -99,19 +128,20 @@ SELECT max(uid) FROM (
 def check_uids(tx: Transaction, about: Examination) -> Iterator[Finding]:
     """Check whether the next uid is unused."""
     used, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
-
-    def cure() -> str:
-        if last is None:
-            tx.change("INSERT INTO rb_counter (name, value) VALUES ('uid', 0)")
-        raise_uid(tx, used)
-        return f"raised the counter of uids from {last or 0:,} to {used:,}"
-
     if last is None:
-        yield repairable("the counter of uids is gone", cure)
+        yield problem("the counter of uids is gone", cure=_raise_uids)
     elif last < used:
-        yield repairable(f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail", cure)
+        yield problem(f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail", cure=_raise_uids)
     else:
         yield fine(f"the last one given is {last:,}")
+
+
+def _raise_uids(tx: Transaction) -> str:
+    used, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
+    if last is None:
+        tx.change("INSERT INTO rb_counter (name, value) VALUES ('uid', 0)")
+    raise_uid(tx, used)
+    return f"raised the counter of uids from {last or 0:,} to {used:,}"
 
 
 # The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.
@@ -130,11 +160,9 @@ LEFT JOIN rb_payload p ON p.uid = v.uid GROUP BY c.id, c.step, c.groups, c.bytes
 def check_checkpoints(tx: Transaction, about: Examination) -> Iterator[Finding]:
     """Check whether each checkpoint has as many groups as it records, and their payloads."""
     made = tx.tuples(_RECORDED)
-    for lanes in tx.values("SELECT CAST(lanes AS text) FROM rb_checkpoint"):
-        json.loads(lanes)  # SQLite allows any text there; without the lanes nothing can be restored
     if wrong := [text for row in made if (text := _wrong_checkpoint(*map(int, row)))]:
         mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
-        yield problem(some(wrong, 3), mend)
+        yield problem(some(wrong, 3), mend, groups_missing=True)
     else:
         yield fine(f"{len(made):,}, all whole (steps {some([row[0] for row in made])})" if made else "none")
 

@@ -7,16 +7,17 @@ In SQLite a damaged page may leave a text that is no longer UTF-8 or JSON: every
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, repairable, warning
+from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, warning
 from replaybuf.common.progress import in_pieces
 from replaybuf.common.units import some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.storage.decoding import read_tails
+from replaybuf.storage.decoding import Places, read_tails
 from replaybuf.storage.places.store import Extent
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import set_aside
@@ -86,15 +87,15 @@ def _can_be_read(name: str, raw: bytes | None) -> bool:
 class _Pass:
     """Reads groups in several transactions: a long one would block vacuuming and checkpoints.
 
-    `reasons` says why groups are damaged, `texts` which of their texts are; `lost` is the first error of a place,
-    and `unnamed` are the groups whose place the database doesn't name.
+    `reasons` says why groups are damaged, `texts` are those with texts that can't be read; `lost` is the first error of
+    a place, and `unnamed` are the groups whose place the database doesn't name.
     """
 
     def __init__(self, about: Examination) -> None:
         self._about = about
         self.read = 0
         self.reasons: dict[int, str] = {}
-        self.texts: dict[int, Sequence[str]] = {}
+        self.texts: set[int] = set()
         self.lost: PayloadStoreError | None = None
         self.unnamed: set[int] = set()
 
@@ -111,25 +112,25 @@ class _Pass:
             return
         self.read += len(stored)
         found = {one.uid: f"it can't be read: {', '.join(one.bad)}" for one in stored if one.bad}
-        self.texts |= {one.uid: one.bad for one in stored if one.bad}
-        try:
-            if self.lost is None:
-                self.unnamed |= {one.uid for one in stored if _place_of(one.data) not in {None, *places[0]}}
-                unread = [
-                    one for one in stored if one.uid in self.unnamed or _place_of(one.data) in self._about.out_of_reach
-                ]
-                found |= _reasons_of([one for one in stored if one not in unread], places)
-                found |= _reasons_of(unread, None)
-            else:
-                found |= _reasons_of(stored, None)
-        except PayloadStoreError as error:
-            self.lost = error
-            found |= _reasons_of(stored, None)
+        self.texts |= found.keys()
+        found |= self._damaged(stored, places)
         if found:  # those whose payloads aren't there any more were swept meanwhile
             self.reasons |= {one.uid: found[one.uid] for one in self._about.read(lambda tx: _read(tx, found))}
 
+    def _damaged(self, stored: Sequence[_Stored], places: Places) -> dict[int, str]:
+        """Return why some of these groups are damaged. Arrays in a place that can't be reached aren't read."""
+        found = {one.uid: _place_of(one.data) for one in stored}
+        self.unnamed |= {uid for uid, place in found.items() if place not in {None, *places[0]}}
+        read = {None} if self.lost else {None, *places[0]} - self._about.out_of_reach
+        try:
+            whole = _reasons_of([one for one in stored if found[one.uid] in read], places)
+        except PayloadStoreError as error:
+            self.lost = error
+            return self._damaged(stored, places)
+        return whole | _reasons_of([one for one in stored if found[one.uid] not in read], None)
 
-def _reasons_of(stored: Sequence[_Stored], places: Any) -> dict[int, str]:
+
+def _reasons_of(stored: Sequence[_Stored], places: Places | None) -> dict[int, str]:
     """Return why some of these payloads are damaged, by uid. Raises PayloadStoreError if a place can't be read.
 
     Arrays that are kept apart are read if `places` are given.
@@ -160,20 +161,14 @@ def _why(data: bytes | None, tail: Any) -> str | None:
 
 
 def check_payloads(about: Examination) -> Iterator[Finding]:
-    """Check whether every group has its payload, as it was written, and whether its texts can be read.
-
-    While something is mended, only groups that were found damaged are read again.
-    """
+    """Check whether every group has its payload, as it was written, and whether its texts can be read."""
     sizes = about.read(lambda tx: tx.tuples(_GROUPS))
     chosen = sizes[:: len(sizes) // SAMPLE + 1] if about.quick else sizes
-    if about.tx is not None:
-        chosen = [one for one in sizes if one[0] in about.damaged]
     found, done = _Pass(about), 0
     for piece in in_pieces(chosen, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
         found.piece([uid for uid, _ in piece])
         done += len(piece)
         about.tell(done, len(chosen))
-    about.damaged = set(found.reasons)
     note = f" (--quick: {len(chosen):,} of {groups(len(sizes))} read)" if len(chosen) < len(sizes) else ""
     if found.lost:
         yield warning(f"arrays that are kept apart were not all checked: {found.lost}")
@@ -198,7 +193,7 @@ def _of_damaged(tx: Transaction, found: _Pass, note: str) -> Iterator[Finding]:
     if new:
         named = some([f"{uid} ({reasons[uid]})" for uid in new], 3)
         what = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {named}{note}"
-        yield repairable(what, lambda: _set_aside(tx, {uid: reasons[uid] for uid in new}, found.texts))
+        yield problem(what, cure=partial(_set_aside, reasons={uid: reasons[uid] for uid in new}))
     if aside:
         what = f"the payloads of {groups(len(aside))} are damaged, set aside already: {some(aside)}{note}"
         yield warning(what, _FORGET)
@@ -211,15 +206,14 @@ _FREE = """SELECT g.uid, l.buffer, l.task_name, l.status FROM rb_group g JOIN rb
 WHERE g.uid {in:uids} AND NOT l.leased ORDER BY g.uid"""
 
 
-def _set_aside(tx: Transaction, reasons: Mapping[int, str], texts: Mapping[int, Sequence[str]]) -> str:
+def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
     """Set damaged groups aside as FAILED, each with its reason as error, without their texts that can't be read.
 
     Archived groups stay ARCHIVED, and get the reason, too. Leased groups are left to their consumers.
     """
-    for uid, bad in texts.items():
-        for name in bad:
-            table, _, value = _TEXTS[name]
-            tx.change(f"UPDATE {table} SET {name} = :value WHERE uid = :uid", value=value, uid=uid)  # noqa: S608
+    for uid, name in [(one.uid, name) for one in _read(tx, reasons) for name in one.bad]:
+        table, _, value = _TEXTS[name]
+        tx.change(f"UPDATE {table} SET {name} = :value WHERE uid = :uid", value=value, uid=uid)  # noqa: S608
     homes: dict[tuple[str, str, Status], list[int]] = {}
     for uid, buffer, task_name, status in tx.tuples(_FREE, uids=list(reasons)):
         homes.setdefault((buffer, task_name, Status(status)), []).append(uid)
@@ -244,13 +238,14 @@ _LEAKED = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid =
 @in_one_transaction
 def check_leaked(tx: Transaction, about: Examination) -> Iterator[Finding]:
     """Check whether every payload belongs to a group, or waits for the sweep."""
-
-    def cure() -> str:
-        gone = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
-        count_gone(tx, gone)
-        return f"deleted {len(gone):,} leaked payloads"
-
     if count := tx.value(f"SELECT count(*) FROM {_LEAKED}"):  # noqa: S608
-        yield repairable(f"{count:,} payloads of groups that are gone, which nobody would delete", cure)
+        said = f"{count:,} payloads of groups that are gone, which nobody would delete"
+        yield problem(said, cure=_delete_leaked, deletes=True)
     else:
         yield fine("none")
+
+
+def _delete_leaked(tx: Transaction) -> str:
+    gone = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
+    count_gone(tx, gone)
+    return f"deleted {len(gone):,} leaked payloads"

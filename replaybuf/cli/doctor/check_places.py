@@ -6,20 +6,19 @@ The files themselves are checked by reading all payloads (`check_payloads`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, repairable, warning
+from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, warning
 from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.storage.decoding import PATIENCE
 from replaybuf.storage.places.owners import Home, Marker, described, open_place, parse, recognise, take_over
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.schema.tables import IDENTITY
 from replaybuf.storage.sql.statements.files import home_of, name_files, wrong_counts
@@ -36,58 +35,53 @@ WHERE p.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_file f WHERE f.id = p.
 @in_one_transaction
 def check_payload_files(tx: Transaction, about: Examination) -> Iterator[Finding]:
     """Check whether payloads and the rows of their files agree."""
-    if lost := tx.values(_UNKNOWN):
-        said = f"{units.number_of(len(lost), 'payload')} in files without a row: {some(lost)}"
-        yield repairable(said, lambda: _note_files(tx, lost))
-    if wrong := wrong_counts(tx):
+    lost, wrong = tx.values(_UNKNOWN), wrong_counts(tx)
+    said = [f"{units.number_of(len(lost), 'payload')} in files without a row: {some(lost)}"] if lost else []
+    if wrong:
         counts = [f"{file_name(number)}: {there:,} there" for number, there in wrong.items()]
-        yield repairable(f"numbers of groups in files are wrong: {some(counts, 3)}", lambda: _count_files(tx))
-    if not lost and not wrong:
-        [(files, count, size)] = tx.tuples(
-            "SELECT count(*), coalesce(sum(groups), 0), coalesce(sum(bytes), 0) FROM rb_file WHERE groups >= 0"
-        )
-        kept = f"{units.number_of(int(count), 'payload')} of {units.size(int(size))}"
-        yield fine(f"{units.number_of(files, 'file')} with {kept}, as counted" if files else _NOTHING_APART)
+        said.append(f"numbers of groups in files are wrong: {some(counts, 3)}")
+    if said:
+        yield problem("; ".join(said), cure=_mend_files)
+        return
+    [(files, count, size)] = tx.tuples(
+        "SELECT count(*), coalesce(sum(groups), 0), coalesce(sum(bytes), 0) FROM rb_file WHERE groups >= 0"
+    )
+    kept = f"{units.number_of(int(count), 'payload')} of {units.size(int(size))}"
+    yield fine(f"{units.number_of(files, 'file')} with {kept}, as counted" if files else _NOTHING_APART)
 
 
-def _note_files(tx: Transaction, uids: list[int]) -> str:
+def _mend_files(tx: Transaction) -> str:
     extents = []
-    for data in tx.values("SELECT data FROM rb_payload WHERE uid {in:uids}", uids=uids):
-        try:
+    for data in tx.values("SELECT data FROM rb_payload WHERE uid {in:uids}", uids=tx.values(_UNKNOWN)):
+        with suppress(DecodeError):  # its group is set aside (see payloads)
             extents.append(Extent.at_end_of(data))
-        except DecodeError:  # its group is set aside (see payloads)
-            continue
     name_files(tx, extents)
-    return f"noted {units.number_of(len({one.file for one in extents}), 'file')} again"
-
-
-def _count_files(tx: Transaction) -> str:
     wrong = wrong_counts(tx)
-    tx.each("UPDATE rb_file SET groups = :groups WHERE id = :id", [(there, one) for one, there in wrong.items()])
-    return f"counted the groups of {units.number_of(len(wrong), 'file')} again"
+    tx.each("UPDATE rb_file SET groups = :groups WHERE id = :id", [(there, file) for file, there in wrong.items()])
+    noted = units.number_of(len({extent.file for extent in extents}), "file")
+    return f"noted {noted} again, and counted the groups of {len(wrong):,}"
 
 
 # Places
 
 
 class _Place(NamedTuple):
-    """A place of a database: its number and URL, the database's identity, and its location."""
+    """A place of a database: its number and URL, the database's identity and location, some files that groups need."""
 
     number: int
     url: str
     identity: str
     home: Home
+    files: Sequence[int]
 
 
 def _places(tx: Transaction) -> list[_Place]:
     identity = tx.value("SELECT value FROM rb_info WHERE name = :name", name=IDENTITY) or ""
-    home = home_of(tx)
-    return [_Place(number, url, identity, home) for number, url in sorted(tx.places()[0].items())]
-
-
-def _names_files(tx: Transaction, place: _Place) -> list[int]:
-    """Return some files in a place that groups need."""
-    return tx.values("SELECT id FROM rb_file WHERE place = :place AND groups > 0 LIMIT 100", place=place.number)
+    home, some_files = home_of(tx), "SELECT id FROM rb_file WHERE place = :place AND groups > 0 LIMIT 100"
+    return [
+        _Place(number, url, identity, home, tx.values(some_files, place=number))
+        for number, url in sorted(tx.places()[0].items())
+    ]
 
 
 def check_places(about: Examination) -> Iterator[Finding]:
@@ -95,16 +89,16 @@ def check_places(about: Examination) -> Iterator[Finding]:
 
     Unreachable places are recorded in `about.out_of_reach`. Whether the files are whole is seen by reading payloads.
     """
-    places = about.read(lambda tx: [(one, _names_files(tx, one)) for one in _places(tx)])
+    places = about.read(_places)
     if not places:
         yield fine(_NOTHING_APART)
-    for place, files in places:
+    for place in places:
         try:
             with closing(_open(place)) as store:
                 marker = _within_patience(store, partial(recognise, store, place.identity, place.number))
                 yield from [*_find_wrong(store, place, marker)] or [fine(place.url)]
         except PayloadStoreError as error:
-            if files:  # otherwise no group depends on it
+            if place.files:  # otherwise no group depends on it
                 about.out_of_reach.add(place.number)
                 yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
 
@@ -131,21 +125,23 @@ def _open(place: _Place) -> PlaceStore:
 
 
 def _within_patience(store: PlaceStore, ask: Callable[[], Marker]) -> Marker:
-    """Return what a thread of its own answers, since a mount may hang. Raises PayloadStoreError."""
-    asked = Future[Marker]()
+    """Call `ask` in a thread, which a hanging mount may block, and return its result. Raises PayloadStoreError."""
+    answers: list[Marker | Exception] = []
 
     def answer() -> None:
         try:
-            asked.set_result(ask())
+            answers.append(ask())
         except Exception as error:
-            asked.set_exception(error)
+            answers.append(error)
 
-    threading.Thread(target=answer, name="replaybuf-doctor", daemon=True).start()
-    try:
-        return asked.result(2 * PATIENCE)
-    except TimeoutError:
-        what = f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted"
-        raise PayloadStoreError(what) from None
+    thread = threading.Thread(target=answer, name="replaybuf-doctor", daemon=True)
+    thread.start()
+    thread.join(2 * PATIENCE)
+    for found in answers:
+        if isinstance(found, Exception):
+            raise found
+        return found
+    raise PayloadStoreError(f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted")
 
 
 def take_over_places(reader: Reader) -> list[str]:
@@ -155,12 +151,10 @@ def take_over_places(reader: Reader) -> list[str]:
     has none of the files of this database: it may be a mount point on which nothing is mounted.
     """
     done = []
-    for place, files in reader.read_any(
-        lambda tx: [(one, _names_files(tx.of(DEFAULT), one)) for one in _places(tx.of(DEFAULT))]
-    ):
+    for place in Examination(reader).read(_places):
         with closing(_open(place)) as store:
-            if _lacks_marker(store, {file_name(one) for one in files}):
-                store.replace_marker(Marker(place.identity, place.number, place.home).packed())
+            if _lacks_marker(store, {file_name(file) for file in place.files}):
+                store.write_marker(Marker(place.identity, place.number, place.home).packed(), replace=True)
                 done.append(f"wrote {MARKER} in {place.url} again")
                 continue
             marker = recognise(store, place.identity, place.number)
@@ -178,4 +172,4 @@ def _lacks_marker(store: PlaceStore, files: Collection[str]) -> bool:
             return False
     except PayloadStoreError:
         pass
-    return any(one.name in files for one in store.files())
+    return any(file.name in files for file in store.files())

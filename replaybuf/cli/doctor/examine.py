@@ -17,8 +17,8 @@ from replaybuf.cli.doctor import (
     check_places,
     problem,
 )
-from replaybuf.errors import ReplayBufError, StorageError, reason_of
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.errors import ReplayBufError
+from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.writer import open_writer
 
 #: The errors of a failing check, including those for values of a wrong type. (SQLite allows any value in any column.)
@@ -30,7 +30,7 @@ _SQLITE: _Checks = (
     ("disk", check_database.check_disk),
     ("integrity", check_database.check_integrity),
 )
-_POSTGRES: _Checks = (("access", check_database.check_access), ("replication", check_database.check_replication))
+_POSTGRES: _Checks = (("access", check_database.check_access),)
 # Places are checked before payloads, some of which are in them. Counts come last: other cures move groups.
 _ALL: _Checks = (
     ("tables", check_database.check_tables),
@@ -45,9 +45,6 @@ _ALL: _Checks = (
     ("counts", check_groups.check_counts),
 )
 
-#: Checks by whose problems rows of groups may have been lost, whose payloads then seem to be leaked.
-_SAY_GROUPS_ARE_MISSING = ("integrity", "checkpoints", "counts")
-
 
 def examine(about: Examination) -> Iterator[Finding]:
     """Yield the findings of all checks, each as soon as it is known.
@@ -55,51 +52,38 @@ def examine(about: Examination) -> Iterator[Finding]:
     Writes nothing. A check that fails, because of damage or otherwise, yields a problem. Most are meaningless without
     the tables of this version.
     """
-    is_file = about.reader.path is not None
-    if not is_file:
-        yield from _findings_of("hosts", check_database.check_hosts, about)
+    path = about.reader.path
     [revision] = _findings_of("revision", check_database.check_revision, about)
     yield revision
     if revision.level == Severity.OK:
-        for name, check in (*(_SQLITE if is_file else _POSTGRES), *_ALL):
+        for name, check in (*(_POSTGRES if path is None else _SQLITE), *_ALL):
             yield from _findings_of(name, check, about)
 
 
-def repair(about: Examination, found: Iterable[Finding]) -> list[str]:
-    """Mend what `examine` has found, each kind in an exclusive write transaction. Return what was done.
+def repair(reader: Reader, found: Iterable[Finding]) -> list[str]:
+    """Apply the cures of findings, each in an exclusive write transaction, and return what was done.
 
-    No group and no payload that is needed is deleted. Raises StorageError if the schema isn't that of this version.
+    No group and no payload that is needed is deleted: cures that delete wait while groups seem to be missing.
     """
-    [revision] = _findings_of("revision", check_database.check_revision, about)
-    if revision.level != Severity.OK:
-        raise StorageError(f"{about.reader.where} was left as it is: {revision.text}; {revision.mend}", reason="schema")
     found = list(found)
-    wanted = {one.check for one in found if one.cure} | {"counts"}
+    cures = {finding.check: finding.cure for finding in found if finding.cure}
+    cures.setdefault("counts", check_groups.mend_counts)  # other cures move groups
+    deleting = {finding.check for finding in found if finding.deletes}
+    missing = [finding.check for finding in found if finding.groups_missing]
     done: list[str] = []
-    missing = [one.check for one in found if one.level == Severity.PROBLEM and one.check in _SAY_GROUPS_ARE_MISSING]
-    if "leaked payloads" in wanted and missing:
-        wanted.remove("leaked payloads")
-        done.append(
-            f"left the leaked payloads, since groups may be missing (see {', '.join(missing)}): copy the database; "
-            "--repair once more deletes them"
-        )
-    with open_writer(about.reader) as writer:
-        for name, check in (*_SQLITE, *_ALL):
-            if name in wanted:
-                try:
-                    done += writer.write(lambda tx, check=check: _mended(check, tx, about))  # type: ignore[misc]
-                except _FAILURES as error:
-                    done.append(f"could not mend {name}: {_text_of(error)}")
-    return done
-
-
-def _mended(check: Check, tx: Transaction, about: Examination) -> list[str]:
-    """Find again what is wrong, which may have changed, and mend it."""
-    about.tx = tx
-    try:
-        return [one.cure() for one in check(about) if one.cure]
-    finally:
-        about.tx = None
+    with open_writer(reader) as writer:
+        for name, cure in cures.items():
+            if name in deleting and missing:
+                done.append(
+                    f"left the {name}, since groups may be missing (see {', '.join(missing)}): copy the database; "
+                    "--repair once more deletes them"
+                )
+                continue
+            try:
+                done.append(writer.write(cure))
+            except _FAILURES as error:
+                done.append(f"could not mend {name}: {_text_of(error)}")
+    return [line for line in done if line]
 
 
 def _findings_of(name: str, check: Check, about: Examination) -> Sequence[Finding]:
@@ -108,26 +92,22 @@ def _findings_of(name: str, check: Check, about: Examination) -> Sequence[Findin
         found = list(check(about))
     except _FAILURES as error:
         found = [_failed(error, about.reader.path)]
-    return [replace(one, check=name) for one in found]
+    return [replace(finding, check=name) for finding in found]
 
 
 def _failed(error: Exception, path: Path | None) -> Finding:
-    mend = ""
-    damaged = reason_of(error) == "not a database" and path is not None and _was_a_database(path)
-    if path is not None and (damaged or not isinstance(error, ReplayBufError)):
-        mend = check_database.SAVE_THE_REST
-    return problem(f"can't be checked: {_text_of(error)}", mend)
-
-
-_BEGINNING = 2**20
+    """Return the finding of a check that can't be made, which may hide that groups are missing."""
+    damaged = path is not None and (
+        not isinstance(error, ReplayBufError) or (error.reason == "not a database" and _was_a_database(path))
+    )
+    mend = check_database.SAVE_THE_REST if damaged else ""
+    return problem(f"can't be checked: {_text_of(error)}", mend, groups_missing=True)
 
 
 def _was_a_database(path: Path) -> bool:
-    """Return whether an unreadable file may be a damaged database: it consists of whole pages, or has traces of one."""
+    """Return whether an unreadable file may be a damaged database: it has whole pages, or the beginning of one."""
     with path.open("rb") as file:
-        found = file.read(_BEGINNING)
-        size = file.seek(0, 2)
-    return size % 512 == 0 or found.startswith(b"SQLite format") or b"CREATE TABLE rb_" in found
+        return file.read(13) == b"SQLite format" or file.seek(0, 2) % 512 == 0
 
 
 def _text_of(error: Exception) -> str:

@@ -102,14 +102,6 @@ def written(url: URL) -> str:
     return text.replace(_PLACE, ",".join(quote(str(host), safe=":[]") for host in hosts), 1)
 
 
-def url_at(url: URL, host: Host) -> URL:
-    """Return the URL of one of its hosts."""
-    url = url.difference_update_query(["host", "port", _ATTRS])
-    if not host.name.startswith("/"):
-        return url.set(host=host.name, port=host.port)
-    return url.update_query_dict({"host": host.name} | ({} if host.port is None else {"port": str(host.port)}))
-
-
 # URLs
 
 _SQLITE_NAMES = {"sqlite", "sqlite3"}

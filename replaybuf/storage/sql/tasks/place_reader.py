@@ -13,7 +13,7 @@ from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.storage.decoding import Deferral, in_thread
 from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
-from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
+from replaybuf.storage.places.store import MARKER, Extent, PlaceStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -21,7 +21,6 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import handles_of
-from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import is_apart
 
@@ -32,10 +31,9 @@ class PlaceReader:
     Reads time out after `patience` seconds.
     """
 
-    def __init__(self, transactions: Transactions, codec: Codec, patience: float) -> None:
-        self._transactions = transactions
+    def __init__(self, engine: Database, codec: Codec, patience: float) -> None:
         self._codec = codec
-        self._engine = transactions.engine
+        self._engine = engine
         self.scope = Scope()
         self.patience = patience
         self.stores: dict[int, PlaceStore] = {}
@@ -50,14 +48,7 @@ class PlaceReader:
         if not apart:
             return
         await self.open(_places(apart))
-        try:
-            read = partial(self._fetch, deferred)
-            await asyncio.wait_for(self._transactions.compute(read, apart), self.patience)
-        except TimeoutError as error:
-            self._transactions.replace_threads()  # those that hang
-            raise PayloadStoreError(
-                f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was taken"
-            ) from error
+        await in_thread(partial(self._fetch, deferred, apart), self.patience, self._names(apart))
 
     async def open(self, wanted: Collection[int]) -> None:
         """Open the places of these ids that the database knows. Raises PayloadStoreError."""
@@ -85,7 +76,7 @@ class PlaceReader:
         return ", ".join(sorted(self.stores[one].url for one in _places(rows) if one in self.stores))
 
     def _fetch(self, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
-        by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
+        by_place: dict[int, list[tuple[GroupRow, Any, Extent]]] = {}
         for row in rows:
             assert row.payload is not None
             try:
@@ -123,11 +114,11 @@ def _places(rows: Iterable[GroupRow]) -> set[int]:
     return places
 
 
-def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Range]]:
+def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Extent]]:
     """Return the ranges of a tail to be read: all of it, or the arrays outside these fields, by position."""
     if not deferred:
-        return [(None, Range.whole(extent))]
-    return [(at, Range(extent, at, size)) for at, size in codec.wanted(payload, deferred)]
+        return [(None, extent)]
+    return [(at, extent.part(at, size)) for at, size in codec.wanted(payload, deferred)]
 
 
 # The place of this process

@@ -85,7 +85,7 @@ class Host:
             ip("-n", self.space, "link", "set", "lo", "up")
         except subprocess.CalledProcessError as error:
             raise NoCableError(f"this machine makes no network namespaces: {error.stderr.decode().strip()}") from error
-        command = [sys.executable, "-m", "benchmarks.cable", *map(str, ends)]
+        command = [sys.executable, "-m", "tests.hosts.cable", *map(str, ends)]
         self._carrier = subprocess.Popen(command, pass_fds=ends, stdin=subprocess.PIPE, cwd=_ROOT)
         made.callback(self._end)
         for end in ends:

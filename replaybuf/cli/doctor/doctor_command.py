@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
 from replaybuf.cli.app import TEXT, Out, Url, option
+from replaybuf.cli.doctor import Examination, Finding, Severity
+from replaybuf.cli.doctor.check_places import take_over_places
+from replaybuf.cli.doctor.examine import examine
+from replaybuf.cli.doctor.examine import repair as mend_all
 from replaybuf.cli.output import Output, print_labelled
 from replaybuf.common.progress import progress_bar
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.writer import upgrade_database
 from replaybuf.view.columns import Column
-
-if TYPE_CHECKING:
-    from replaybuf.cli.doctor import Examination, Finding
-
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _INDENT = 26
@@ -32,7 +33,7 @@ def doctor(
         bool, option("--probe", "Also make each call once in a buffer of its own, which is removed afterwards.")
     ] = False,
     upgrade: Annotated[
-        bool, option("--upgrade", "Bring the schema up to date, or create the tables, and check nothing.")
+        bool, option("--upgrade", "Bring the schema up to date, and check nothing; on a server also create the tables.")
     ] = False,
     take_over: Annotated[
         bool, option("--take-over", "Make the places for payloads this database's: nobody may use another copy.")
@@ -64,15 +65,11 @@ def doctor(
       replaybuf doctor postgresql://rl@db/run7 --probe
       replaybuf doctor postgresql://admin@db/run7 --upgrade
     """
-    from replaybuf.cli.doctor import Severity
-
     reader = open_reader(url)
     if upgrade:
         _upgrade(reader, output)
         return
     if take_over:
-        from replaybuf.cli.doctor.check_places import take_over_places
-
         for line in take_over_places(reader) or ["all places of this database are its own"]:
             output.note(f"take-over: {line}")
     rows = []
@@ -87,36 +84,24 @@ def doctor(
 
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool, trial: bool) -> Iterator[Finding]:
-    """Yield the findings; with `mend`, the remaining ones after the repair; those of a trial last."""
-    from replaybuf.cli.doctor import Examination
-    from replaybuf.cli.doctor.examine import examine
-
-    found: Sequence[Finding] = ()
+    """Yield the findings; with `mend`, those that remain after the repair; those of a trial last."""
     with progress_bar("payloads") as bar:
+        findings = examine(Examination(reader, quick=quick, tell=bar))
         if mend:
-            found = _repaired(Examination(reader, quick=quick, tell=bar), output)
-        yield from found or examine(Examination(reader, quick=quick, tell=bar))
+            findings = iter(found := list(findings))
+            if any(finding.cure for finding in found):
+                for line in mend_all(reader, found):
+                    output.note(f"repair: {line}")
+                findings = examine(Examination(reader, quick=quick, tell=bar))
+            elif any(finding.level == Severity.PROBLEM for finding in found):
+                output.note("nothing of this can be repaired; see below what to do")
+            else:
+                output.note("there was nothing to repair")
+        yield from findings
     if trial:
-        from replaybuf.cli.doctor.probe import probe
+        from replaybuf.cli.doctor.probe import probe  # it imports what only open buffers need
 
         yield from probe(reader)
-
-
-def _repaired(about: Examination, output: Output) -> Sequence[Finding]:
-    """Repair what can be repaired, and say what was done. Return the findings if nothing was repaired."""
-    from replaybuf.cli.doctor import Severity
-    from replaybuf.cli.doctor.examine import examine, repair
-
-    found = list(examine(about))
-    if any(finding.cure for finding in found):
-        for line in repair(about, found):
-            output.note(f"repair: {line}")
-        return ()
-    if any(finding.level == Severity.PROBLEM for finding in found):
-        output.note("nothing of this can be repaired; see below what to do")
-    else:
-        output.note("there was nothing to repair")
-    return found
 
 
 def print_finding(finding: Finding) -> None:
@@ -127,8 +112,6 @@ def print_finding(finding: Finding) -> None:
 
 
 def _upgrade(reader: Reader, output: Output) -> None:
-    from replaybuf.storage.sql.inspection.writer import upgrade_database
-
     before, after = upgrade_database(reader)
     row = {"url": reader.where, "before": before, "after": after}
     output.rows([row], [Column(name, name, "word") for name in ("before", "after")])
