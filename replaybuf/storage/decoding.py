@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.storage.places.owners import local_url, open_place, recognise
-from replaybuf.storage.places.store import EXTENT_BYTES, Extent, Range
+from replaybuf.storage.places.store import EXTENT_BYTES, Extent
 from replaybuf.values.codec.blocks import Instead
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import is_apart
@@ -120,7 +120,7 @@ def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIEN
             raise PayloadStoreError(str(error)) from error
         with closing(store):
             recognise(store, database or "", place)
-            found = store.read([Range.whole(extent) for extent in extents.values()], patience)
+            found = store.read([*extents.values()], patience)
         for number, tail in zip(extents, found, strict=True):
             tails[number] = tail
     return tails

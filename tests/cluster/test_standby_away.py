@@ -22,8 +22,8 @@ from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 #: What is said of the server of these tests.
 SAID = (
-    r"the commit waits for a synchronous standby: synchronous_standby_names = '\*' asks for 1 standby, and 0 are "
-    r"connected; start the standby"
+    r"the commit waits for a synchronous standby: synchronous_standby_names = '\*', and 0 standbys connected; "
+    r"start the standby"
 )
 
 
@@ -75,7 +75,7 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(
             assert len(buffer) == 3
         assert await was_committed(buffer, caught.value)
         assert await take_all(buffer) == [0, 1, 2]
-    assert "asks for 1 standby, and 0 are connected" in said(caplog)[0]
+    assert "and 0 standbys connected" in said(caplog)[0]
 
 
 async def test_calls_go_on_when_the_standby_is_back_in_time(
@@ -99,7 +99,7 @@ async def test_calls_go_on_when_the_standby_is_back_in_time(
         await asyncio.wait_for(asyncio.gather(putting, refreshing), 20)
         assert await take_all(two) == [0, 1, 2]
     told = [one.getMessage() for one in caplog.records if one.name.startswith("replaybuf")]
-    assert any("asks for 1 standby, and 0 are connected" in one for one in told)
+    assert any("and 0 standbys connected" in one for one in told)
     assert not any("for a lock" in one or "is the server running" in one for one in told)
 
 
@@ -165,7 +165,7 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
         synchronous.hold_back()
         with pytest.raises(
             UnreachableError,
-            match="asks for 1 standby, and 1 is connected; start the standby",
+            match="and 1 standby connected; start the standby",
             check=because("standby awaited"),
         ) as caught:
             await buffer.put(group(2), TASK)

@@ -9,15 +9,16 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
+from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.staleness import (
     ExpiryRule,
     find_expired,
     mask_stale_tokens,
-    refresh_group,
     reset_response,
 )
 from tests.contract.harness import CODEC, Harness, found, group, only, plain, rollout
+from tests.reference.matching import refresh_group
 from tests.reference.snapshots import held_by
 
 
@@ -267,8 +268,8 @@ class OneByOne:
         """Refresh the groups. Return the number that expired."""
         expired = 0
         for rollouts in self.groups:
-            refresh_group(rollouts, step, CODEC.rollout_type)
-            gone = find_expired(rollouts, rule, step, CODEC.rollout_type)
+            stale = refresh_group(rollouts, step, CODEC.rollout_type)
+            gone = find_expired(GroupFields.of(rollouts, CODEC.rollout_type), rule, step, stale)
             for index in gone:
                 reset_response(rollouts[index], CODEC.rollout_type)
             if (through := rule.masked_through(step)) is not None:

@@ -193,9 +193,8 @@ _SQL = [
     ("isolation-of-writes", f"{_ENGINE}/postgres.py", "BEGIN ISOLATION LEVEL {level}", "BEGIN", "what waited for a lock sees what was committed meanwhile"),
     ("reader-writes", f"{_ENGINE}/postgres.py", "' READ ONLY' if self._read_only else", "' READ ONLY' if False else", "a reader can't write, whatever its settings"),
     ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if self.size == MOST_CONNECTIONS and limit.expired():", "if False:", "who waits in vain for a connection is told why"),
-    ("row-too-large", f"{_ENGINE}/dialect.py", "(size := self._size(list(values))) > self.nbytes", "(size := 0) > self.nbytes", "what is larger than a row isn't sent"),
+    ("row-too-large", f"{_ENGINE}/dialect.py", "if size > self.nbytes:", "if False:", "what is larger than a row isn't sent"),
     ("lease-wall-clock", f"{_ENGINE}/lease_clock.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
-    ("outage-floods", f"{_ENGINE}/outage.py", "self._silent_until = self._since + _SILENT_SECONDS", "pass", "the connection limit is spoken of once in a while"),
 ]  # fmt: skip
 
 _FAILOVER = [
@@ -211,8 +210,8 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("standby-for-ever", f"{_ENGINE}/outage.py", "        self._outage.restrict(limit, since)\n", "", "a commit doesn't wait for a standby without an end"),
-    ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self._waits.why())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
+    ("standby-for-ever", f"{_ENGINE}/postgres.py", "                limit.reschedule(loop.time())", "                pass", "a commit doesn't wait for a standby without an end"),
+    ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self.pool.servers.waiting_commits())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(port) < 65536", "True", "a port among several hosts is one"),
 ]  # fmt: skip
 

@@ -22,7 +22,6 @@ from replaybuf.storage.places.store import (
     Extent,
     GoneError,
     PlaceStore,
-    Range,
     file_name,
     file_number,
 )
@@ -71,7 +70,7 @@ def test_what_was_written_is_read(store: PlaceStore) -> None:
 def test_a_part_is_read_by_itself(store: PlaceStore) -> None:
     raw = os.urandom(10_000)
     [extent] = written(store, 1, raw)
-    [found] = store.read([Range(extent, 5000, 64)], PATIENCE)
+    [found] = store.read([extent.part(5000, 64)], PATIENCE)
     assert bytes(found) == raw[5000:5064]
 
 
@@ -107,9 +106,9 @@ def test_a_file_that_was_cut_short_is_damaged(store: PlaceStore) -> None:
     """Also where nothing of the payload is there any more."""
     first, second = Extent(1, 1, 0, 100), Extent(1, 1, 128, 1000)
     written(store, 1, b"a" * 200)
-    found = store.read([Range.whole(first)], PATIENCE)
+    found = store.read([first], PATIENCE)
     assert bytes(found[0]) == b"a" * 100
-    [cut] = store.read([Range.whole(second)], PATIENCE)
+    [cut] = store.read([second], PATIENCE)
     assert isinstance(cut, DecodeError) or len(cut) < second.size
 
 

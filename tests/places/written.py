@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replaybuf.storage.places.store import ALIGNMENT, Extent, PlaceStore, Range, file_name
+from replaybuf.storage.places.store import ALIGNMENT, Extent, PlaceStore, file_name
 from tests.places.conftest import PATIENCE
 
 DATABASE = "d" * 32
@@ -22,5 +22,5 @@ def written(store: PlaceStore, number: int, *payloads: Any, sync: bool = True) -
 
 
 def read(store: PlaceStore, *extents: Extent) -> list[Any]:
-    found = store.read([Range.whole(one) for one in extents], PATIENCE)
+    found = store.read(extents, PATIENCE)
     return [one if isinstance(one, Exception) else bytes(one) for one in found]

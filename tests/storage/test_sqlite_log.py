@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 from replaybuf.storage.sql.engine import sqlite
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
-from replaybuf.storage.sql.engine.sqlite import checkpoint_wal, salts_at
+from replaybuf.storage.sql.engine.sqlite import checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
 from replaybuf.storage.sql.engine.transaction import Transaction
 
@@ -26,15 +26,14 @@ PAGES = 32
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is copied after a few pages; nothing waits for the disk, which may take as long as hundreds of writes."""
-    for name in ("ALONE_PAGES", "_GROWTH_PAGES"):
-        monkeypatch.setattr(sqlite, name, PAGES)
+    monkeypatch.setattr(sqlite, "_COMMITS", PAGES)
     monkeypatch.setattr(sqlite, "sync_wal", lambda path: None)
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy_unflushed)
 
 
-def copy_unflushed(connection: sqlite3.Connection) -> int:
+def copy_unflushed(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = OFF")
-    return checkpoint_wal(connection)
+    checkpoint_wal(connection)
 
 
 @asynccontextmanager
@@ -60,6 +59,10 @@ def pages_of(path: str | Path) -> float:
     return os.path.getsize(path) / PAGE_SIZE
 
 
+def salts_of(log: Path) -> bytes:
+    return log.read_bytes()[16:24]
+
+
 def may_write(path: str | Path, timeout: float = 0) -> bool:
     """Whether another connection can begin to write at this moment, or soon."""
     with closing(sqlite3.connect(path, timeout=timeout, isolation_level=None)) as other:
@@ -73,9 +76,9 @@ def may_write(path: str | Path, timeout: float = 0) -> bool:
 async def test_nobody_else_writes_while_the_log_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "run.db", []
 
-    def copy(connection: sqlite3.Connection) -> int:
+    def copy(connection: sqlite3.Connection) -> None:
         seen.append(may_write(path))
-        return checkpoint_wal(connection)
+        checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine:
@@ -101,20 +104,29 @@ async def test_the_log_begins_anew_while_somebody_writes_without_a_pause(tmp_pat
         while len(logs) < 4:
             await insert(engine, PAGES)
             count += PAGES
-            logs.add(salts_at(f"{path}-wal", 1))
+            logs.add(await asyncio.to_thread(salts_of, Path(f"{path}-wal")))
         rows = await engine.read(lambda tx: tx.run("SELECT count(*) FROM numbers")[0][0])
         assert rows == count
+
+
+async def test_few_large_commits_are_copied_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_COMMITS", 1 << 30)
+    monkeypatch.setattr(sqlite, "_GROWTH_BYTES", PAGES * PAGE_SIZE)
+    path = tmp_path / "run.db"
+    async with opened(path) as engine, asyncio.timeout(60):
+        while pages_of(path) <= PAGES:
+            await insert(engine, PAGES)
 
 
 async def test_a_log_that_can_not_be_copied_is_copied_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, failures = tmp_path / "run.db", 2
 
-    def copy(connection: sqlite3.Connection) -> int:
+    def copy(connection: sqlite3.Connection) -> None:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise sqlite3.OperationalError("disk I/O error")
-        return checkpoint_wal(connection)
+        checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine, asyncio.timeout(60):
@@ -140,9 +152,9 @@ async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch
     """Its connection is about to be closed; and whoever closes it waits for the one that is under way."""
     closing_began, copies = False, []
 
-    def copy(connection: sqlite3.Connection) -> int:
+    def copy(connection: sqlite3.Connection) -> None:
         copies.append(closing_began)
-        return checkpoint_wal(connection)
+        checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(tmp_path / "run.db") as engine:
@@ -152,22 +164,3 @@ async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch
         closing_began = True
         await asyncio.wait_for(asyncio.gather(engine.dispose(), writing), 60)
     assert copies.count(True) <= 1
-
-
-def test_the_pages_of_a_log_are_known_by_their_salts(tmp_path: Path) -> None:
-    path = tmp_path / "some.db"
-    log = f"{path}-wal"
-    assert salts_at(log, 1) is None
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("CREATE TABLE numbers (data BLOB)")
-        connection.execute("INSERT INTO numbers VALUES (zeroblob(100000))")
-        pages = connection.execute("PRAGMA wal_checkpoint").fetchone()[1]
-        before = salts_at(log, pages)
-        assert before is not None
-        assert before == salts_at(log, 1)
-        assert salts_at(log, pages + 1) is None
-        connection.execute("INSERT INTO numbers VALUES (1)")  # in a new log, over the old one
-        assert salts_at(log, 1) not in (None, before)
-        assert salts_at(log, pages) is None

@@ -25,7 +25,7 @@ SAVE_THE_REST = "stop the run, and save what can be read: docs/outages.md, What 
 #: Free space on the disk below which the next puts may fail.
 LITTLE_SPACE = 64 * 1024 * 1024
 #: Bytes. The WAL is checkpointed into the database whenever it has grown by at most a sixteenth of that
-#: (`engine.sqlite_connection.ALONE_PAGES`), unless a reader blocks the checkpoint.
+#: (`engine.sqlite`), unless a reader blocks the checkpoint.
 LARGE_LOG = 256 << 20
 _MOST_MESSAGES = 100
 

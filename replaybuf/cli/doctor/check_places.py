@@ -154,7 +154,7 @@ def take_over_places(reader: Reader) -> list[str]:
     for place in Examination(reader).read(_places):
         with closing(_open(place)) as store:
             if _lacks_marker(store, {file_name(file) for file in place.files}):
-                store.replace_marker(Marker(place.identity, place.number, place.home).packed())
+                store.write_marker(Marker(place.identity, place.number, place.home).packed(), replace=True)
                 done.append(f"wrote {MARKER} in {place.url} again")
                 continue
             marker = recognise(store, place.identity, place.number)

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.places.filesystems import filesystem_type, is_network
-from replaybuf.storage.places.store import FILES, MARKER, GoneError, PlaceStore, Range, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, GoneError, PlaceStore, StoredFile
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -35,30 +35,24 @@ class FolderStore(PlaceStore):
             return (self.path / MARKER).read_bytes()
         return None
 
-    def write_marker(self, marker: bytes) -> bool:
-        new = self._new_marker(marker)
-        try:
-            with self._as_ours("written to"), contextlib.suppress(FileExistsError):
-                os.link(new, self.path / MARKER)  # atomic, and fails if there is one
-                sync_folder(self.path)
-                return True
-        finally:
-            new.unlink()
-        return False
-
-    def replace_marker(self, marker: bytes) -> None:
-        new = self._new_marker(marker)
-        with self._as_ours("written to"):
-            new.replace(self.path / MARKER)
-            sync_folder(self.path)
-
-    def _new_marker(self, marker: bytes) -> Path:
+    def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
         new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
-        with self._as_ours("written to"), new.open("wb") as file:
-            file.write(marker)
-            file.flush()
-            os.fsync(file.fileno())
-        return new
+        with self._as_ours("written to"):
+            try:
+                with new.open("wb") as file:
+                    file.write(marker)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if replace:
+                    new.replace(self.path / MARKER)
+                else:
+                    os.link(new, self.path / MARKER)  # atomic, and fails if there is one
+                sync_folder(self.path)
+            except FileExistsError:
+                return False
+            finally:
+                new.unlink(missing_ok=True)
+        return True
 
     def check_writable(self) -> None:
         with self._as_ours("written to"):
@@ -117,26 +111,20 @@ class FolderStore(PlaceStore):
                 )
             self._folder = folder
 
-    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
-        found: list[Any] = [None] * len(ranges)
-        places: dict[str, list[int]] = {}
-        for place, one in enumerate(ranges):
-            places.setdefault(one.extent.name, []).append(place)
-        for name, members in places.items():
-            with self._as_ours("read"):
-                try:
-                    number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    self.check_there()
-                    gone = GoneError(f"the file {name} isn't there any more: somebody deleted it")
-                    found = [gone if place in members else one for place, one in enumerate(found)]
-                    continue
-                try:
-                    for place in members:
-                        found[place] = _read_range(number, ranges[place])
-                finally:
-                    os.close(number)
-        return found
+    def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
+        return map(self._read, wanted, wanted.values())
+
+    def _read(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
+        with self._as_ours("read"):
+            try:
+                number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                self.check_there()
+                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(extents)
+            try:
+                return [_read_range(number, extent) for extent in extents]
+            finally:
+                os.close(number)
 
     def delete(self, names: Iterable[str]) -> None:
         with self._as_ours("written to"):
@@ -191,17 +179,17 @@ def _bytes_of(buffer: Any) -> memoryview:
     return view if view.nbytes == 0 or (view.ndim == 1 and view.format == "B") else view.cast("B")
 
 
-def _read_range(number: int, wanted: Range) -> Any:
+def _read_range(number: int, wanted: Extent) -> Any:
     """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
     memory: Any = np.empty(wanted.size, np.uint8)
-    view, at = memoryview(memory), wanted.extent.at + wanted.at
+    view, at = memoryview(memory), wanted.at
     while view.nbytes:
         try:
             count = os.preadv(number, [view], at)
         except IsADirectoryError:
-            return DecodeError(f"the file {wanted.extent.name} was replaced by a folder")
+            return DecodeError(f"the file {wanted.name} was replaced by a folder")
         if count == 0:
             end = os.fstat(number).st_size
-            return DecodeError(f"the file {wanted.extent.name} ends at byte {end}: it was cut short")
+            return DecodeError(f"the file {wanted.name} ends at byte {end}: it was cut short")
         view, at = view[count:], at + count
     return memory

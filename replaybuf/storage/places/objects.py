@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
@@ -15,7 +15,7 @@ import numpy as np
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.storage.places.store import FILES, MARKER, GoneError, PlaceStore, Range, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, GoneError, PlaceStore, StoredFile
 
 #: The schemes of URLs, with the names of the services.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
@@ -67,17 +67,14 @@ class ObjectStore(PlaceStore):
             except FileNotFoundError:
                 return None
 
-    def write_marker(self, marker: bytes) -> bool:
+    def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
+        mode = "overwrite" if replace else "create"
         with self._as_ours("written to"):
             try:
-                self._obstore.put(self._store, MARKER, marker, mode="create", use_multipart=False)
+                self._obstore.put(self._store, MARKER, marker, mode=mode, use_multipart=False)
             except self._errors.AlreadyExistsError:
                 return False
         return True
-
-    def replace_marker(self, marker: bytes) -> None:
-        with self._as_ours("written to"):
-            self._obstore.put(self._store, MARKER, marker, use_multipart=False)
 
     def check_writable(self) -> None:
         self.read_marker()
@@ -95,41 +92,31 @@ class ObjectStore(PlaceStore):
         for waiting in [self._pool.submit(put, one) for one in files]:
             waiting.result()
 
-    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
-        places: dict[str, list[int]] = {}
-        for place, one in enumerate(ranges):
-            places.setdefault(one.extent.name, []).append(place)
-        found: list[Any] = [None] * len(ranges)
-
-        def read(name: str) -> None:
-            for place, raw in zip(places[name], self._read(name, [ranges[n] for n in places[name]]), strict=True):
-                found[place] = raw
-
-        for waiting in [self._pool.submit(read, name) for name in places]:
+    def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
+        for waiting in [self._pool.submit(self._read, name, extents) for name, extents in wanted.items()]:
             try:
-                waiting.result(timeout)
+                yield waiting.result(timeout)
             except TimeoutError as error:
                 raise PayloadStoreError(
                     f"{self.url} didn't answer within {timeout:g} s while payloads were read; nothing was taken"
                 ) from error
-        return found
 
-    def _read(self, name: str, ranges: Sequence[Range]) -> Sequence[Any]:
+    def _read(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         with self._as_ours("read"):
             try:
-                wanted = [one for one in ranges if one.size]
-                starts, lengths = [one.extent.at + one.at for one in wanted], [one.size for one in wanted]
+                wanted = [one for one in extents if one.size]
+                starts, lengths = [one.at for one in wanted], [one.size for one in wanted]
                 path = f"{FILES}/{name}"
                 rest = iter(self._obstore.get_ranges(self._store, path, starts=starts, lengths=lengths))
                 # Copied, since obstore's buffers are read-only.
-                return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in ranges]
+                return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in extents]
             except FileNotFoundError:
                 self.check_there()
-                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(ranges)
+                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(extents)
             except self._errors.GenericError as error:
                 if _status(error) != "416" and "Requested range was invalid" not in str(error):
                     raise
-                return [DecodeError(f"the file {name} is shorter than it was: it was cut short")] * len(ranges)
+                return [DecodeError(f"the file {name} is shorter than it was: it was cut short")] * len(extents)
 
     def delete(self, names: Iterable[str]) -> None:
         with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):

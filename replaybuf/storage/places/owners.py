@@ -81,7 +81,7 @@ def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> in
 def take_over(store: PlaceStore, home: Home) -> None:
     """Transfer the place to the database at this home, from the copy that owned it."""
     owner = parse(store, store.read_marker() or b"")
-    store.replace_marker(owner._replace(home=home).packed())
+    store.write_marker(owner._replace(home=home).packed(), replace=True)
 
 
 def recognise(store: PlaceStore, database: str, place: int) -> Marker:

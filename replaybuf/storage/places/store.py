@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,6 +43,10 @@ class Extent:
     def name(self) -> str:
         """The name of the file or object."""
         return file_name(self.file)
+
+    def part(self, at: int, size: int) -> Extent:
+        """Return the range of `size` bytes that begins `at` bytes into this one."""
+        return Extent(self.place, self.file, self.at + at, size)
 
     @property
     def end(self) -> int:
@@ -96,20 +100,6 @@ class GoneError(DecodeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """A range of a payload's tail to read."""
-
-    extent: Extent
-    at: int
-    size: int
-
-    @classmethod
-    def whole(cls, extent: Extent) -> Range:
-        """Return the range of the whole tail."""
-        return cls(extent, 0, extent.size)
-
-
-@dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file in a place's listing: its name, size, and last modification (seconds since the epoch)."""
 
@@ -133,12 +123,8 @@ class PlaceStore(ABC):
         """Return the marker, None where there is none."""
 
     @abstractmethod
-    def write_marker(self, marker: bytes) -> bool:
-        """Write the marker durably unless there is one; return whether it was written."""
-
-    @abstractmethod
-    def replace_marker(self, marker: bytes) -> None:
-        """Overwrite the marker durably."""
+    def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
+        """Write the marker durably, unless there is one that isn't to be replaced; return whether it was written."""
 
     @abstractmethod
     def check_writable(self) -> None:
@@ -155,12 +141,24 @@ class PlaceStore(ABC):
         Raises PayloadStoreError and StorageError when not all are written, or would be lost.
         """
 
-    @abstractmethod
-    def read(self, ranges: Sequence[Range], timeout: float) -> list[Any]:
+    def read(self, extents: Sequence[Extent], timeout: float) -> list[Any]:
         """Return the bytes of ranges, each in newly allocated memory, or a DecodeError for a damaged one.
 
         PayloadStoreError when the place doesn't answer within `timeout` seconds.
         """
+        positions: dict[str, list[int]] = {}
+        for position, extent in enumerate(extents):
+            positions.setdefault(extent.name, []).append(position)
+        found: list[Any] = [None] * len(extents)
+        wanted = {name: [extents[position] for position in members] for name, members in positions.items()}
+        for members, raws in zip(positions.values(), self.read_files(wanted, timeout), strict=True):
+            for position, raw in zip(members, raws, strict=True):
+                found[position] = raw
+        return found
+
+    @abstractmethod
+    def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
+        """Return the answers of `read` for each file in turn."""
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ transaction waits for nothing but the database. All of this runs in the event lo
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -120,14 +121,16 @@ class CommitWatch:
     This class is for a database in memory, which no other process can open.
     """
 
-    #: The longest time between two polls, in seconds.
-    seconds: float = 0.5
     #: Whether other processes listen for notifications, besides polling.
     announces: bool = False
 
     async def look(self) -> bool:
         """Poll: return whether another process may have committed since the last poll."""
         return False
+
+    async def pause(self) -> None:
+        """Pause before the next poll."""
+        await asyncio.sleep(1.0)
 
     async def announce(self) -> None:
         """Notify other processes of a commit by this one."""

@@ -12,6 +12,7 @@ each database has its own SQL (`Dialect.macros`):
     {now}                     the time in seconds since the epoch
     {connections}             the number of connections to the database, by the server's count
     {shard}                   the shard of `rb_tally` that the transaction updates
+    {tables}, {views}, {set_last_uid:last}  whole statements, for the methods of `Dialect`
 
 Statements that vary with a user's query or with the policy are SQLAlchemy Core, which its public methods compile. All
 else that differs is a method of `Dialect`, which `sqlite_dialect` and `postgres_dialect` implement.
@@ -32,6 +33,7 @@ from sqlalchemy import Dialect as Compiler
 
 from replaybuf.common import units
 from replaybuf.errors import StorageError
+from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group
 
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 Convert = Callable[[Any], Any]
-
-#: The most bytes of a UTF-8 character.
-_CHARACTER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +52,15 @@ class RowLimit:
 
     def check(self, what: str, values: Iterable[object]) -> None:
         """Raise StorageError when these values exceed the limit of a row. The message begins with `what`."""
-        if (size := self._size(list(values))) > self.nbytes:
+        texts = (value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value for value in values)
+        size = sum(len(value) for value in texts if isinstance(value, (bytes, bytearray, memoryview)))
+        if size > self.nbytes:
             raise StorageError(
                 f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {self.nbytes:,} bytes "
                 f"({self.why}); nothing was stored. Make smaller groups, or keep large values elsewhere and store "
                 "their place",
                 reason="too large",
             )
-
-    def _size(self, values: list[object]) -> int:
-        texts = [value for value in values if isinstance(value, str)]
-        size = sum(len(value) for value in values if isinstance(value, (bytes, bytearray, memoryview)))
-        if size + _CHARACTER * sum(map(len, texts)) <= self.nbytes:
-            return 0
-        return size + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 #: The drivers' JSON values are text.
@@ -100,25 +94,30 @@ class Dialect(ABC):
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         """Return values as one list parameter of a prepared statement."""
 
-    # Locks: none by default, for a database with one writer at a time.
+    # Locks, which a database with one writer at a time has none of.
 
     def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
-        """Return the query with FOR UPDATE, if there are row locks; `skip_locked` as in SQL."""
-        return query
+        """Return the query with FOR UPDATE, which SQLAlchemy leaves out for SQLite; `skip_locked` as in SQL."""
+        return query.with_for_update(of=of, skip_locked=skip_locked)
 
-    def lock(self, tx: Transaction, key: Lock) -> None:  # noqa: B027
+    def lock(self, tx: Transaction, key: Lock) -> None:
         """Take an advisory lock exclusively, until the end of the transaction."""
+        if self.is_remote:
+            tx.run(locks.TAKE, key)
 
     def lock_schema(self, tx: Transaction) -> None:
         """Take the lock for creating the schema, until the end of the transaction."""
         self.lock(tx, Lock.SCHEMA)
 
-    def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
+    def try_lock(self, tx: Transaction, key: Lock) -> bool:
         """Try to take an advisory lock without waiting; return whether it was free."""
-        return True
+        return not self.is_remote or bool(tx.run(locks.TRY, key)[0][0])
 
-    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:  # noqa: B027
+    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
         """Take the advisory locks of these names exclusively, in sorted order."""
+        if self.is_remote:
+            for name in sorted(names):
+                tx.run(locks.TAKE_NAMED, name, kind)
 
     @abstractmethod
     def clock(self, tx: Transaction) -> float:
@@ -144,22 +143,20 @@ class Dialect(ABC):
         """Return the next uids; a committed uid is never reused (a rollback leaves a gap on PostgreSQL)."""
 
     @abstractmethod
-    def set_last_uid(self, tx: Transaction, last: int) -> None:
-        """Make `last + 1` the next uid."""
-
-    @abstractmethod
     def row_limit(self, tx: Transaction) -> RowLimit:
         """Return the maximum size of a row."""
 
-    # The schema as it is
+    def set_last_uid(self, tx: Transaction, last: int) -> None:
+        """Make `last + 1` the next uid."""
+        tx.change("{set_last_uid:last}", last=last)
 
-    @abstractmethod
     def tables(self, tx: Transaction) -> set[str]:
         """Return the names of all tables."""
+        return set(tx.values("{tables}"))
 
-    @abstractmethod
     def views(self, tx: Transaction) -> dict[str, str]:
         """Return the definitions of all views, by name."""
+        return {name: definition or "" for name, definition in tx.tuples("{views}")}
 
 
 # Statements

@@ -49,5 +49,4 @@ def first(*, alone: bool) -> str:
 
 TAKE = "SELECT pg_advisory_xact_lock($1)"
 TRY = "SELECT pg_try_advisory_xact_lock($1)"
-TRY_SHARED = "SELECT pg_try_advisory_xact_lock_shared($1)"
 TAKE_NAMED = "SELECT pg_advisory_xact_lock(hashtextextended($1, $2))"

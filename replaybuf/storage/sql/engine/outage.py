@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import logging
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from replaybuf.common.units import number_of
 from replaybuf.errors import (
     AccessError,
     ClosedError,
@@ -204,52 +202,3 @@ def until_committed(write: Callable[[], Awaitable[object]]) -> Callable[[], Awai
             raise
 
     return attempt
-
-
-# Commits that wait for a synchronous standby
-#
-# PostgreSQL waits for the standby after the commit is in the primary's own WAL: without a limit, and with all locks of
-# the transaction. If the wait is interrupted (a cancelled statement, a lost connection), the commit stays on the
-# primary, visible to all. Later commits follow it in the WAL, and wait for both. So a confirmed commit is on the
-# standby, and one whose wait was abandoned is in doubt until a later commit was replicated
-# (`engine.commit_stamp.READ_STAMP`).
-
-#: Query of a primary's `Synchronous`. Roles without rights to other roles' sessions see only their own.
-ASK = """
-SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
-    (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'),
-    (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'
-        AND query_start < clock_timestamp() - make_interval(secs => {seconds}))
-"""
-_NUMBER = re.compile(r"(?:(?:FIRST|ANY)\s*)?(\d+)\s*\(", re.IGNORECASE)
-
-#: Advice for users whose commits wait.
-WHAT_TO_DO = (
-    "start the standby, with a name (application_name in its primary_conninfo) that is in this list, and look at its "
-    "disk and network; or let commits wait for none: ALTER SYSTEM SET synchronous_standby_names = ''; "
-    "SELECT pg_reload_conf()"
-)
-
-
-class Synchronous(NamedTuple):
-    """Synchronous replication as reported by a primary.
-
-    `names` is `synchronous_standby_names`, `standbys` the number of connected standbys of any kind, and `waiting` the
-    number of commits that wait for long.
-    """
-
-    names: str
-    standbys: int
-    waiting: int
-
-    @property
-    def wanted(self) -> int:
-        """The number of standbys that must have a commit."""
-        found = _NUMBER.match(self.names.strip())
-        return int(found[1]) if found else 1 if self.names.strip() else 0
-
-    def __str__(self) -> str:
-        """The configured and the connected standbys, as the rest of a sentence."""
-        are = "is" if self.standbys == 1 else "are"
-        asked = f"synchronous_standby_names = '{self.names}' asks for {number_of(self.wanted, 'standby')}"
-        return f"{asked}, and {self.standbys} {are} connected"

@@ -365,13 +365,13 @@ class Notifications(CommitWatch):
     feature, waiting calls poll (`tasks.commit_watch`).
     """
 
-    seconds = _POLL_SECONDS
     announces = True
 
     def __init__(self, pool: Pool, hint: Callable[[], object]) -> None:
         self._pool, self._hint = pool, hint
         self._listening: Connection | None = None
         self._snapshot: str | None = None
+        self._seconds = _POLL_SECONDS
 
     async def look(self) -> bool:
         if (old := self._listening) is not None and (old.is_closed() or self._pool.servers.is_left(old.standing)):
@@ -385,8 +385,11 @@ class Notifications(CommitWatch):
         return self._snapshot != before
 
     def _heard(self, *_: object) -> None:
-        self.seconds = _HEARING_SECONDS
+        self._seconds = _HEARING_SECONDS
         self._hint()
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._seconds)
 
     async def announce(self) -> None:
         # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
@@ -408,7 +411,7 @@ class Notifications(CommitWatch):
 
     async def close(self) -> None:
         connection, self._listening, self._snapshot = self._listening, None, None
-        self.seconds = _POLL_SECONDS
+        self._seconds = _POLL_SECONDS
         if connection is not None:
             with contextlib.suppress(Exception):
                 await self._pool.discard(connection)

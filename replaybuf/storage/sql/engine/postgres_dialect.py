@@ -10,7 +10,6 @@ from sqlalchemy import (
     JSON,
     ColumnElement,
     Select,
-    Table,
     Text,
     bindparam,
     cast,
@@ -18,9 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
-from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
-from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema.tables import group, uid_sequence
 
 if TYPE_CHECKING:
@@ -45,6 +42,9 @@ def array(parameter: str, kind: str) -> str:
 NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 
 
+_RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
+
+
 class PostgresDialect(Dialect):
     name = "postgresql"
     compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
@@ -65,6 +65,9 @@ class PostgresDialect(Dialect):
         "now": NOW,
         "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
+        "tables": f"SELECT relname {_RELATIONS} IN ('r', 'p')",
+        "views": f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'",
+        "set_last_uid": "SELECT setval('rb_uid', greatest(CAST({0} AS bigint), 1), CAST({0} AS bigint) > 0)",
     }
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -72,20 +75,6 @@ class PostgresDialect(Dialect):
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return texts(values)
-
-    def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
-        return query.with_for_update(of=of, skip_locked=skip_locked)
-
-    def lock(self, tx: Transaction, key: Lock) -> None:
-        tx.run(locks.TAKE, key)
-
-    def try_lock(self, tx: Transaction, key: Lock, *, shared: bool = False) -> bool:
-        [(free,)] = tx.run(locks.TRY_SHARED if shared else locks.TRY, key)
-        return bool(free)
-
-    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
-        for name in sorted(names):
-            tx.run(locks.TAKE_NAMED, name, kind)
 
     def clock(self, tx: Transaction) -> float:
         [(seconds,)] = tx.run(f"SELECT {NOW}")
@@ -105,26 +94,13 @@ class PostgresDialect(Dialect):
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
 
-    def set_last_uid(self, tx: Transaction, last: int) -> None:
-        tx.run(f"SELECT setval('{uid_sequence.name}', $1, $2)", max(last, 1), last > 0)
-
     def row_limit(self, tx: Transaction) -> RowLimit:
         return ROW_LIMIT
-
-    def tables(self, tx: Transaction) -> set[str]:
-        return {name for (name,) in tx.run(f"SELECT relname {_RELATIONS} IN ('r', 'p')")}
-
-    def views(self, tx: Transaction) -> dict[str, str]:
-        views = tx.run(f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'")
-        return {name: definition or "" for name, definition in views}
 
 
 #: A row is sent and received in one message; the server closes the connection after a larger one. The megabyte is for
 #: the row's other columns.
 ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
-
-_RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnamespace) AND relkind"
-
 
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 

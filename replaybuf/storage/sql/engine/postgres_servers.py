@@ -20,10 +20,10 @@ from typing import Any
 import asyncpg
 from sqlalchemy.engine import URL
 
+from replaybuf.common.units import number_of
 from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.errors import is_telling
-from replaybuf.storage.sql.engine.outage import ASK, WHAT_TO_DO, Synchronous
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, Standing
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 
@@ -230,11 +230,12 @@ class Servers:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 connection = await self.connect()
                 try:
-                    row: Any = await connection.fetchrow(ASK.format(seconds=_TELLING_SECONDS))
+                    row: Any = await connection.fetchrow(_ASK_WAITING, _TELLING_SECONDS)
                 finally:
                     connection.terminate()
-            if (found := Synchronous(*row)).waiting:
-                said = f"the commit waits for a synchronous standby: {found}; {WHAT_TO_DO}"
+            names, standbys, waiting = row
+            if waiting:
+                said = _WAITS.format(names, number_of(standbys, "standby"))
                 _logger.warning("%s: %s", self._where, said)
                 return said
         return ""
@@ -302,3 +303,25 @@ async def _enter(connection: Connection, timeline: int) -> None:
         return  # no tables yet, or a read-only server
     except asyncpg.InsufficientPrivilegeError as error:
         _logger.warning("numbers of groups may be given a second time after a failover: %s", error)
+
+
+# Commits that wait for a synchronous standby
+#
+# PostgreSQL waits for the standby after the commit is in the primary's own WAL: without a limit, and with all locks of
+# the transaction. If the wait is interrupted (a cancelled statement, a lost connection), the commit stays on the
+# primary, visible to all. Later commits follow it in the WAL, and wait for both. So a confirmed commit is on the
+# standby, and one whose wait was abandoned is in doubt until a later commit was replicated
+# (`engine.commit_stamp.READ_STAMP`).
+
+# Roles without rights to other roles' sessions see only their own.
+_ASK_WAITING = """
+SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
+    (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'),
+    (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'
+        AND query_start < clock_timestamp() - make_interval(secs => $1))
+"""
+_WAITS = (
+    "the commit waits for a synchronous standby: synchronous_standby_names = '{0}', and {1} connected; start the "
+    "standby, with a name (application_name in its primary_conninfo) that is in this list, and look at its disk and "
+    "network; or let commits wait for none: ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()"
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import sqlite3
@@ -19,7 +20,7 @@ from sqlalchemy.engine import URL
 
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import translated
-from replaybuf.storage.sql.engine.sqlite_connection import ALONE_PAGES, Connections, SqliteConnection
+from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
@@ -141,17 +142,17 @@ class SqliteDatabase(Database):
         if self._log is not None:
             self._log.committed()
 
-    async def _checkpoint(self) -> int:
+    async def _checkpoint(self) -> None:
         if self._checkpointer is None:
             self._checkpointer = await self.connections.open()
         copier = self._checkpointer
         await copier.in_thread(lambda _: sync_wal(f"{self.path}-wal"))
-        return await self._in_turn(
+        await self._in_turn(
             lambda _: checkpoint_wal(copier.session.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return CommitWatch() if self.path is None else DataVersion(self.connections)
+        return CommitWatch() if self.path is None else DataVersion(self.connections, self.path)
 
     async def dispose(self) -> None:
         if self._log is not None:
@@ -171,28 +172,8 @@ class SqliteDatabase(Database):
 # the old one, and mark its pages as copied (https://sqlite.org/wal.html#the_wal_reset_bug). So replaybuf switches
 # automatic checkpoints off, and checkpoints while it holds the write lock, after which the WAL can begin anew.
 
-#: WAL pages by which the WAL grows between two checkpoints.
-_GROWTH_PAGES = 512
-
-_HEADER_BYTES, _FRAME_BYTES = 32, 24
-_SALTS = slice(16, 24)
-
-
-def salts_at(path: str, pages: int) -> bytes | None:
-    """Return the salts of a WAL of at least `pages` pages, None for a shorter one. Each reset changes the salts.
-
-    Every page in a WAL is in a frame with the salts of the WAL's header; left-over frames of an earlier one have other
-    salts (https://sqlite.org/fileformat2.html#the_write_ahead_log).
-    """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            header = file.read(_HEADER_BYTES)
-            page = int.from_bytes(header[8:12], "big")
-            file.seek(_HEADER_BYTES + (pages - 1) * (page + _FRAME_BYTES) + 8)
-            salts = file.read(8)
-    except OSError:  # no WAL at the moment
-        return None
-    return salts if len(salts) == 8 and salts == header[_SALTS] else None
+#: A checkpoint is due after so many commits of this process, or once the WAL has grown by so many bytes.
+_COMMITS, _GROWTH_BYTES = 128, 16 << 20
 
 
 def sync_wal(path: str) -> None:
@@ -201,35 +182,37 @@ def sync_wal(path: str) -> None:
         os.fsync(file.fileno())
 
 
-def checkpoint_wal(connection: sqlite3.Connection) -> int:
-    """Checkpoint as much of the WAL as readers allow; return its number of pages."""
-    return int(connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
+def checkpoint_wal(connection: sqlite3.Connection) -> None:
+    """Checkpoint as much of the WAL as readers allow."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
 class WalCheckpoints:
-    """Schedules checkpoints of a long WAL by `copy`, which returns the number of pages in the WAL."""
+    """Schedules checkpoints by `copy`."""
 
-    def __init__(self, path: str, copy: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, path: str, copy: Callable[[], Awaitable[object]]) -> None:
         self._path, self._copy = path, copy
         self._copying: asyncio.Task[None] | None = None
-        self._copied: tuple[bytes, int] = (b"", 0)  # the salts of the WAL, and its pages at the last checkpoint
+        self._commits = self._bytes = 0  # since the last checkpoint, and the size of the WAL file then
         self._closed = False
 
     def committed(self) -> None:
-        """Check the WAL after a commit, and checkpoint it in a task of its own if due (database's thread)."""
-        if not self._closed and self._copying is None and self._is_due():
+        """Count a commit, and checkpoint the WAL in a task of its own if that is due (database's thread)."""
+        self._commits += 1
+        try:
+            size = os.stat(self._path).st_size
+        except OSError:  # no WAL at the moment
+            return
+        self._bytes = min(self._bytes, size)  # a WAL that begins anew is shortened
+        is_due = self._commits >= _COMMITS or size >= self._bytes + _GROWTH_BYTES
+        if is_due and self._copying is None and not self._closed:
+            self._commits, self._bytes = 0, size
             self._copying = asyncio.get_running_loop().create_task(self._run())
 
-    def _is_due(self) -> bool:
-        found = salts_at(self._path, ALONE_PAGES)
-        salts, copied = self._copied
-        return found is not None and (found != salts or salts_at(self._path, copied + _GROWTH_PAGES) is not None)
-
     async def _run(self) -> None:
-        salts = salts_at(self._path, 1) or b""
         try:
-            self._copied = (salts, await self._copy())
-        except Exception as error:  # a commit soon after tries again, with a longer WAL
+            await self._copy()
+        except Exception as error:  # a later commit tries again
             _logger.debug("can't copy the log of %s: %s", self._path, error)
         finally:
             self._copying = None
@@ -244,20 +227,28 @@ class WalCheckpoints:
 # Commits of other processes
 
 
+#: The seconds for which a write is given time to be committed, and the longest ones between two polls.
+_FIRST_POLL, _LONGEST_POLL = 0.002, 0.5
+#: The seconds between two polls where the system doesn't tell who writes to a file (it isn't Linux).
+_BLIND_POLL = 0.01
+_IN_MODIFY = 2
+
+
 class DataVersion(CommitWatch):
-    """Polls the file's `data_version`, which changes when another connection commits."""
+    """Polls the file's `data_version`, which changes when another connection commits, after writes to the WAL."""
 
-    seconds = 0.006  # some 5 us of processor each
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, path: str) -> None:
+        self._connections, self._log = connections, f"{path}-wal"
         self._connection: SqliteConnection | None = None
         self._version: int | None = None
+        self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
+        self._seconds = _FIRST_POLL
 
     async def look(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
             self._connection.session.raw.execute("PRAGMA busy_timeout = 0")
+            self._writes = _writes_to(self._log)
         try:
             with FORK_GUARD:
                 version: int = self._connection.session.raw.execute("PRAGMA data_version").fetchone()[0]
@@ -268,9 +259,40 @@ class DataVersion(CommitWatch):
         changed, self._version = version != self._version, version
         return changed
 
+    async def pause(self) -> None:
+        if self._writes is None:
+            await asyncio.sleep(_BLIND_POLL)
+            return
+        loop, written = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._writes, written.set)
+        try:
+            await asyncio.wait_for(written.wait(), self._seconds)
+        except TimeoutError:
+            self._seconds = min(_LONGEST_POLL, 2 * self._seconds)
+            return
+        finally:
+            loop.remove_reader(self._writes)
+        os.read(self._writes, 1 << 16)
+        # A commit can be seen some time after its last write, at least that of an fsync.
+        self._seconds = _FIRST_POLL
+        await asyncio.sleep(_FIRST_POLL)
+
     async def close(self) -> None:
-        connection = self._connection
-        self._connection = self._version = None
+        connection, writes = self._connection, self._writes
+        self._connection = self._version = self._writes = None
+        if writes is not None:
+            os.close(writes)
         if connection is not None:
             with contextlib.suppress(Exception):
                 await self._connections.close(connection)
+
+
+def _writes_to(path: str) -> int | None:
+    """Return a descriptor that can be read once the file was written to; None where the system has none (inotify)."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "inotify_init1") or (watch := libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) < 0:
+        return None
+    if libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY) < 0:
+        os.close(watch)
+        return None
+    return int(watch)

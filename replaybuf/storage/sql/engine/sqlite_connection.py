@@ -32,9 +32,8 @@ from replaybuf.storage.sql.engine.urls import is_memory, public_url
 
 T = TypeVar("T")
 
-#: WAL pages from which a checkpoint is due; and the size limit of the WAL file after a reset, in pages.
-ALONE_PAGES = 1024
-_LOG_PAGES = 4 * ALONE_PAGES
+#: The size limit of the WAL file after it began anew.
+LOG_BYTES = 64 << 20
 #: The size of each connection's page cache.
 CACHE_KIB = 16 * 1024
 #: The most reader connections, which stay open.
@@ -269,5 +268,5 @@ def _pragmas(durability: str, read_only: bool) -> list[str]:
         "wal_autocheckpoint = 0",  # see `engine.sqlite`
         # Some builds overwrite deleted content with zeros; FAST does so only where it costs no extra writing.
         "secure_delete = FAST",
-        f"journal_size_limit = {_LOG_PAGES * PAGE_SIZE}",
+        f"journal_size_limit = {LOG_BYTES}",
     ]

@@ -47,6 +47,9 @@ class SqliteDialect(Dialect):
         "now": "(julianday('now') - 2440587.5) * 86400.0",
         "connections": "1",
         "shard": "0",
+        "tables": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'",
+        "views": "SELECT name, sql FROM sqlite_master WHERE type = 'view'",
+        "set_last_uid": "UPDATE rb_counter SET value = {} WHERE name = 'uid'",
     }
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -78,20 +81,10 @@ class SqliteDialect(Dialect):
         [(last,)] = tx.tuples(raised, count=count)
         return list(range(last - count + 1, last + 1))
 
-    def set_last_uid(self, tx: Transaction, last: int) -> None:
-        tx.change("UPDATE rb_counter SET value = :last WHERE name = 'uid'", last=last)
-
     def row_limit(self, tx: Transaction) -> RowLimit:
         limit = _session(tx).raw.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
         # A reserve of 0.1 % (a megabyte of a gigabyte), as on PostgreSQL.
         return RowLimit(limit - limit // 1000, "SQLite's limit SQLITE_MAX_LENGTH")
-
-    def tables(self, tx: Transaction) -> set[str]:
-        names = tx.run("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'")
-        return {name for (name,) in names}
-
-    def views(self, tx: Transaction) -> dict[str, str]:
-        return dict(map(tuple, tx.run("SELECT name, sql FROM sqlite_master WHERE type = 'view'")))
 
 
 def _session(tx: Transaction) -> SqliteSession:

@@ -95,7 +95,7 @@ class Watch:
                     self._wakes.wake()
                 self._looking = False
                 if not self._stopped:
-                    await asyncio.sleep(self._changes.seconds)
+                    await self._changes.pause()
         finally:
             self._polling = None
             if self._wakes.awaited:  # a caller came while this was ending

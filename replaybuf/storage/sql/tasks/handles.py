@@ -14,7 +14,7 @@ import numpy as np
 from replaybuf.common.checks import check_seconds
 from replaybuf.errors import DecodeError, InputError, LeaseLostError
 from replaybuf.storage.places.owners import local_url, open_place
-from replaybuf.storage.places.store import Extent, GoneError, PlaceStore, Range
+from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
 from replaybuf.values.codec.payload_format import is_apart
 from replaybuf.values.codec.replacing import Replacing
@@ -152,7 +152,7 @@ def _read(wanted: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) ->
     """Return the bytes of arrays in one place, or an error for each that can't be read."""
     first = wanted[0][0]
     url = local_url(first.database, first.extent.place, first.url)
-    ranges = [Range(one.extent, at.block_at, at.block_size) for one, at in wanted]
+    ranges = [one.extent.part(at.block_at, at.block_size) for one, at in wanted]
     return _store(url, timeout, os.getpid()).read(ranges, timeout)
 
 

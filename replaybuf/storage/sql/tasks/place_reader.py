@@ -13,7 +13,7 @@ from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.storage.decoding import Deferral, in_thread
 from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
-from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, Range
+from replaybuf.storage.places.store import MARKER, Extent, PlaceStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -85,7 +85,7 @@ class PlaceReader:
         return ", ".join(sorted(self.stores[one].url for one in _places(rows) if one in self.stores))
 
     def _fetch(self, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
-        by_place: dict[int, list[tuple[GroupRow, Any, Range]]] = {}
+        by_place: dict[int, list[tuple[GroupRow, Any, Extent]]] = {}
         for row in rows:
             assert row.payload is not None
             try:
@@ -123,11 +123,11 @@ def _places(rows: Iterable[GroupRow]) -> set[int]:
     return places
 
 
-def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Range]]:
+def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Extent]]:
     """Return the ranges of a tail to be read: all of it, or the arrays outside these fields, by position."""
     if not deferred:
-        return [(None, Range.whole(extent))]
-    return [(at, Range(extent, at, size)) for at, size in codec.wanted(payload, deferred)]
+        return [(None, extent)]
+    return [(at, extent.part(at, size)) for at, size in codec.wanted(payload, deferred)]
 
 
 # The place of this process
