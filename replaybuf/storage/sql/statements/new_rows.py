@@ -83,15 +83,12 @@ class EncodedGroup:
 
 
 class Apart(Protocol):
-    """Writes the tails of payloads to files."""
+    """Collects the tails of payloads that go to files."""
 
     threshold: int
 
     def add(self, split: SplitPayload) -> Extent:
         """Queue the tail of a payload; return its extent."""
-
-    def flush(self) -> None:
-        """Write all queued tails."""
 
 
 def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
@@ -108,14 +105,6 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
     return describe(group, group.rollouts, split.head + extent.packed(), codec.rollout_type, extent=extent)
-
-
-def encode_groups(codec: Codec, apart: Apart | None, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
-    """Return the groups encoded as by `encode_group`, after writing their tails."""
-    encoded = [encode_group(codec, one, apart) for one in groups]
-    if apart is not None:
-        apart.flush()
-    return encoded
 
 
 def describe(
