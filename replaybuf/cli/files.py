@@ -36,7 +36,7 @@ from replaybuf.common import units
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.redact import escape_line, redact, redact_path
 from replaybuf.errors import InputError
-from replaybuf.files.exporting import AS_STORED, Exported, ExportQuery, export_file, export_lines
+from replaybuf.files.exporting import Exported, ExportQuery, export_file, export_lines
 from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile, is_sqlite
@@ -60,14 +60,13 @@ def export(
     status: OfStatus = None,
     order_by: OrderBy = None,
     limit: Limit = "all",
-    exact: Annotated[bool, option("--exact", "With the payloads, by which an import gives the same values.")] = False,
     force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
 ) -> None:
     """Write groups with their full texts and tokens to a file, while the run goes on.
 
     Groups aren't consumed. Those that match when the export begins are written; those that leave before they are read
     are left out, and counted. Leased groups are left out. The file gets its name when it is complete. "replaybuf
-    import" makes the groups of it again, with --exact every value as it was.
+    import" makes groups of it again.
 
     \b
     Examples:
@@ -76,7 +75,7 @@ def export(
       replaybuf export postgresql://rl@db/run7 rollouts.jsonl.gz --task math
       replaybuf export run.db - --limit 1 | jq .response
     """
-    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit), exact)
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit))
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
     if task is not None and task not in reader.read(lambda tx: tasks_of(tx, name)):
@@ -89,8 +88,7 @@ def export(
 
     def run(tell: OnProgress) -> Exported:
         read_only = opens_read_only(reader)
-        codec = AS_STORED if exact else None
-        return on_storage(reader.url, name, lambda storage: work(storage, tell), codec, read_only=read_only)
+        return on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=read_only)
 
     done, _ = with_bar("exported", run)
     if done.left:

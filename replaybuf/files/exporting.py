@@ -31,7 +31,6 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.rollouts.rollout_type import RolloutType
 
 
 class JSONLinesWriter:
@@ -54,9 +53,6 @@ class JSONLinesWriter:
 
 Writer = JSONLinesWriter | TableWriter
 T = TypeVar("T")
-
-#: Reads and writes payloads of any class unchanged, for exact exports where the classes aren't known.
-AS_STORED: Final = Codec(RolloutType(dict)).as_trees()
 
 #: The number of groups converted to rows at a time. (A store reads them in pieces of some megabytes.)
 _GROUPS: Final = 32

@@ -77,7 +77,9 @@ def _typed(values: Sequence[Any]) -> Any:
         plain = (
             bool(names)
             and inner != array.type
-            and all(isinstance(one, dict) and one.keys() == names for value in values for one in value or ())
+            and all(
+                isinstance(one, dict) and one.keys() == names for value in values if value is not None for one in value
+            )
         )
     else:
         kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_binary, types.is_null)

@@ -85,7 +85,7 @@ class PlainValues:
         if not self._texts:
             return []
         names = ", ".join(f"{name} ({', '.join(sorted(kinds))})" for name, kinds in sorted(self._texts.items()))
-        return [f"these values are text in the file: {names:.300}; an exact export has them as they are, too"]
+        return [f"these values are text in the file: {names:.300}; exact=True (in Python) has them as they are, too"]
 
 
 @dataclass(slots=True)

@@ -203,7 +203,7 @@ class PrioritizedPolicy(ReplayPolicy):
 
 
 class StalenessPolicy(ReplayPolicy):
-    """Most stale first, then oldest: old data is used before it expires."""
+    """By the oldest model step, without one last, then oldest: old data is used before it expires."""
 
     name = "staleness"
     order = (OrderTerm("staleness", descending=True), OrderTerm("timestamp_id"))

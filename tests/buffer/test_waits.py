@@ -163,16 +163,22 @@ async def test_a_put_that_is_probably_a_mistake_warns_once(
     assert said in line
 
 
-@pytest.mark.parametrize("name", ["response_ids", "logprobs", "response_mask", "response_model_steps"])
-async def test_none_among_the_values_of_tokens_is_refused_by_its_place(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("response_ids", "logprobs", "response_mask", "response_model_steps")),
+        ("response_model_steps", {"model_step": 5}),
+    ],
+)
+async def test_none_among_the_values_of_tokens_is_refused_by_its_place(name: str, options: dict[str, Any]) -> None:
     """Of completed groups; what became of a failed one may be anything."""
     async with build("memory://") as buffer:
         for values in ([1, 1, None], (1, 1, None), [1, 1, None] * 200, np.array([1, 1, None])):
             refusal = rf"rollouts\[1\]: {name}\[2\] is None; give each of its {len(values)} tokens"
             with pytest.raises(RolloutError, match=refusal):
-                await buffer.put([completed(), completed(**{name: values})], TASK)
+                await buffer.put([completed(), completed(**{name: values})], TASK, **options)
             with pytest.raises(RolloutError, match=refusal.replace("1", "0", 1)):
-                await buffer.put([completed(**{name: values})], TASK)
+                await buffer.put([completed(**{name: values})], TASK, **options)
         await buffer.put([completed(logprobs=[None])], TASK, status=Status.FAILED)
 
 

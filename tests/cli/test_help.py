@@ -85,6 +85,7 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
     for name, (_, summary) in LISTED.items():
         assert f"\n  {name} " in shown
         assert summary in shown
+    assert "..." not in run("checkpoint", "--help").stdout.partition("Commands:")[2]
 
 
 def imported(*args: object) -> set[str]:

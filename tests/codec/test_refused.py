@@ -53,7 +53,6 @@ def test_what_would_not_come_back_is_refused_with_advice(value: Any, message: st
         ({"a": [b"fine", object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type object"),
         ({"a": [1, len]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type builtin_function"),
         ({"a": np.array([[1, len]])}, r"rollouts\[1\]\.extra_fields\['a'\]\[0, 1\]: a value of type builtin_function"),
-        ({"a": Pair(1, len)}, r"rollouts\[1\]\.extra_fields\['a'\].right: a value of type builtin_function"),
     ],
 )
 def test_the_path_of_what_is_refused_is_named(value: Any, path: str) -> None:

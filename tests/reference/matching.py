@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from replaybuf.errors import DecodeError
 from replaybuf.rules import transitions
@@ -12,13 +13,28 @@ from replaybuf.rules.policies import Order
 from replaybuf.rules.query import LogicNode, Node, SetNode
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.values import Changes, Refresh, StorageItem, Unset
+from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.staleness import find_expired, mask_stale_tokens, refresh_group, reset_response
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.staleness import (
+    find_expired,
+    mask_stale_tokens,
+    reset_response,
+    set_staleness,
+    staleness_of,
+)
 from tests.reference.predicates import Predicate, predicate
 from tests.reference.state import Memory
 
 _ALL = LogicNode("$and", ())
+
+
+def refresh_group(rollouts: Sequence[Any], step: int, kind: RolloutType) -> list[int]:
+    """Set the staleness of rollouts at a train step; return it."""
+    values = [staleness_of(oldest, step) for oldest, _ in GroupFields.of(rollouts, kind).ranges()]
+    set_staleness(rollouts, values, kind)
+    return values
 
 
 class Matching(Memory):
@@ -122,7 +138,7 @@ class Matching(Memory):
                 return False
             rollouts = []
         staleness = refresh_group(rollouts, refresh.train_step, kind)
-        too_old = find_expired(rollouts, rule, refresh.train_step, kind, staleness)
+        too_old = find_expired(GroupFields.of(rollouts, kind), rule, refresh.train_step, staleness)
         due = groups.due.get(item.uid, set()) if too_old or item.status in (Status.ABORTED, Status.EXPIRED) else set()
         expired = sorted({*too_old, *due})
         if leaves or (expired and not rule.retryable):

@@ -85,8 +85,8 @@ async def test_an_object_that_can_not_be_had_says_why(ray: Any, url: str) -> Non
     await until(noticed, seconds=60)
     slow = sleep.remote()
     cases = [
-        (fail.remote(), "the task that was to make it raised KeyError: 'no pixels'"),
-        (orphan, r"its owner, the process that made it, has died \(OwnerDiedError\)"),
+        (fail.remote(), "KeyError: 'no pixels'"),
+        (orphan, r"OwnerDiedError: "),
         (slow, r"it was not there after 2 s \(object_ref_timeout\)"),
     ]
     async with build(url, object_ref_timeout=2) as buffer:

@@ -165,7 +165,7 @@ class Store:
         self.presence = Presence(self.transactions)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
-            self.transactions,
+            self.engine,
             self.codec,
             self._place,
             self._payload_threshold,

@@ -23,10 +23,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.errors import RolloutError
 from replaybuf.values.codec.blocks import GROUPED, BlockWriter
 from replaybuf.values.codec.number_lists import FEWEST, pack_numbers, unpack_numbers
 from replaybuf.values.codec.value_types import MISSING, SCALARS
+from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS = range(6)
 
@@ -35,7 +35,6 @@ _TEXTS: Final = frozenset({str, bytes, type(None)})
 _DEEPEST: Final = 8
 _ONLY_NONE: Final = frozenset({type(None)})
 _ONLY_STR: Final = frozenset({str})
-_LISTS: Final = frozenset({list, tuple})
 _ONLY_INT: Final = frozenset({int})
 
 
@@ -70,7 +69,7 @@ class ColumnWriter:
                 kind, content = self._column(values, 0)
                 columns += (name, kind, content)
                 if name in self._numeric and kind != NUMBERS and kind != ARRAYS:
-                    _refuse_none(name, values)
+                    refuse_none(name, values)
         return columns
 
     def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
@@ -84,7 +83,7 @@ class ColumnWriter:
                 kind, content = self._lists([value])
             columns += (name, kind, content)
             if name in self._numeric and kind != NUMBERS:
-                _refuse_none(name, [value])
+                refuse_none(name, [value])
         self.values += len(columns) // 3
         return columns
 
@@ -120,24 +119,6 @@ class ColumnWriter:
             return LIST, [*values]
         self.values += sum(numbers[1])
         return NUMBERS, numbers
-
-
-def _refuse_none(name: str, column: Sequence[Any]) -> None:
-    """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
-    for index, values in enumerate(column):
-        if type(values) not in _LISTS and not getattr(getattr(values, "dtype", None), "hasobject", False):
-            continue
-        try:
-            if None not in values:
-                continue
-        except Exception:  # some values can't be compared, such as arrays
-            pass
-        place = next((place for place, value in enumerate(values) if value is None), None)
-        if place is not None:
-            raise RolloutError(
-                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
-                f"{name} out"
-            )
 
 
 def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:

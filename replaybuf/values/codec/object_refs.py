@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.values.codec.value_types import OBJECT_REF, Decoder, Encoder, type_tag
@@ -21,14 +21,6 @@ from replaybuf.values.codec.value_types import OBJECT_REF, Decoder, Encoder, typ
 RestoreRefs = Literal["ref", "value"]
 #: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
 Fetched = dict[Any, Any]
-
-_WHY: Final = {
-    "GetTimeoutError": "it was not there after {timeout:g} s (object_ref_timeout)",
-    "OwnerDiedError": "its owner, the process that made it, has died",
-    "ObjectFreedError": "it was freed",
-    "ObjectLostError": "all copies of it are lost",
-    "ReferenceCountingAssertionError": "it was deleted",
-}
 
 
 class UnfetchedError(RolloutError):
@@ -110,14 +102,11 @@ class ObjectRefs:
         return problems or dict.fromkeys(refs, self._problem(error))
 
     def _problem(self, error: Exception) -> _Problem:
-        kind = type(error).__name__
-        known = next((_WHY[base.__name__] for base in type(error).__mro__ if base.__name__ in _WHY), None)
-        if known is not None:
-            return _Problem(f"{known.format(timeout=self._timeout)} ({kind})")
+        if type(error).__name__ == "GetTimeoutError":
+            return _Problem(f"it was not there after {self._timeout:g} s (object_ref_timeout)")
         cause = getattr(error, "cause", None)  # the task's error, without the worker's traceback
-        if isinstance(cause, Exception):
-            return _Problem(f"the task that was to make it raised {type(cause).__name__}: {str(cause)[:300]}")
-        return _Problem(f"{kind}: {str(error).strip().partition(chr(10))[0][:300]}")
+        shown = cause if isinstance(cause, Exception) else error
+        return _Problem(f"{type(shown).__name__}: {str(shown).strip().partition(chr(10))[0][:300]}")
 
 
 def is_ref(value: Any) -> bool:

@@ -6,7 +6,6 @@ handlers. Nothing is pickled, and nothing that a payload names is imported or ca
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,6 @@ from replaybuf.values.codec.payload_format import Buffer, Compression, Head, Spl
 from replaybuf.values.codec.replacing import Replacing
 from replaybuf.values.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
-from replaybuf.values.codec.value_types import TaggedValueHandler, TypeHandler
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: The bytes of loaded blocks, by their position after the head.
@@ -76,26 +74,15 @@ class Codec:
             form.zstandard_module()
         self.compression = compression
         self._refs = ObjectRefs(object_refs, object_ref_timeout)
-        self._tensors = Tensors(tensors)
-        self._use(rollout_type, Converters(converters or {}, as_plain=as_plain), Images(as_plain=as_plain), as_plain)
-
-    def _use(self, rollout_type: RolloutType, converters: Converters, others: TypeHandler, as_plain: bool) -> None:
         self.rollout_type = rollout_type
-        self._converters = converters
+        self._converters = Converters(converters or {}, as_plain=as_plain)
+        known = rollout_type.classes
         #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
-        self.runs_code = bool(converters.encoders) or any(s.runs_code for s in rollout_type.classes.shapes.values())
-        instances = Instances(rollout_type.classes, as_plain=as_plain)
-        self._packing = Packing((self._tensors, self._refs, others), converters, instances)
-        self._tags = type_tags((converters, instances, self._refs, self._tensors, others))
-
-    def as_trees(self) -> Codec:
-        """Return a codec for rollouts as trees: dicts of plain values, arrays and tensors, `TaggedValue` for others.
-
-        It reads and writes payloads of any rollout type, independent of classes.
-        """
-        other = copy.copy(self)
-        other._use(RolloutType(dict), Converters({}), TaggedValueHandler(), as_plain=True)
-        return other
+        self.runs_code = bool(converters) or any(shape.runs_code for shape in known.shapes.values())
+        instances = Instances(known, as_plain=as_plain)
+        handlers = (Tensors(tensors), self._refs, Images(as_plain=as_plain))
+        self._packing = Packing(handlers, self._converters, instances)
+        self._tags = type_tags((self._converters, instances, *handlers))
 
     def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None) -> bytes:
         """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.

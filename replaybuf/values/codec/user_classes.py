@@ -18,27 +18,23 @@ import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.values.codec.blocks import StandIn
-from replaybuf.values.codec.value_types import CONVERTED, ENUM, NAMEDTUPLE, OBJECT, SCALARS, Decoder, Encoder, type_tag
+from replaybuf.values.codec.value_types import CONVERTED, ENUM, OBJECT, SCALARS, Decoder, Encoder, type_tag
 from replaybuf.values.rollouts.rollout_type import Classes, is_storable, stored_name
-from replaybuf.values.rollouts.shapes import Shape, is_namedtuple, kind_of
+from replaybuf.values.rollouts.shapes import Shape, kind_of
 
 
 class Instances:
     """Encodes and decodes instances of known classes.
 
-    Other classes are refused in both directions; with `as_plain`, they are read as enums' values, tuples for named
-    tuples, and dicts of fields for the rest.
+    Other classes are refused in both directions; with `as_plain`, they are read as enums' values, and as dicts of
+    fields.
     """
 
     def __init__(self, known: Classes, *, as_plain: bool = False) -> None:
         self._known = known
         self._shapes = {stored_name(cls): shape for cls, shape in known.shapes.items()}
         self._as_plain = as_plain
-        self.decoders: Mapping[int, Decoder] = {
-            ENUM: self._restore_member,
-            OBJECT: self._restore_object,
-            NAMEDTUPLE: self._restore_tuple,
-        }
+        self.decoders: Mapping[int, Decoder] = {ENUM: self._restore_member, OBJECT: self._restore_object}
 
     def encoder(self, kind: type) -> Encoder | None:
         if issubclass(kind, StandIn):
@@ -49,11 +45,8 @@ class Instances:
         if kind in self._known:
             if issubclass(kind, Enum):
                 return type_tag(ENUM), _member_encoder(stored_name(kind))
-            if is_namedtuple(kind):
-                name = stored_name(kind)
-                return type_tag(NAMEDTUPLE), lambda value: [name, [*value]]
             return type_tag(OBJECT), _object_encoder(self._known.shapes[kind])
-        what = "an enum" if issubclass(kind, Enum) else "a named tuple" if is_namedtuple(kind) else kind_of(kind)
+        what = "an enum" if issubclass(kind, Enum) else kind_of(kind)
         if what and is_storable(kind):
             raise TypeError(
                 f"a value of type {name_of(kind)} ({what}) can't be stored: add types=[{kind.__qualname__}] to the "
@@ -64,10 +57,7 @@ class Instances:
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the fields of an instance that has some."""
         shape = self._known.shapes.get(type(value))
-        fields = {} if shape is None else shape.read(value)
-        if is_namedtuple(type(value)):
-            fields = value._asdict()
-        for name, item in fields.items():
+        for name, item in shape.read(value).items() if shape is not None else ():
             yield f".{name}", item
 
     def _find(self, name: Any) -> Any:
@@ -101,20 +91,6 @@ class Instances:
         if problem := shape.problem(fields):
             raise DecodeError(f"the payload was written for another {name}: {problem}")
         return shape.build(fields)
-
-    def _restore_tuple(self, content: Any) -> Any:
-        name, values = content
-        if type(values) is not list:
-            raise ValueError(f"a {type(values).__name__} where the values of {name!r:.200} belong")
-        cls = self._find(name)
-        if cls is None:
-            return tuple(values)
-        if not is_namedtuple(cls):
-            raise ValueError(f"values of {name!r:.200}, which is no named tuple")
-        missing = cls._fields[len(values) :]
-        if len(values) > len(cls._fields) or not cls._field_defaults.keys() >= set(missing):
-            raise DecodeError(f"the payload was written for another {name}: this one has {len(cls._fields)} fields")
-        return tuple.__new__(cls, (*values, *map(cls._field_defaults.get, missing)))
 
 
 class _PlainFields(dict[str, Any]):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 TUPLE, SET, FROZENSET, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIMEDELTA, PATH, SCALAR = range(1, 13)
 NUMPY_STR, NUMPY_BYTES, OBJECT_ARRAY, ARRAY, STATUS = range(13, 18)
-ENUM, OBJECT, NAMEDTUPLE, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(18, 25)
+ENUM, OBJECT, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(18, 24)
 
 #: A type tag, and the function that returns a value's content. If the tag is None, the content replaces the value.
 Encoder = tuple[Any, Callable[[Any], Any]]
@@ -61,29 +61,6 @@ MISSING: Final = _Missing()
 def type_tag(code: int) -> Any:
     """Return the type tag with this code, as msgpack packs it."""
     return msgpack.ExtType(code, b"")
-
-
-class TaggedValue:
-    """A value as it is stored: the code of its type tag, and its content, for copies that need no class or library."""
-
-    __slots__ = ("code", "content")
-
-    def __init__(self, code: int, content: Any) -> None:
-        self.code = code
-        self.content = content
-
-
-class TaggedValueHandler:
-    """Reads all values with type tags but tensors as `TaggedValue`, and writes them unchanged."""
-
-    decoders: Mapping[int, Decoder] = {
-        code: partial(TaggedValue, code)
-        for code in range(TUPLE, CONVERTED + 1)
-        if code not in (ARRAY, STATUS, TENSOR)  # refreshes change statuses and masks
-    }
-
-    def encoder(self, kind: type) -> Encoder | None:
-        return (None, lambda tagged: {type_tag(tagged.code): tagged.content}) if kind is TaggedValue else None
 
 
 # The standard library

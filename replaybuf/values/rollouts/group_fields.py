@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.rewards import as_array
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
@@ -65,6 +66,24 @@ class GroupFields:
 #: Smaller arrays are compared as bytes, which is faster than comparing numbers.
 _LARGE: Final = 16384
 _NAMES: Final = tuple(GroupFields.__slots__[:14])
+
+
+def refuse_none(name: str, column: Sequence[Any]) -> None:
+    """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
+    for index, values in enumerate(column):
+        if not isinstance(values, (list, tuple)) and not getattr(getattr(values, "dtype", None), "hasobject", False):
+            continue
+        try:
+            if None not in values:  # a fraction of the time
+                continue
+        except Exception:  # some values can't be compared, such as arrays
+            pass
+        place = next((place for place, value in enumerate(values) if value is None), None)
+        if place is not None:
+            raise RolloutError(
+                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
+                f"{name} out"
+            )
 
 
 def is_text(response: Any) -> bool:

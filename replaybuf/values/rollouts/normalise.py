@@ -11,7 +11,7 @@ from typing import Any
 
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields, is_text
+from replaybuf.values.rollouts.group_fields import GroupFields, is_text, refuse_none
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
 from replaybuf.values.rollouts.staleness import (
@@ -21,8 +21,8 @@ from replaybuf.values.rollouts.staleness import (
     expired_before,
     find_expired,
     mask_stale_tokens,
-    refresh_group,
     reset_response,
+    staleness_of,
     undated,
     unmatched,
 )
@@ -116,12 +116,13 @@ def _normalise(
         doubts = _check_tokens(group) if expiring else {}
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and train_step is not None and rule.stale_threshold is not None:
-            doubts |= _check_dated(rollouts, kind)
+            doubts |= _check_dated(normal.fields or GroupFields.of(rollouts, kind))
         normal.doubts = doubts
         return normal
     except ReplayBufError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
+        refuse_none("response_model_steps", group.response_model_steps)
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 
@@ -156,9 +157,8 @@ def _length(value: Any) -> int:
         return 0
 
 
-def _check_dated(rollouts: Sequence[Any], kind: RolloutType) -> dict[str, str]:
+def _check_dated(group: GroupFields) -> dict[str, str]:
     """Return a doubt if the group has responses, and none of its rollouts has model steps."""
-    group = GroupFields.of(rollouts, kind)
     if any(oldest is not None for oldest, _ in group.ranges()):
         return {}
     if not any(map(is_text, group.response)) and not any(map(_length, group.response_ids)):
@@ -177,8 +177,13 @@ def _apply_rules(
     train_step: int | None,
     rule: ExpiryRule,
 ) -> Normalised:
-    refreshed = None if train_step is None else refresh_group(rollouts, train_step, kind, group)
-    staleness = max(refreshed if refreshed is not None else [int(value or 0) for value in group.seq_staleness])
+    if train_step is None:
+        each = [int(value or 0) for value in group.seq_staleness]
+    else:
+        each = [staleness_of(oldest, train_step) for oldest, _ in group.ranges()]
+        if group.seq_staleness != each:
+            group.seq_staleness = kind.set_all(rollouts, "seq_staleness", each)
+    staleness = max(each)
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
@@ -188,7 +193,7 @@ def _apply_rules(
             f"rollouts[{index}] has more response_model_steps than places in its response_mask; both, and "
             "response_ids, must be of the same tokens: those of the response"
         )
-    expired = find_expired(rollouts, rule, train_step, kind, refreshed, group)
+    expired = find_expired(group, rule, train_step, each)
     if train_step is not None and status != Status.COMPLETED:
         expired = sorted({*expired, *expired_before(rollouts, kind)})
     if (expired or status == Status.EXPIRED) and not rule.retryable:

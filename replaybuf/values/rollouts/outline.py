@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields
-from replaybuf.values.rollouts.rewards import reward_value, unreadable
+from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
@@ -63,13 +63,6 @@ def outline(
     if find is not None and records:
         _add_places(records, rollouts, kind, find)
     return records
-
-
-def add_unreadable(records: Sequence[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType) -> None:
-    """Describe rewards that aren't numbers in the field `unreadable` of their records."""
-    for record, rollout in zip(records, rollouts, strict=True):
-        if what := unreadable(kind.get(rollout, "reward"), kind.reward_key):
-            record["unreadable"] = preview(what)
 
 
 def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType, find: FindText) -> None:

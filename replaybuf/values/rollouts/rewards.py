@@ -36,43 +36,19 @@ def reward_value(reward: Any, key: str = SCORE) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def unreadable(reward: Any, key: str = SCORE) -> str | None:
-    """Describe a reward that `reward_value` can't read; None for readable and missing rewards."""
-    if reward is None or reward_value(reward, key) is not None:
-        return None
-    if isinstance(reward, Mapping):
-        part = unreadable(reward.get(key), key)
-        return f"{key!r}: {part}" if part else None if key in reward else f"a dict without {key!r}"
-    if isinstance(reward, str):
-        return "a text"
-    if isinstance(reward, Real):
-        return "a number that isn't finite"
-    array = _array(reward)
-    if array is None:
-        return f"a {type(reward).__name__}"
-    return "a number that isn't finite" if array.size == 1 else f"an array of {array.size}"
-
-
 def numeric_parts(reward: Any) -> Sequence[str]:
     """Return the first few keys of a dict reward with numeric parts: candidates for `reward_key`."""
     parts = reward.items() if isinstance(reward, Mapping) else ()
     return [name for name, part in parts if isinstance(name, str) and reward_value(part) is not None][:_NAMED]
 
 
-def _array(values: Any) -> np.ndarray[Any, Any] | None:
+def _single(values: Any) -> Real | None:
+    """Return the single number of a tensor or array, or None."""
     try:
         array = as_array(values)
     except ValueError:
         return None
-    return array if isinstance(array, np.ndarray) else None
-
-
-def _single(values: Any) -> Real | None:
-    """Return the single number of a tensor or array, or None."""
-    array = _array(values)
-    if array is None or array.size != 1:
-        return None
-    number = array.item()
+    number = array.item() if isinstance(array, np.ndarray) and array.size == 1 else None
     return number if isinstance(number, Real) else None
 
 

@@ -16,29 +16,29 @@ from typing import Any, Final, get_origin
 from pydantic import BaseModel
 
 from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
-from replaybuf.values.rollouts.annotations import choices_of, hints_of, types_in
+from replaybuf.values.rollouts.annotations import choices_of, types_in
 from replaybuf.values.rollouts.rewards import SCORE
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.shapes import Fields, Shape, is_namedtuple, kind_of, quoted, shape_of
+from replaybuf.values.rollouts.shapes import Fields, Shape, kind_of, quoted, shape_of
 from replaybuf.values.rollouts.statuses import Statuses
 
 
 class Classes:
     """The classes that can be reached from `named` through annotations, by their names in payloads.
 
-    These are enums, named tuples, and classes with a shape; other classes in annotations are ignored, since their
-    content isn't declared. Raises ConfigError when two have the same name.
+    These are enums, and classes with a shape; other classes in annotations are ignored, since their content isn't
+    declared. Raises ConfigError when two have the same name.
     """
 
     def __init__(self, named: Iterable[type[Any]]) -> None:
         self.shapes: dict[type[Any], Shape] = {}
-        self.others: set[type[Any]] = set()  # enums and named tuples
+        self._enums: set[type[Any]] = set()
         self._by_name: dict[str, type[Any]] = {}
         self._by_qualname: dict[str, list[type[Any]]] = {}
         self._explore(named)
 
     def __contains__(self, cls: type[Any]) -> bool:
-        return cls in self.shapes or cls in self.others
+        return cls in self.shapes or cls in self._enums
 
     def find(self, name: Any) -> type[Any] | None:
         """Return the class with this name in payloads, or None.
@@ -60,18 +60,16 @@ class Classes:
                 continue
             seen.add(cls)
             if issubclass(cls, Enum):
+                self._enums.add(cls)
                 self._add(cls)
-            elif is_namedtuple(cls):
-                self._add(cls)
-                pending += [kind for hint in hints_of(cls).values() for kind in types_in(hint)]
             elif (shape := shape_of(cls)) is not None:
                 if not issubclass(cls, dict):  # a TypedDict's instances are dicts
                     self.shapes[cls] = shape
-                    self._add(cls, known=True)
+                    self._add(cls)
                 pending += [kind for field in shape.fields for kind in types_in(field.annotation)]
                 pending += _origin(cls)
 
-    def _add(self, cls: type[Any], *, known: bool = False) -> None:
+    def _add(self, cls: type[Any]) -> None:
         name = stored_name(cls)
         if name in self._by_name:
             raise ConfigError(
@@ -79,8 +77,6 @@ class Classes:
             )
         self._by_name[name] = cls
         self._by_qualname.setdefault(cls.__qualname__, []).append(cls)
-        if not known:
-            self.others.add(cls)
 
 
 def name_of(cls: type[Any]) -> str:
@@ -109,7 +105,7 @@ def is_storable(cls: Any) -> bool:
     """Return whether this is a class whose annotations declare its content."""
     if not isinstance(cls, type) or cls is dict:
         return False
-    return issubclass(cls, Enum) or is_namedtuple(cls) or shape_of(cls) is not None
+    return issubclass(cls, Enum) or shape_of(cls) is not None
 
 
 def _origin(cls: type[Any]) -> list[type[Any]]:
@@ -159,7 +155,7 @@ class RolloutType:
         #: Whether a warning about a reward that isn't a number was logged: once is enough.
         self.warned_of_reward = False
         shape = shape_of(cls)
-        if shape is None:
+        if shape is None or issubclass(cls, tuple):
             raise ConfigError(
                 f"rollout_type must be dict, a TypedDict, a pydantic model or a dataclass, not {cls!r:.200}"
             )

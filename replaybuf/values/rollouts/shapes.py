@@ -313,6 +313,28 @@ class _DataclassShape(Shape):
         return instance
 
 
+class _TupleShape(Shape):
+    """A named tuple."""
+
+    cls: Any
+
+    def __init__(self, cls: Any) -> None:
+        hints, defaults = hints_of(cls), cls._field_defaults
+        super().__init__(
+            cls,
+            [
+                Field(one, hints.get(one, Any), one in defaults, one in defaults, defaults.get(one))
+                for one in cls._fields
+            ],
+        )
+
+    def read(self, instance: Any) -> Fields:
+        return dict(zip(self.cls._fields, instance, strict=True))
+
+    def build(self, fields: Fields) -> Any:
+        return tuple.__new__(self.cls, self._defaults.fill(fields).values())
+
+
 def shape_of(cls: Any) -> Shape | None:
     """Return the shape of a class; None if its annotations don't declare its content."""
     if not isinstance(cls, type):
@@ -323,6 +345,8 @@ def shape_of(cls: Any) -> Shape | None:
         return _DictShape(cls, typed_dict_fields(cls))
     if issubclass(cls, BaseModel):
         return None if cls is BaseModel else _ModelShape(cls)
+    if issubclass(cls, tuple) and kind_of(cls):
+        return _TupleShape(cls)
     if issubclass(cls, _VALUES):
         return None
     return _DataclassShape(cls) if kind_of(cls) else None
@@ -332,13 +356,10 @@ def kind_of(cls: type[Any]) -> str:
     """Return the kind of a class whose annotations declare its content, or ""."""
     if issubclass(cls, BaseModel):
         return "a pydantic model"
+    if issubclass(cls, tuple):
+        return "a named tuple" if hasattr(cls, "_fields") and hasattr(cls, "_make") else ""
     # An attrs class may inherit from a dataclass, whose fields aren't all of it, and the other way round.
     return "a dataclass" if dataclasses.is_dataclass(cls) and not hasattr(cls, "__attrs_attrs__") else ""
-
-
-def is_namedtuple(cls: Any) -> bool:
-    """Return whether this is a named tuple class."""
-    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_make")
 
 
 def _is_frozen(error: Exception) -> bool:

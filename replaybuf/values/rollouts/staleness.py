@@ -106,20 +106,6 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
     kind.set(rollout, "response_mask", masked)
 
 
-def refresh_group(
-    rollouts: Sequence[Any], train_step: int, kind: RolloutType, group: GroupFields | None = None
-) -> list[int]:
-    """Set each rollout's `seq_staleness`, if it has that field, to its staleness at `train_step`; return the values.
-
-    `group` has the fields of the rollouts, if they are known.
-    """
-    group = group or GroupFields.of(rollouts, kind)
-    values = [staleness_of(oldest, train_step) for oldest, _ in group.ranges()]
-    if group.seq_staleness != values:
-        group.seq_staleness = kind.set_all(rollouts, "seq_staleness", values)
-    return values
-
-
 def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
     """Set each rollout's `seq_staleness`, if it has that field and the value differs."""
     for rollout, staleness in zip(rollouts, values, strict=True):
@@ -127,22 +113,12 @@ def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutT
             kind.set(rollout, "seq_staleness", staleness)
 
 
-def find_expired(
-    rollouts: Sequence[Any],
-    rule: ExpiryRule,
-    train_step: int | None,
-    kind: RolloutType,
-    staleness: Sequence[int] | None = None,
-    group: GroupFields | None = None,
-) -> list[int]:
-    """Return the indices of the rollouts that have expired, by their `staleness` (default: their `seq_staleness`)."""
+def find_expired(group: GroupFields, rule: ExpiryRule, train_step: int | None, staleness: Sequence[int]) -> list[int]:
+    """Return the indices of the rollouts that have expired, given the staleness of each."""
     if not rule.active:
         return []
-    group = group or GroupFields.of(rollouts, kind)
-    if staleness is None:
-        staleness = [int(value or 0) for value in group.seq_staleness]
     tokenwise = rule.token_stale_threshold is not None
-    newest = [step for _, step in group.ranges()] if tokenwise else [None] * len(rollouts)
+    newest = [step for _, step in group.ranges()] if tokenwise else [None] * len(staleness)
     return [
         index
         for index, (value, step) in enumerate(zip(staleness, newest, strict=True))

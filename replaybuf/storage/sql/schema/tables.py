@@ -70,6 +70,8 @@ from sqlalchemy import (
     TextClause,
     UniqueConstraint,
     case,
+    func,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
@@ -272,20 +274,10 @@ def partial_index(
 
 
 Index("rb_group_in_order", group.c.lane, group.c.uid)
-partial_index(
-    "rb_group_by_step",
-    group.c.lane,
-    group.c.oldest_step,
-    group.c.uid,
-    where=group.c.pinned_staleness.is_(None),
-)
-partial_index(
-    "rb_group_by_pinned",
-    group.c.lane,
-    group.c.pinned_staleness.desc(),
-    group.c.uid,
-    where=group.c.pinned_staleness.is_not(None),
-)
+#: The order of staleness: by the oldest model step, groups without one last. As text of SQL, and as a column.
+STEP_ORDER = "coalesce(oldest_step, 9223372036854775807)"
+step_order: ColumnElement[int] = func.coalesce(group.c.oldest_step, literal_column("9223372036854775807"))
+Index("rb_group_by_step", group.c.lane, step_order, group.c.uid)
 partial_index("rb_group_unsettled", group.c.lane, where=text(UNSETTLED))
 partial_index("rb_group_key", group.c.scoped_key, where=group.c.scoped_key.is_not(None), unique=True)
 # Includes the priority, so that the sum of priorities for importance weights is an index-only scan.

@@ -35,7 +35,7 @@ from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import SplitPayload, Texts
 from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.marks import Marks
-from replaybuf.values.rollouts.outline import add_unreadable, outline, prompt_preview
+from replaybuf.values.rollouts.outline import outline, prompt_preview
 from replaybuf.values.rollouts.rewards import numeric_parts
 from replaybuf.values.rollouts.rollout import ASIDE
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -83,15 +83,12 @@ class EncodedGroup:
 
 
 class Apart(Protocol):
-    """Writes the tails of payloads to files."""
+    """Collects the tails of payloads that go to files."""
 
     threshold: int
 
     def add(self, split: SplitPayload) -> Extent:
         """Queue the tail of a payload; return its extent."""
-
-    def flush(self) -> None:
-        """Write all queued tails."""
 
 
 def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
@@ -110,14 +107,6 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
     return describe(group, group.rollouts, split.head + extent.packed(), codec.rollout_type, extent=extent)
 
 
-def encode_groups(codec: Codec, apart: Apart | None, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
-    """Return the groups encoded as by `encode_group`, after writing their tails."""
-    encoded = [encode_group(codec, one, apart) for one in groups]
-    if apart is not None:
-        apart.flush()
-    return encoded
-
-
 def describe(
     group: NewGroup,
     rollouts: Sequence[Any],
@@ -130,8 +119,7 @@ def describe(
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields)
     records = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
-        add_unreadable(records, rollouts, kind)
-        _warn_of_unreadable(group.task_name, rollouts, records, kind)
+        _warn_of_unreadable(group.task_name, fields.reward, marks.reward, kind)
     return EncodedGroup(
         group=group,
         payload=payload,
@@ -146,23 +134,22 @@ def describe(
     )
 
 
-def _warn_of_unreadable(
-    task: str, rollouts: Sequence[Any], records: Sequence[dict[str, Any]], kind: RolloutType
-) -> None:
+def _warn_of_unreadable(task: str, rewards: Sequence[Any], numbers: Sequence[float | None], kind: RolloutType) -> None:
     """Warn once per buffer of a reward that isn't a number, which means and orders silently treat as None."""
-    found = [(place, record["unreadable"]) for place, record in enumerate(records) if "unreadable" in record]
-    if not found or kind.warned_of_reward:
+    key = kind.reward_key
+    given = [reward.get(key, reward) if isinstance(reward, dict) else reward for reward in rewards]
+    place = next((at for at, one in enumerate(given) if one is not None and numbers[at] is None), None)
+    if place is None or kind.warned_of_reward:
         return
     kind.warned_of_reward = True
-    place, what = found[0]
-    parts = numeric_parts(kind.get(rollouts[place], "reward"))
+    parts = numeric_parts(rewards[place])
     advice = f"Name the part that counts, reward_key= in the config: {listed(parts)}" if parts else "Put finite ones"
     _logger.warning(
         "task %s: the reward of rollouts[%d] is %s. It is stored as it is, but means, orders and SQL take it for none. "
-        "%s. `replaybuf stats` counts such rewards",
+        "%s",
         brief(task),
         place,
-        what,
+        brief(repr(rewards[place])),
         advice,
     )
 

@@ -17,7 +17,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import UNSETTLED
+from replaybuf.storage.sql.schema.tables import STEP_ORDER, UNSETTLED
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
@@ -72,8 +72,11 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     zero = "oldest_step IS NULL OR (mixed AND oldest_step >= :step)"
     pinned = f"pinned_staleness = CASE WHEN {zero} THEN 0 END, pinned_step = CASE WHEN {zero} THEN :step END"
     _pin(tx, home, step, f"lane = :lane AND {UNSETTLED}", pinned)
-    too_new = "lane = :lane AND pinned_staleness IS NULL AND oldest_step >= :step AND mixed"
+    too_new = f"lane = :lane AND pinned_staleness IS NULL AND mixed AND {STEP_ORDER} >= :step AND {_HAS_STEP}"
     _pin(tx, home, step, too_new, "pinned_staleness = 0, pinned_step = :step")
+
+
+_HAS_STEP = f"{STEP_ORDER} < 9223372036854775807"
 
 
 def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) -> None:
@@ -108,8 +111,8 @@ def _expire(
     if thresholds:
         # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
         newest_expired = step - 1 - min(thresholds)
-        old = """SELECT uid, CAST(marks AS text) FROM rb_group
-WHERE lane = :lane AND pinned_staleness IS NULL AND oldest_step <= :newest"""
+        old = f"""SELECT uid, CAST(marks AS text) FROM rb_group
+WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  # noqa: S608
         candidates.update((uid, text) for uid, text in tx.tuples(old, lane=home.id, newest=newest_expired))
     alike: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
