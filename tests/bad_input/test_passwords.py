@@ -44,7 +44,7 @@ from tests.stores import TASK, build, group
         ("postgresql://user@host:99999/db", "a port from 1 to 65535"),
         ("postgresql://host/db?aplication_name=x", "no option 'aplication_name'; known are application_name"),
         ("postgresql://host/db?connect_timeout=soon", "timeout must be a number larger than 0"),
-        ("postgresql://user:a@b@host/db", "in each of these : is written %3A, / %2F, @ %40"),
+        ("postgresql://user:a@b@host/db", "in these : is written %3A, / %2F, @ %40"),
     ],
 )
 def test_a_bad_url_says_what_would_be_right(url: str, message: str) -> None:

@@ -227,8 +227,8 @@ def _check_parts(url: str, parsed: URL) -> None:
         or "password=" in database
     ):
         raise ConfigError(
-            "the url has a sign that belongs to another part: expected postgresql://user:password@host/database?options; in "
-            "each of these : is written %3A, / %2F, @ %40, ? %3F, and % %25"
+            "the url has a sign of another part: expected postgresql://user:password@host/database?options; "
+            "in these : is written %3A, / %2F, @ %40, ? %3F, and % %25"
         )
 
 
