@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -41,6 +42,8 @@ from replaybuf.storage.values import RECONNECT_SECONDS
 _ATTEMPTS = 5
 
 T = TypeVar("T")
+
+_watch_logger = logging.getLogger("replaybuf.watch")
 
 #: For all write transactions. After a wait for a lock, a statement must see concurrent commits: fences, counts and the
 #: creation of the schema depend on that.
@@ -332,13 +335,16 @@ SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
 _LONGEST_SECONDS = 5.0
 #: The seconds between two polls: of a server that may not deliver notifications, and once one has been heard.
 _POLL_SECONDS, _HEARING_SECONDS = 0.5, 1.0
+#: What it means for a run that a server has no LISTEN or NOTIFY, or no snapshots.
+_NO_HINTS = "waits notice by polling, within half a second, what others have put"
+_NO_SNAPSHOTS = "who waits reads the buffer twice a second"
 
 
 class Notifications(CommitWatch):
     """NOTIFY as an immediate hint, and polls of the server's snapshot as the guarantee.
 
     A notification may be lost with its sender, and a LISTEN connection can die silently. Where a server lacks either
-    feature, waiting calls poll (`tasks.commit_watch`).
+    feature, waiting calls poll (`tasks.commit_watch`), which a warning says once.
     """
 
     announces = True
@@ -347,6 +353,7 @@ class Notifications(CommitWatch):
         self._pool, self._hint = pool, hint
         self._listening: Connection | None = None
         self._snapshot: str | None = None
+        self._lacking: set[str] = set()
         self._seconds = _POLL_SECONDS
 
     async def look(self) -> bool:
@@ -354,10 +361,11 @@ class Notifications(CommitWatch):
             await self.close()
         if self._listening is None and self.announces:
             self._listening = await self._pool.take()
-            with self._learning():
+            with self._learning(_NO_HINTS):
                 await self._listening.add_listener(_CHANNEL, self._heard)
             await self.announce()  # hearing it oneself shows that notifications arrive
-        before, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
+        with self._learning(_NO_SNAPSHOTS):
+            before, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
         return self._snapshot != before
 
     def _heard(self, *_: object) -> None:
@@ -369,16 +377,19 @@ class Notifications(CommitWatch):
 
     async def announce(self) -> None:
         # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
-        with self._learning():
+        with self._learning(_NO_HINTS):
             await self._ask(_ANNOUNCE)
 
     @contextlib.contextmanager
-    def _learning(self) -> Iterator[None]:
-        """Use no notifications any more once the server refuses this block as unknown."""
+    def _learning(self, effect: str) -> Iterator[None]:
+        """Warn once of the effect when the server refuses this block as unknown, and ask for no more notifications."""
         try:
             yield
         except Exception as error:
-            self.announces = not says_unknown(error)
+            if says_unknown(error) and effect not in self._lacking:
+                self._lacking.add(effect)
+                _watch_logger.warning("the server lacks what a wait asks for (%s): %s", error, effect)
+            self.announces = _NO_HINTS not in self._lacking
             raise
 
     async def _ask(self, statement: str) -> Any:
