@@ -165,9 +165,10 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("web/test_pages.py::test_groups*", _DATABASES),
     ("web/test_pages.py::test_a_group_shows*", _DATABASES),
     *((f"web/test_sql.py::*{law}*", ("sqlite",)) for law in ("hostile", "csv", "mistake", "nothing", "last_step")),
-    ("web/test_tables.py::*facet*", _DATABASES),
-    ("web/test_behind_a_proxy.py::*cant_be_read*", _DATABASES),
-    *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables", "behind_a_proxy")),
+    ("web/test_page.py::*facet*", _DATABASES),
+    ("web/test_page.py::*cant_be_read*", _DATABASES),
+    ("web/test_page.py::*password*", _DATABASES),
+    *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "page")),
     ("demo/test_demo_run.py::test_groups_of_others*", ("sqlite",)),
     ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
@@ -304,7 +305,7 @@ _FAST = (
     "storage/test_checkpoints.py",
     "storage/test_same_draws.py",
     "test_config.py",
-    "test_redact.py",
+    "test_common.py",
 )
 _SLOW = (
     "chunks/test_races.py",

@@ -78,7 +78,7 @@ _ROLLOUTS = [
     ("newest-token-ignores-mask", "values/rollouts/group_fields.py", "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
     ("agentic-tokens-expire", "values/rollouts/group_fields.py", "repeat(self.agentic), dated)", "repeat(False), dated)", "groups with input_ids have no token staleness"),
     ("fill-overwrites-steps", _STALENESS, "return [*(steps or ()), *([model_step] * missing)]", "return [model_step] * missing", "steps that are there stay"),
-    ("group-least-stale", _NORMALISE, 'max(refreshed if refreshed is not None', 'min(refreshed if refreshed is not None', "a group is as stale as its stalest rollout"),
+    ("group-least-stale", _NORMALISE, 'staleness = max(each)', 'staleness = min(each)', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
     ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
@@ -113,7 +113,8 @@ _QUERY = [
 _CODEC = [
     ("checksum-not-checked", "values/codec/payload_format.py", "if head_digest(view[: HEADER.size], view[BODY_AT:end]) != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
     ("small-arrays-keep-payloads", "values/codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
-    ("arrays-share-what-others-have", "values/codec/blocks.py", "if not lends or least < self._kept:", "if least < self._kept:", "a payload that others have isn't written to"),
+    ("arrays-share-what-others-have", "values/codec/blocks.py", "if self._lends and inside not in", "if inside not in", "a payload that others have isn't written to"),
+    ("number-nearly-repeated", "values/codec/blocks.py", "if any(array.tobytes() != number * len(array) for array in arrays):", "if False:", "arrays that repeat a number at their ends only keep their bits"),
     ("newer-format-read", "values/codec/payload_format.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "values/codec/blocks.py", "if min(sizes) < 0 or not fits:", "if False:", "lengths add up"),
     ("bomb-allowed", "values/codec/payload_format.py", "if size > _allowed_size(len(stored)):\n        raise", "if False:\n        raise", "a small payload can't claim much memory"),
@@ -204,14 +205,13 @@ _FAILOVER = [
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
     ("stamp-anew", f"{_ENGINE}/postgres.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
     ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_counter SET value = value WHERE", "SELECT value FROM rb_counter WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
-    ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if is_locked and doubtful is not None else None", "return None", "a repeat waits for the transaction whose answer was lost"),
+    ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if waits or self._is_lost(error, attempt) else None", "return error if self._is_lost(error, attempt) else None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("standby-for-ever", f"{_ENGINE}/postgres.py", "                limit.reschedule(loop.time())", "                pass", "a commit doesn't wait for a standby without an end"),
-    ("standby-has-locks", f"{_ENGINE}/postgres.py", "(why := await self.pool.servers.waiting_commits())", '(why := "")', "who waits for the locks of a commit that waits for a standby goes on"),
-    ("ports-unchecked", f"{_ENGINE}/urls.py", "0 < int(port) < 65536", "True", "a port among several hosts is one"),
+    ("standby-for-ever", f"{_ENGINE}/postgres.py", "max(began if since is None else since, least)", "None", "a commit doesn't wait for a standby without an end"),
+    ("ports-unchecked", f"{_ENGINE}/urls.py", " or int(port or 1) not in _PORTS", "", "a port among several hosts is one"),
 ]  # fmt: skip
 
 _PROMPTS = [

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.storage.places.store import FILES
 from tests.cli.conftest import run, run_json
-from tests.observe.test_exposition import numbers
+from tests.observe.test_spans import numbers
 from tests.stores import TASK, build, group, opened, sweep_now
 from tests.web.conftest import client_of
 

@@ -20,10 +20,19 @@ from replaybuf.rules.limits import Rules
 from replaybuf.storage.values import StorageItem
 from tests.contract.harness import CODEC
 from tests.reference.backend import Reference
-from tests.side_by_side.drawn import make_group, puts, rules
 from tests.side_by_side.places import Place
-from tests.side_by_side.seen import all_items, caught, everything, outcome, plain_error, seen
-from tests.side_by_side.view_rows import expected_views
+from tests.side_by_side.seen import (
+    all_items,
+    caught,
+    everything,
+    expected_views,
+    make_group,
+    outcome,
+    plain_error,
+    puts,
+    rules,
+    seen,
+)
 
 
 class Pair(RuleBasedStateMachine):

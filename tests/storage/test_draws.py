@@ -20,7 +20,7 @@ from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import StorageItem
-from tests.contract.tallying import conserved
+from tests.contract.waiting import conserved
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 

@@ -13,7 +13,7 @@ from replaybuf import Lease, ReplayBuffer, Status
 from replaybuf.storage.sql.engine import lease_clock
 from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
-from tests.contract.lapsing import set_clock
+from tests.contract.leasing import set_clock
 from tests.scripts import run
 from tests.stores import TASK, build, fill, group, numbers_of, until
 

@@ -1,13 +1,50 @@
-"""The tokens of a response and their colours, as functions of a rollout."""
+"""What the common modules write: redacted texts, tokens, names of workers."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 from typing import Any
 
 import numpy as np
 import pytest
 
+from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.common.redact import redact, redact_path
+from replaybuf.common.worker_name import worker_name, working_as
+from replaybuf.errors import InputError
 from replaybuf.view.tokens import strip
+
+
+@pytest.mark.parametrize("password", ["secret", "sec@ret", "@secret@", "sec/ret", "sec:ret", "se?c#ret", "sec\nret"])
+def test_no_part_of_a_password_is_shown(password: str) -> None:
+    assert redact(f"postgresql://rl:{password}@db:5432/run") == "postgresql://rl:***@db:5432/run"
+
+
+@pytest.mark.parametrize("sign", ["%3A", "%3a", "/", " ", "?", "#"])
+def test_what_follows_a_mistyped_colon_is_not_shown(sign: str) -> None:
+    assert redact(f"postgresql://rl{sign}secret@db/run") == "postgresql://***"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://rl@db/run",
+        "sqlite:///run.db",
+        "sqlite:run.db",
+        "sqlite:/run.db",
+        "postgresql://r%40l@db/run",
+        "postgresql://@db",
+        "a.b://h:1/",
+    ],
+)
+def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
+    assert redact(url) == url
+
+
+def test_a_folder_is_shown_as_it_is() -> None:
+    assert redact_path("runs/2026-11-22T11:30") == "runs/2026-11-22T11:30"
 
 
 def rollout(**fields: Any) -> dict[str, Any]:
@@ -84,3 +121,48 @@ def test_many_tokens_are_counted_and_the_first_shown() -> None:
     found = strip({"response_ids": list(range(5000))}, None, None, 100)
     assert found is not None
     assert (len(found.tokens), found.count) == (100, 5000)
+
+
+def test_without_any_it_is_that_of_the_process() -> None:
+    assert worker_name() == f"{socket.gethostname()}:{os.getpid()}"
+
+
+def test_that_of_the_block_comes_before_that_of_the_config() -> None:
+    buffer = ReplayBufferConfig(url="memory://", worker="trainer").build()
+    assert buffer.worker == "trainer"
+    with working_as("rollout-7"):
+        assert buffer.worker == "rollout-7"
+        with working_as(None):
+            assert buffer.worker == "rollout-7"
+    assert buffer.worker == "trainer"
+
+
+def test_each_task_has_its_own() -> None:
+    async def work(name: str) -> str:
+        with working_as(name):
+            await asyncio.sleep(0)
+            return worker_name()
+
+    async def both() -> list[str]:
+        return await asyncio.gather(work("a"), work("b"))
+
+    assert asyncio.run(both()) == ["a", "b"]
+
+
+def test_a_forked_process_has_its_own() -> None:
+    ours, (reading, writing) = worker_name(), os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, worker_name().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 1000).decode() == ours.replace(str(os.getpid()), str(child))
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 201])
+def test_it_is_one_that_databases_can_hold(name: str) -> None:
+    with pytest.raises(InputError, match="worker"), working_as(name):
+        pass
+    with pytest.raises(ConfigError, match="worker"):
+        ReplayBufferConfig(url="memory://", worker=name).build()
