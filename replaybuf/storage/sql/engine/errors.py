@@ -28,8 +28,8 @@ class OtherServerError(ConnectionResetError):
     """A connection through a pooler is answered by another server than before, and can't be used any more."""
 
 
-class StandbyWaitEnded(TimeoutError):  # noqa: N818
-    """A commit's wait for a synchronous standby was abandoned; the message has the state of the standbys."""
+class CommitUnansweredError(TimeoutError):
+    """A commit was given up: perhaps it waits for a synchronous standby."""
 
 
 @contextmanager
@@ -61,10 +61,11 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
-    if isinstance(cause, StandbyWaitEnded):
-        waits = UnreachableError(f"{where}: {cause}", reason="standby awaited")
-        waits.in_doubt = True
-        return waits
+    if isinstance(cause, CommitUnansweredError):
+        standby = "see that the standbys of synchronous_standby_names are connected, and at their disks"
+        unanswered = UnreachableError(f"{where}: {cause}: {standby}", reason="commit unanswered")
+        unanswered.in_doubt = True
+        return unanswered
     if _is_configuration(cause):
         return ConfigError(f"{where}: {cause}")
     state = _state(cause)
