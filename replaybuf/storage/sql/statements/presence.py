@@ -217,13 +217,6 @@ def _noted_wait(waiting: Waiting, now: float, ahead: float) -> dict[str, Any]:
 # Once a minute, by the first process
 
 
-def is_noted(tx: Transaction) -> bool:
-    """Return whether this minute's statistics of the buffer are recorded."""
-    since = _period(tx.dialect.clock(tx), HISTORY_SECONDS)
-    noted = "SELECT 1 FROM rb_history WHERE buffer = :buffer AND since = :since"
-    return bool(tx.tuples(noted, buffer=tx.scope.buffer, since=since))
-
-
 def note_minute(tx: Transaction) -> bool:
     """Record the buffer's statistics (`at` this moment) unless recorded this minute, and apply the retention.
 
