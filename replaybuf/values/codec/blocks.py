@@ -81,8 +81,11 @@ class BlockWriter:
         for value in values:
             if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED:
                 by_dtype.setdefault(value.dtype, []).append(value)
-        together = [arrays for arrays in by_dtype.values() if self.column(arrays) is not None]
-        return {id(array): self.reference(array) for arrays in together for array in arrays}
+        references: dict[int, Any] = {}
+        for arrays in by_dtype.values():
+            if not arrays[0].dtype.hasobject and (len(arrays) == 1 or self.column(arrays) is not None):
+                references |= {id(array): self.reference(array) for array in arrays}
+        return references
 
     def column(self, arrays: Sequence[AnyArray]) -> int | None:
         """Return the entry of the arrays of a column; None if they can't be in one."""

@@ -78,8 +78,10 @@ class ColumnWriter:
         for name, value in fields.items():
             if value is None and name in omitted:
                 continue
-            kind, content = SHARED, references.get(id(value), value)
-            if type(value) is list and len(value) >= FEWEST:
+            kind, content, found = SHARED, value, type(value)
+            if found is np.ndarray:
+                content = references.get(id(value), value)
+            elif found is list and len(value) >= FEWEST:
                 kind, content = self._lists([value])
             columns += (name, kind, content)
             if name in self._numeric and kind != NUMBERS:
