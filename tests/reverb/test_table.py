@@ -383,7 +383,7 @@ def test_tables_that_are_not_there_are_refused() -> None:
         reverb.Client("memory://", tables=[])
     with reverb.Client("memory://", tables=[kept_table()]) as client:
         for call in (lambda: client.sample("other"), lambda: client.insert(1, {"other": 1.0})):
-            with pytest.raises(InputError, match="there is no kept_table 'other'; there are replay"):
+            with pytest.raises(InputError, match="there is no table 'other'; there are replay"):
                 call()
         with pytest.raises(InputError, match="priorities"):
             client.insert(1, {})
