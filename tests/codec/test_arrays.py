@@ -60,12 +60,13 @@ def test_arrays_in_one_payload_can_be_written_to_and_do_not_overlap(arrays: list
     assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(back, 2))
 
 
-def test_a_payload_that_others_have_is_not_written_to() -> None:
+@pytest.mark.parametrize("array", [np.zeros(1000), np.arange(300.0)], ids=["in a block of its own", "with others"])
+def test_a_payload_that_others_have_is_not_written_to(array: Any) -> None:
     for form in (bytes, bytearray, memoryview):
-        payload = DICTS.encode([{"a": np.zeros(1000)}])
-        (back,) = DICTS.decode(form(payload))
-        back["a"] += 1
-        assert (DICTS.decode(payload)[0]["a"] == 0).all()
+        payload = DICTS.encode([{"a": array + row} for row in range(2)])
+        back = DICTS.decode(form(payload))
+        back[0]["a"] += 1
+        assert (DICTS.decode(payload)[0]["a"] == array).all()
 
 
 def test_a_small_array_does_not_keep_a_large_payload() -> None:

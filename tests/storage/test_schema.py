@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, inspect, text
 
 from replaybuf.errors import StorageError
+from replaybuf.storage.sql.engine import sqlite
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -26,8 +27,8 @@ from replaybuf.storage.sql.inspection.group_metadata import in_order
 from replaybuf.storage.sql.inspection.writer import migrations_folder, over_sqlalchemy, transaction_of, upgrade
 from replaybuf.storage.sql.schema import revisions
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE
+from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.faults.processes import barrier, end, start
 from tests.faults.proxy import proxied
@@ -266,6 +267,21 @@ async def test_who_waits_notices_what_others_put(lent_database: str, lacking: st
                 assert len(await taking) == 1
                 assert time.monotonic() - put < 10
         assert len(proxy.links) <= 12
+
+
+@pytest.mark.parametrize("change", [("_writes_to", lambda path: None), ("_LONGEST_POLL", 60.0)])
+async def test_who_waits_notices_what_others_put_into_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, Any]
+) -> None:
+    """By polling where the system doesn't tell of writes, and without where it does."""
+    monkeypatch.setattr(sqlite, *change)
+    url = f"sqlite:///{tmp_path}/buffer.db"
+    async with build(url) as waiting, build(url) as other:
+        for number in range(2):
+            taking = asyncio.create_task(waiting.get(1, TASK, timeout=20))
+            await asyncio.sleep(0.1)  # it waits, and has looked
+            await other.put(group(number), TASK)
+            assert len(await taking) == 1
 
 
 def test_numbers_in_names_of_buffers_are_numbers() -> None:

@@ -14,8 +14,7 @@ import pytest
 from sqlalchemy import Connection, insert, text
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.storage.sql.schema.records import batch
-from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.schema.tables import batch, group, lane, payload
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import Texts
 from replaybuf.values.rollouts.outline import preview, reward_parts
@@ -244,7 +243,7 @@ def fill(connection: Connection) -> None:
     numbers = f"WITH RECURSIVE n(uid) AS (SELECT 1 UNION ALL SELECT uid + 1 FROM n WHERE uid < {GROUPS})"
     cast = "CAST(:json AS jsonb)" if connection.dialect.name == "postgresql" else ":json"
     for table, columns, values in (
-        (group, "lane, mixed, priority, times_sampled, created_at, bytes, marks", f"2, false, 1, 0, 1, 1, {cast}"),
+        (group, "lane, priority, times_sampled, created_at, bytes, marks", f"2, 1, 0, 1, 1, {cast}"),
         (payload, "outline, data", f"{cast}, :data"),
     ):
         parameters = {"json": marks} if table is group else {"json": '[{"response": "4"}]', "data": b"."}
