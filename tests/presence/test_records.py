@@ -1,4 +1,4 @@
-"""Who is there: workers, waiters, and their records."""
+"""Who is there: workers, waiters, and their tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaybuf.produce import wait_published
 from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema import records
+from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.statements import presence
 from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, note_minute
 from replaybuf.storage.sql.tasks import heartbeats
@@ -43,7 +43,7 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
     """What is too old goes, with the first look of a minute; of the history, one note of before stays."""
     monkeypatch.setattr(presence, "MOST_EVENTS", 5)
     now = time.time()
-    tables = (records.history, records.worker)
+    tables = (tables.history, tables.worker)
     async with build(shared_url, keep_checkpoints=None) as buffer:
         for step in range(8):
             await buffer.checkpoint(step)
@@ -52,9 +52,9 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
                 sign = {"started_at": since, "seen_at": since, "ended_at": None, "activity": {}, "waits": []}
                 named = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
-                tx.change(records.worker.insert().values(named | sign))
+                tx.change(tables.worker.insert().values(named | sign))
             for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
-                tx.change(records.history.insert().values(buffer="default", since=int(since), data={}))
+                tx.change(tables.history.insert().values(buffer="default", since=int(since), data={}))
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(note_minute)
@@ -326,7 +326,7 @@ async def test_who_only_looks_is_no_worker(shared_url: str, quick: None) -> None
     async with build(shared_url) as buffer:
         assert await buffer.count(TASK, "completed") == 0
         await asyncio.sleep(0.3)
-        for table in (records.worker, records.history):
+        for table in (tables.worker, tables.history):
             assert await count(buffer, table) == 0
 
 

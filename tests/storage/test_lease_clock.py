@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.storage.sql.engine import lease_clock
+from replaybuf.storage.sql.engine import lease_clock, postgres
 from replaybuf.storage.sql.engine.postgres import Notifications
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.files import keep_for_reading
@@ -298,7 +298,7 @@ async def test_who_is_woken_asks_once(postgres_database: str) -> None:
 
 async def test_an_announcement_is_enough(monkeypatch: pytest.MonkeyPatch, postgres_database: str) -> None:
     """Without further looks."""
-    monkeypatch.setattr(Notifications, "seconds", NEVER)
+    monkeypatch.setattr(postgres, "_HEARING_SECONDS", NEVER)
     async with build(postgres_database) as waiting, build(postgres_database) as other:
         await other.count_where({})
         for _ in range(3):
