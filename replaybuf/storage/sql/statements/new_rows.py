@@ -3,7 +3,7 @@
 Rows are dicts of columns, which leave out what is NULL. They are inserted one by one, or together (`put_at_once`): that
 statement has one array parameter for each column (unnest; payloads are one parameter, cut by the server), and is one
 message. An array is NULL if no row has a value, and unnest then yields as many NULLs as there are rows: asyncpg is slow
-per element. The unnests are in the SELECT list and not in FROM, where PostgreSQL would first spill large ones to a file.
+per element. The unnests are in the SELECT list and not in FROM, where PostgreSQL would spill large ones to a file.
 """
 
 from __future__ import annotations
