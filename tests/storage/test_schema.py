@@ -22,8 +22,8 @@ from replaybuf.storage.sql.inspection import writer
 from replaybuf.storage.sql.inspection.writer import migrations_folder, over_sqlalchemy, transaction_of, upgrade
 from replaybuf.storage.sql.schema import revisions
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE
+from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.faults.processes import barrier, end, start
 from tests.faults.schemas import open_together

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import pytest
 from sqlalchemy import Connection, insert, text
 
-from replaybuf.storage.sql.schema.records import batch
-from replaybuf.storage.sql.schema.tables import group, lane, payload
+from replaybuf.storage.sql.schema.tables import batch, group, lane, payload
 from tests.storage.test_schema import create, run
 
 GROUPS, BATCHES, TAKEN = 1_000, 250, 4

@@ -11,15 +11,13 @@ gives back its groups in flight, and ends. The prompts of a killed worker are ha
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -55,7 +53,6 @@ class Run:
     """
 
     policy: Policy
-    seed: int
     step: int = 0
     target: int = 0
     prompts: int = 0
@@ -64,28 +61,18 @@ class Run:
 
 
 class RunFolder:
-    """The files of a run: the weights, and the lock of the trainer."""
+    """The folder with the weights of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.weights = path / "weights.npz"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the trainer's lock, released even by kill -9. Raises ReplayBufError if another trainer holds it."""
+    def make(self) -> None:
+        """Make the folder, if it isn't there. Raises ReplayBufError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / "lock", "ab")  # noqa: SIM115
         except OSError as error:
             raise ReplayBufError(f"can't write to the run folder {self.path}: {error.strerror}") from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ReplayBufError(
-                    f"another demo is running on {self.path}; wait for it, or give this one its own --url and --run-dir"
-                ) from error
-            yield
 
     def save(self, run: Run) -> None:
         """Save the run; it is on disk when this returns."""
@@ -101,7 +88,7 @@ class RunFolder:
         try:
             with open(self.weights, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 policy = Policy(arrays["weights"], arrays["squares"])
-                names = ("seed", "step", "target", "prompts", "trained", "rewards")
+                names = ("step", "target", "prompts", "trained", "rewards")
                 return Run(policy, **{name: arrays[name].tolist() for name in names})
         except FileNotFoundError:
             return None
@@ -119,9 +106,9 @@ def buffer_config(url: str, worker: str | None = None) -> ReplayBufferConfig:
     )
 
 
-def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
+def sampler_of(buffer: ReplayBuffer, prompts: int) -> Sampler:
     """Return a sampler of the first `prompts` prompts of a run; interrupted and expired ones come first."""
-    return Sampler(buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS)
+    return Sampler(buffer, Prompts(prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS)
 
 
 def strategy_of(worker: int) -> AsyncProduceStrategy:
@@ -156,7 +143,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
         return run
 
     first = await asyncio.to_thread(load)
-    engine = Engine(first.seed)
+    engine = Engine()
 
     async def load_weights(state: TrainState) -> int:
         run = await asyncio.to_thread(load)
@@ -169,7 +156,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
                 await produce_loop(
                     strategy_of(number),
                     engine,
-                    sampler_of(buffer, first.seed, first.prompts),
+                    sampler_of(buffer, first.prompts),
                     BATCH_GROUPS,
                     load_weights=load_weights,
                     max_lag=_LAGS[number % len(_LAGS)],

@@ -15,9 +15,8 @@ from replaybuf.storage.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.user_sql import read_columns
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
-from replaybuf.storage.sql.schema.records import metadata
 from replaybuf.storage.sql.schema.revisions import HEAD, State, state_of
-from replaybuf.storage.sql.schema.tables import uid_sequence
+from replaybuf.storage.sql.schema.tables import metadata, uid_sequence
 from replaybuf.storage.sql.schema.views import VIEWS
 
 SAVE_THE_REST = "stop the run, and save what can be read: docs/outages.md, What is left of a damaged file"

@@ -18,7 +18,7 @@ from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.reports import ACTIVITIES, EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS
+from replaybuf.storage.sql.schema.tables import ACTIVITY_SECONDS, HISTORY_SECONDS
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.storage.sql.statements.rows import GroupRow
 

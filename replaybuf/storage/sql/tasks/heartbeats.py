@@ -21,7 +21,7 @@ from functools import partial
 from replaybuf.common.worker_name import host_name
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.reports import Waiting, WorkerEvent, kind_of_wait
-from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
+from replaybuf.storage.sql.schema.tables import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, note_minute, write_beat
 from replaybuf.storage.sql.tasks.transactions import Transactions
