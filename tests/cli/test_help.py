@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, text
 
-from replaybuf.cli.app import COMMANDS as LISTED
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import COMMANDS as LISTED
+from replaybuf.cli.commands import app
 from replaybuf.cli.output import fit
 from replaybuf.common.redact import escape, escape_json, escape_line
 from replaybuf.storage.sql.engine.urls import parse_url

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli.app import Commands
+from replaybuf.cli.commands import Commands
 from replaybuf.produce import Sampler, TrainState, publish
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run, run_json, start

@@ -1,4 +1,4 @@
-"""Who is there: workers, waiters, and their tables."""
+"""Who is there: workers, waiters, and their records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
     """What is too old goes, with the first look of a minute; of the history, one note of before stays."""
     monkeypatch.setattr(presence, "MOST_EVENTS", 5)
     now = time.time()
-    tables = (tables.history, tables.worker)
+    watched = (tables.history, tables.worker)
     async with build(shared_url, keep_checkpoints=None) as buffer:
         for step in range(8):
             await buffer.checkpoint(step)
@@ -58,7 +58,7 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(note_minute)
-        assert [await count(buffer, table) for table in tables] == [2, 1]
+        assert [await count(buffer, table) for table in watched] == [2, 1]
         assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
 
 

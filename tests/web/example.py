@@ -68,7 +68,7 @@ async def _insert_records(url: str) -> None:
     def insert_all(connection: Connection) -> None:
         connection.execute(delete(tables.history))  # a minute may have ended meanwhile
         for table, rows in _records(now).items():
-            connection.execute(insert(getattr(records, table)), rows)
+            connection.execute(insert(getattr(tables, table)), rows)
         connection.execute(text(_groups_drawn(now)))
 
     await over_sqlalchemy(parse_url(url), insert_all)
