@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 import replaybuf
 import replaybuf.produce
 from replaybuf import ReplayBufferConfig, errors
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from replaybuf.errors import InputError, StorageError
 from replaybuf.produce import AsyncProduceStrategy, ProduceStrategy, ProduceSummary, SyncProduceStrategy
 from replaybuf.produce.prompt_records import to_rollout

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replaybuf.cli.app import (
+from replaybuf.cli.commands import (
     TEXT,
     YES,
     Buffer,

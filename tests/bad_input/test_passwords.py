@@ -22,7 +22,7 @@ from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from replaybuf import ConfigError, ReplayBufError, ReplayBufferConfig
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, MissingDriverError, UnreachableError
 from tests.bad_input.calls import refused

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS, LIVE
 from tests.pages import DOCS

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replaybuf.cli.app import Commands
+from replaybuf.cli.commands import Commands
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run, start
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import typer
 
-from replaybuf.cli.app import COMMANDS as LISTED
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import COMMANDS as LISTED
+from replaybuf.cli.commands import app
 from replaybuf.storage.sql.inspection.writer import saved_buffer
 from tests.cli.conftest import run
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.app import TEXT, Url, format_option, option
+from replaybuf.cli.commands import TEXT, Url, format_option, option
 from replaybuf.cli.output import Output, print_json
 from replaybuf.common.redact import escape_line
 

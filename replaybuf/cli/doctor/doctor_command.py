@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.app import TEXT, Out, Url, option
+from replaybuf.cli.commands import TEXT, Out, Url, option
 from replaybuf.cli.doctor import Examination, Finding, Severity
 from replaybuf.cli.doctor.check_places import take_over_places
 from replaybuf.cli.doctor.examine import examine
