@@ -13,6 +13,7 @@ import pytest
 from replaybuf import Status, load_into
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.storage.places.folder import FolderStore
+from replaybuf.storage.sql.engine.sqlite_dialect import SqliteDialect
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.deferred import LARGE, Kept, experts, lent, rollout, same
 from tests.stores import TASK
@@ -197,6 +198,25 @@ async def test_only_the_wanted_bytes_are_read(in_folder: Kept, monkeypatch: pyte
         read.clear()
         load_all(one.extra_fields["pixels"] for one in found[1:3])
         assert read == [2 * experts(0, 8 * LARGE).nbytes]  # in one call
+
+
+async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counting(dialect: Any, tx: Any, ranges: Any) -> list[bytes | None]:
+        found = original(dialect, tx, ranges)
+        read.extend(len(part or b"") for part in found)
+        return found
+
+    original = SqliteDialect.read_ranges
+    async with in_file.opened() as buffer:
+        await buffer.put([rollout(pixels=experts(7, 8 * LARGE))], TASK)
+        monkeypatch.setattr(SqliteDialect, "read_ranges", counting)
+        _, [found] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
+        assert sum(read) <= 64 << 10
+        read.clear()
+        found.routed_experts.load()
+        assert read == [experts().nbytes]
 
 
 # The synchronous face, and cancellation

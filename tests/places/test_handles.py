@@ -8,15 +8,16 @@ import pickle
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
 from replaybuf import LeaseLostError, ReplayBuffer, load_into
-from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.errors import DecodeError, InputError, PayloadStoreError, StorageError
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
-from tests.places.deferred import PLACES, Kept, experts, lent, rollout, same
+from tests.places.deferred import Kept, experts, lent, rollout, same
 from tests.stores import TASK
 
 
@@ -73,6 +74,30 @@ async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> N
     assert same(await handle.load_async(), experts())
 
 
+async def test_a_handle_of_a_buffer_in_memory_is_for_its_own_process() -> None:
+    async with Kept("memory://").opened() as buffer:
+        await buffer.put([rollout()], TASK)
+        _, [found] = await lent(buffer)
+        assert same(found.routed_experts.load(), experts())
+    with pytest.raises(InputError, match="only its own process can read, as long as it is open"):
+        found.routed_experts.load()
+
+
+async def test_no_password_is_in_a_handle(postgres_database: str) -> None:
+    """Another process needs it from its own environment; here the open buffer reads."""
+    place = urlsplit(postgres_database)
+    url = place._replace(netloc=f"{place.username}:s3cr3t@{place.netloc.rpartition('@')[2]}").geturl()
+    async with Kept(url).opened() as buffer:
+        await buffer.put([rollout()], TASK)
+        _, [found] = await lent(buffer)
+        sent = pickle.dumps([found.routed_experts])
+        assert b"s3cr3t" not in sent
+        assert "s3cr3t" not in repr(found)
+        assert b"***" not in sent
+        assert same(found.routed_experts.load(), experts())
+        assert await asyncio.to_thread(elsewhere, sent) == [experts().tobytes()]
+
+
 async def test_a_place_that_another_host_does_not_reach(in_folder: Kept, tmp_path: Path) -> None:
     async with in_folder.opened() as buffer:
         await buffer.put([rollout()], TASK)
@@ -85,10 +110,19 @@ async def test_a_place_that_another_host_does_not_reach(in_folder: Kept, tmp_pat
         assert same(found.routed_experts.load(), experts())
 
 
+async def test_a_database_that_another_host_does_not_have(in_file: Kept, tmp_path: Path) -> None:
+    async with in_file.opened() as buffer:
+        await buffer.put([rollout()], TASK)
+        _, [found] = await lent(buffer)
+    (tmp_path / "buffer.db").unlink()
+    with pytest.raises(StorageError, match=r"buffer\.db"):
+        found.routed_experts.load()
+    assert not (tmp_path / "buffer.db").exists()
+
+
 # After the lease
 
 
-@pytest.mark.parametrize("kept", [place for place in PLACES if ", " in place], indirect=True)
 async def test_a_handle_after_its_lease_never_gives_wrong_data(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the file is there it gives what was put; once the row is swept it says that it is too late."""
     monkeypatch.setattr("replaybuf.storage.sql.tasks.file_batch.FILE_BYTES", 300_000)
@@ -130,10 +164,10 @@ async def _sweep(storage: Any) -> None:
 # Damage
 
 
-async def test_damage_of_a_deferred_array_is_an_error_of_load_alone(kept_apart: Kept) -> None:
-    async with kept_apart.opened() as buffer:
+async def test_damage_of_a_deferred_array_is_an_error_of_load_alone(on_disk: Kept) -> None:
+    async with on_disk.opened() as buffer:
         await buffer.put([rollout(pixels=experts(10**6)), rollout(1)], TASK)
-        await turn_bits(buffer, kept_apart, experts(10**6).tobytes()[5000:5016])
+        await turn_bits(buffer, on_disk, experts(10**6).tobytes()[5000:5016])
         lease, _ = await lent(buffer, deferred=["routed_experts", "extra_fields"])
         first, second = lease.items[TASK][0].item
         assert same(first.routed_experts.load(), experts())

@@ -195,12 +195,11 @@ class SQLStorage(Store):
         async for found in self._find(query, order, limit):
             for piece in in_pieces(found, size_of, encoding.PIECE_GROUPS, encoding.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
-                bare = partial(matching.read_groups, uids=uids, query=query, payloads=False)
                 if payloads:
                     for item in await self._run(partial(self._read_groups, uids, query, deferred)):
                         yield item
                 else:
-                    for row in await self._run(partial(self.transactions.read, bare)):
+                    for row in await self._read(matching.read_metadata, uids, query):
                         yield row.item([])
 
     async def _find(self, query: Node, order: Order, limit: int | None) -> AsyncIterator[list[tuple[int, int]]]:
@@ -220,7 +219,7 @@ class SQLStorage(Store):
 
     async def _read_groups(self, uids: list[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
         """Return the groups that still match; undecodable ones have an `error` (database's thread)."""
-        read = partial(matching.read_groups, uids=uids, query=query)
+        read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
         rows = await self.transactions.read(read)
         await self.files.reader.fetch(rows, deferred)
         if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved

@@ -33,6 +33,7 @@ from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.handles import Parts, know_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
@@ -178,6 +179,7 @@ class Store:
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
+        know_database(self.files.reader.url, self)
         # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
@@ -257,6 +259,14 @@ class Store:
             return await work()
 
         return self.thread.run_blocking(prepared, self._lock_timeout + _BLOCKING_SECONDS)
+
+    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
+        """Return parts of payloads, for handles of arrays; blocks."""
+
+        async def read() -> list[bytes | None]:
+            return await self.transactions.read(lambda tx: tx.dialect.read_ranges(tx, parts))
+
+        return self.thread.run_blocking(read, timeout)
 
     # Closing
 

@@ -156,14 +156,12 @@ class Codec:
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
         """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
-        `head` is a head, and `pieces` has the other blocks (`wanted`), which are verified; or it is a whole payload.
-        Raises the errors of `decode`.
+        For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
+        otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
         with form.AS_DAMAGE:
             found, plain = self._opened(head)
-            blocks = None if form.is_apart(head) else memoryview(plain)[found.head :]
-            if blocks is not None and plain is head:
-                found.verify(blocks)
+            blocks = memoryview(plain)[found.head :] if plain is not head or not found.blocks else None
             reader = PartReader(found, blocks, from_pieces(pieces), handles)
             return self._unpack(found, plain, reader, frozenset(deferred))
 

@@ -87,6 +87,12 @@ class PostgresDialect(Dialect):
         query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(SIZE)
         return query.with_for_update(skip_locked=True)
 
+    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        if not ranges:
+            return []
+        uids, places, sizes = map(list, zip(*ranges, strict=True))
+        return [part for (part,) in tx.run(_PARTS, texts(uids), texts(places), texts(sizes))]
+
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             tx.run(_set_columns(tuple(names)), *map(texts, zip(*rows, strict=True)))
@@ -103,6 +109,11 @@ class PostgresDialect(Dialect):
 ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
 
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
+# Uncompressed values (`schema.create`) are read in part.
+_PARTS = f"""SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
+    FROM unnest({array("$1", "bigint")}, {array("$2", "bigint")}, {array("$3", "bigint")})
+        WITH ORDINALITY AS wanted (uid, start, length, number)
+        LEFT JOIN rb_payload USING (uid) ORDER BY number"""  # noqa: S608
 
 
 @cache

@@ -21,7 +21,7 @@ from sqlalchemy.dialects.sqlite import pysqlite
 from replaybuf.storage.sql.engine import lease_clock
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
 from replaybuf.storage.sql.engine.lease_clock import host_start, lease_time
-from replaybuf.storage.sql.schema.tables import group
+from replaybuf.storage.sql.schema.tables import group, payload
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
@@ -70,6 +70,10 @@ class SqliteDialect(Dialect):
 
     def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
         return query.where(group.c.lane == LANE).order_by(*keys).limit(SIZE)
+
+    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        session = _session(tx)
+        return [session.read_blob(payload.name, payload.c.data.name, uid, at, size) for uid, at, size in ranges]
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:

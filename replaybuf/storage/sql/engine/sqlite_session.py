@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -29,6 +31,7 @@ class SqliteSession(Session):
     def __init__(self, raw: sqlite3.Connection, files: OpenFiles | None = None) -> None:
         self.raw = raw
         self._files = files or OpenFiles(None)
+        self._opened = 0  # blobs, since the last `_forget_blobs`
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
         if HOOKS:
@@ -47,6 +50,24 @@ class SqliteSession(Session):
         on_statement(sql, values)
         cursor = self.raw.execute(sql, values)
         return [name for name, *_ in cursor.description or ()], cursor.fetchall()
+
+    def read_blob(self, table: str, column: str, row: int, at: int = 0, size: int = -1) -> bytes | None:
+        """Return the blob in a column of the row with this rowid, or None if there is none.
+
+        Given an offset `at` and a `size`, only that range, cut at the end of the blob.
+        """
+        self._opened += 1
+        if self._opened > _MOST_OPENED:
+            self._opened = 0
+            _forget_blobs(self.raw)
+        try:
+            with self.raw.blobopen(table, column, row, readonly=True) as blob:
+                blob.seek(min(at, len(blob)))
+                return blob.read(size)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
+                return None
+            raise
 
     # Transactions
 
@@ -91,6 +112,20 @@ class SqliteSession(Session):
         """Roll the transaction back, unless SQLite already has."""
         if self.raw.in_transaction:
             self.raw.rollback()
+
+
+#: Weak references to blobs that a connection may keep: 88 bytes each, traversed by every full garbage collection.
+_MOST_OPENED = 1000
+
+
+def _forget_blobs(raw: sqlite3.Connection) -> None:
+    """Delete a connection's dead weak references to closed blobs.
+
+    Python's `sqlite3` keeps one for each blob until the connection is closed (python/cpython#144424).
+    """
+    for kept in gc.get_referents(raw):
+        if type(kept) is list:
+            kept[:] = [one for one in kept if not isinstance(one, weakref.ref) or one() is not None]
 
 
 def is_busy(error: sqlite3.Error) -> bool:

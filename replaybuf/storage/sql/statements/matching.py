@@ -21,8 +21,9 @@ from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, select_rows, uid_in
+from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows, uid_in
 from replaybuf.storage.values import Changes, Unset
+from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.statuses import Status
 
 _CHUNK = 10_000
@@ -64,8 +65,25 @@ def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Se
     return select_matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
 
 
-def read_groups(tx: Transaction, uids: Sequence[int], query: Node, *, payloads: bool = True) -> list[GroupRow]:
-    """Return the existing groups with these uids that (still) match, with payloads if wanted, in the given order."""
+def read_groups(
+    tx: Transaction, codec: Codec, uids: Sequence[int], query: Node, deferred: frozenset[str]
+) -> list[GroupRow]:
+    """Return the existing groups with these uids that (still) match, with payloads, in the given order.
+
+    Arrays in the fields `deferred` aren't read.
+    """
+    rows = _read_rows(tx, uids, query, payloads=not deferred)
+    if deferred:
+        read_heads(tx, codec, rows, deferred)
+    return rows
+
+
+def read_metadata(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
+    """Return the same groups as `read_groups`, without payloads."""
+    return _read_rows(tx, uids, query, payloads=False)
+
+
+def _read_rows(tx: Transaction, uids: Sequence[int], query: Node, *, payloads: bool) -> list[GroupRow]:
     chosen = uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
     found = tx.tuples(select_rows(payloads=payloads).where(*chosen))
     rows = {row.uid: row for row in map(GroupRow.of, found)}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, null, select
 
 from replaybuf.errors import ConfigError
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm
@@ -146,9 +146,10 @@ class Source:
         rows = self._read(tx, _Query(order), size)
         return [Ordered(row[0], row[1], tuple(row[2:])) for row in rows]
 
-    def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
-        """Return the first `size` groups as rows, with their payloads."""
-        return [GroupRow.drawn(row, self.lane) for row in self._read(tx, _Query(order, whole=True), size)]
+    def read(self, tx: Transaction, size: int, order: Order, *, payloads: bool = True) -> list[GroupRow]:
+        """Return the first `size` groups as rows, with their payloads unless these are read later."""
+        rows = self._read(tx, _Query(order, whole=True, bare=not payloads), size)
+        return [GroupRow.drawn(row, self.lane) for row in rows]
 
     def is_sparse(self, tx: Transaction, size: int) -> bool:
         """Return whether a random draw from this lane would pass over too many groups that don't match.
@@ -164,7 +165,7 @@ class Source:
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
-    def read_afresh(self, tx: Transaction, size: int) -> list[GroupRow]:
+    def read_afresh(self, tx: Transaction, size: int, *, payloads: bool = True) -> list[GroupRow]:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
         home, race = self.lane, self.lane.race
         assert race is not None
@@ -179,7 +180,7 @@ class Source:
         while left and len(rows) < size:  # others may have locked some
             chosen, left = left[: size - len(rows)], left[size - len(rows) :]
             uids = tx.dialect.listed(chosen)
-            found = {row[0]: row for row in tx.tuples(_BY_UID, lane=home.id, uids=uids)}
+            found = {row[0]: row for row in tx.tuples(_BY_UID[payloads], lane=home.id, uids=uids)}
             rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
         for row in rows:
             row.is_afresh = True
@@ -217,13 +218,14 @@ class Source:
 
 
 class _Query(NamedTuple):
-    """A statement's shape: the order, whether uids are skipped, and whether it reads whole groups or
-    only sort fields."""
+    """A statement's shape: the order, whether uids are skipped, and whether it reads whole groups, perhaps without the
+    payload (`bare`), or only sort fields."""
 
     order: Order
     skipping: bool = False
     whole: bool = False
     checked: bool = False
+    bare: bool = False
 
 
 @lru_cache(maxsize=128)
@@ -235,7 +237,7 @@ def _statement(query: _Query, where: Node | None) -> Statement:
 def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
     order, fields = query.order, _FIELDS
     values = (_order_value(term).label(f"order_{i}") for i, term in enumerate(order))
-    statement = select(*STORED, _PAYLOAD) if query.whole else select(group.c.uid, group.c.priority, *values)
+    statement = _whole(not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
     if query.checked:
         statement = statement.add_columns(*_CHECKS)
     if where is not None:
@@ -273,13 +275,21 @@ _CHECKS = (
 _PAYLOAD = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
 
 
-def _locked_by_uid(dialect: Dialect) -> Select[Any]:
+def _whole(payloads: bool) -> Select[Any]:
+    return select(*STORED, _PAYLOAD if payloads else null())
+
+
+def _locked_by_uid(payloads: bool) -> Statement:
     """Return the SELECT of all columns of those groups by uid that are in a lane, FOR UPDATE SKIP LOCKED."""
-    found = select(*STORED, _PAYLOAD).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
-    return dialect.for_update(found, of=group, skip_locked=True)
+
+    def build(dialect: Dialect) -> Select[Any]:
+        found = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
+        return dialect.for_update(found, of=group, skip_locked=True)
+
+    return Statement(build)
 
 
-_BY_UID = Statement(_locked_by_uid)
+_BY_UID = {payloads: _locked_by_uid(payloads) for payloads in (False, True)}
 
 
 @lru_cache(maxsize=128)

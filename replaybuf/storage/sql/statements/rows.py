@@ -22,7 +22,7 @@ from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import is_apart
+from replaybuf.values.codec.payload_format import has_blocks, head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
 
 #: Queried fields; they need `group` joined to `lane`.
@@ -292,3 +292,53 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral 
 def _parsed(text: str | None) -> Any:
     """Return the value of a JSON column. Raises ValueError."""
     return None if text is None else from_json(text)
+
+
+# Partial reads of payloads
+
+#: Nearly all heads are shorter. It also suffices to determine the length of a longer one.
+_FIRST_BYTES = 64 << 10
+_ALL = 1 << 30
+
+
+def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
+    """Read the heads of unread payloads, and their arrays in the database outside the fields `deferred`.
+
+    Payloads without a tail are read whole. Tails that are kept apart aren't read here. Damage is detected by the
+    decoding.
+    """
+    apart = {uid for (uid,) in tx.tuples(_APART, uids=[row.uid for row in rows])}
+    rest: list[tuple[GroupRow, int]] = []
+    firsts = tx.dialect.read_ranges(tx, [(row.uid, 0, _FIRST_BYTES) for row in rows])
+    for row, first in zip(rows, firsts, strict=True):
+        row.payload = first
+        if first is not None and len(first) == _FIRST_BYTES:
+            whole = row.uid in apart or not has_blocks(first)
+            rest.append((row, _ALL if whole else head_size(first) - _FIRST_BYTES))
+    rest = [(row, size) for row, size in rest if size > 0]
+    parts = tx.dialect.read_ranges(tx, [(row.uid, _FIRST_BYTES, size) for row, size in rest])
+    for (row, _), part in zip(rest, parts, strict=True):
+        row.payload = (row.payload or b"") + (part or b"")
+    here = [row for row in rows if row.uid not in apart and row.payload is not None and has_blocks(row.payload)]
+    _read_arrays(tx, codec, here, deferred)
+
+
+_APART = "SELECT uid FROM rb_payload WHERE uid {in:uids} AND file IS NOT NULL"
+
+
+def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
+    """Read the arrays outside these fields of payloads that are wholly in the database; keep only the heads."""
+    wanted: list[tuple[GroupRow, int, tuple[int, int, int]]] = []
+    for row in rows:
+        assert row.payload is not None
+        end = head_size(row.payload)
+        row.payload, row.tail = row.payload[:end], {}
+        try:
+            arrays = codec.wanted(row.payload, deferred)
+        except DecodeError as error:
+            row.tail = error
+            continue
+        wanted += [(row, at, (row.uid, end + at, size)) for at, size in arrays]
+    parts = tx.dialect.read_ranges(tx, [place for _, _, place in wanted])
+    for (row, at, _), part in zip(wanted, parts, strict=True):
+        row.tail[at] = part or b""

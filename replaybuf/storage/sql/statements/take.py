@@ -33,7 +33,7 @@ from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.past import gone, newest, record
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
@@ -82,13 +82,15 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
 
 
 def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
-    policy = tx.scope.rules.sampler
+    policy, payloads = tx.scope.rules.sampler, not draw.deferred
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
         if policy.is_race and draw.where is not None and source.is_sparse(tx, size):
-            rows = source.read_afresh(tx, size)
+            rows = source.read_afresh(tx, size, payloads=payloads)
         else:
-            rows = source.read(tx, size, policy.order)
+            rows = source.read(tx, size, policy.order, payloads=payloads)
+        if draw.deferred:
+            read_heads(tx, codec, rows, draw.deferred)
         damaged: dict[int, str] = {}
         for row in rows:
             try:
@@ -172,7 +174,7 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     """Return whether a draw depends only on the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
-    return not slowed and rules.sampler.key is None and draw.where is None and not draw.probabilities
+    return not slowed and rules.sampler.key is None and draw.where is None and not (draw.probabilities or draw.deferred)
 
 
 def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:

@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.tasks.handles import handles_of
+from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import is_apart
 
@@ -37,6 +37,8 @@ class PlaceReader:
         self.scope = Scope()
         self.patience = patience
         self.stores: dict[int, PlaceStore] = {}
+        #: The database's URL in handles; a database in memory has none that other processes could use.
+        self.url = database_url(engine)
 
     async def fetch(self, rows: Iterable[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
         """Read the tails of groups whose payloads are kept apart, in another thread.
@@ -102,7 +104,7 @@ class PlaceReader:
         if not deferred:
             return None
         places = {number: store.url for number, store in self.stores.items()}
-        return Deferral(deferred, partial(handles_of, self.scope.database or "", places))
+        return Deferral(deferred, partial(handles_of, self.url, self.scope.database or "", places))
 
 
 def _places(rows: Iterable[GroupRow]) -> set[int]:
