@@ -151,10 +151,9 @@ SEEDS = [(0, 3, 27), pytest.param(range(100, 300), marks=pytest.mark.long)]
 @pytest.mark.parametrize("where", ["header", "schema", "anywhere", "one page", "zeros"])
 def test_a_damaged_file(tmp_path: Path, sound: bytes, where: str, seeds: Sequence[int], figures: Figures) -> None:
     for seed in seeds:
-        for seed in seeds:
-            content = damaged(sound, where, random.Random(f"{where} {seed}"))
-            ledger = use(tmp_path / f"it-{seed}", content, figures)
-            assert refused(ledger) <= {"StorageError", "DecodeError", "AccessError"}, seed
+        content = damaged(sound, where, random.Random(f"{where} {seed}"))
+        ledger = use(tmp_path / f"it-{seed}", content, figures)
+        assert refused(ledger) <= {"StorageError", "DecodeError", "AccessError"}, seed
 
 
 def damaged(sound: bytes, where: str, chance: random.Random) -> bytes:
