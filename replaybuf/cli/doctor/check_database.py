@@ -43,7 +43,7 @@ def check_files(about: Examination) -> Iterator[Finding]:
         what = f"on a network file system ({kind}), where the write-ahead log is unsafe"
         yield problem(what, "a local disk, or PostgreSQL")
     else:
-        yield fine(f"{path.name} and what is beside it can be written")
+        yield fine(f"{path.name} and the files next to it can be written")
 
 
 def check_disk(about: Examination) -> Iterator[Finding]:
