@@ -16,7 +16,7 @@ import pytest
 from replaybuf import FullError
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema import records
+from replaybuf.storage.sql.schema import tables as schema
 from replaybuf.storage.sql.statements import presence
 from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, note_minute
 from replaybuf.storage.sql.tasks import heartbeats
@@ -28,7 +28,7 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
     """What is too old goes, with the first look of a minute; of the history, one note of before stays."""
     monkeypatch.setattr(presence, "MOST_EVENTS", 5)
     now = time.time()
-    tables = (records.history, records.worker)
+    tables = (schema.history, schema.worker)
     async with build(shared_url, keep_checkpoints=None) as buffer:
         for step in range(8):
             await buffer.checkpoint(step)
@@ -37,9 +37,9 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
                 sign = {"started_at": since, "seen_at": since, "ended_at": None, "activity": {}, "waits": []}
                 named = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
-                tx.change(records.worker.insert().values(named | sign))
+                tx.change(schema.worker.insert().values(named | sign))
             for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
-                tx.change(records.history.insert().values(buffer="default", since=int(since), data={}))
+                tx.change(schema.history.insert().values(buffer="default", since=int(since), data={}))
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(note_minute)

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf import Status
 from replaybuf.common.worker_name import working_as
-from replaybuf.storage.sql.schema import records
+from replaybuf.storage.sql.schema import tables as schema
 from tests.presence import views
 from tests.presence.views import count, list_waiters, list_workers, seen, waits_of, workers_of
 from tests.scripts import Script
@@ -43,7 +43,7 @@ async def test_who_only_looks_is_no_worker(shared_url: str, quick: None) -> None
     async with build(shared_url) as buffer:
         assert await buffer.count(TASK, "completed") == 0
         await asyncio.sleep(0.3)
-        for table in (records.worker, records.history):
+        for table in (schema.worker, schema.history):
             assert await count(buffer, table) == 0
 
 
