@@ -4,6 +4,7 @@ Modules for writing are imported by the commands that write, so that listing is 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -169,8 +170,6 @@ def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
 Folder = Annotated[str, argument("FOLDER", "The folder of the snapshot.")]
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into that of its own.")]
 _COPIES = columns("buffer", "file", "groups", "bytes")
-_NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
-_For = Annotated[str | None, option("--policy", f"For a run of another policy: {_NAMES}", metavar="NAME")]
 
 
 @app.command("save")
@@ -212,7 +211,6 @@ def resume(
     folder: Folder,
     output: Out = TEXT,
     buffer: _Loaded = None,
-    policy: _For = None,
     step: Annotated[
         int | None, option("--step", "Make it the checkpoint of this train step, for buffer.restore(N).", min=0)
     ] = None,
@@ -226,7 +224,6 @@ def resume(
     step N goes on by buffer.restore(N).
 
     The snapshot's own policy is taken, whatever it is, and goes on as it would have; build the buffer with it.
-    --policy is for a run that goes on with another one.
 
     All payloads are in the database then: the snapshot isn't needed any more.
 
@@ -243,12 +240,10 @@ def resume(
     target, file = Target.at(url), str(snapshot_file(Path(folder)))
     own_name, saved = saved_buffer(file)
     name = buffer or own_name
-    try:
-        rules = Rules(resolve_policy(wanted)) if (wanted := policy or saved) else Rules()
-    except ConfigError:
-        if policy:
-            raise
-        rules = Rules()  # only the name of a user's own policy is known, which is enough
+    rules = Rules()  # only the name of a user's own policy is known, which is enough
+    if saved:
+        with suppress(ConfigError):
+            rules = Rules(resolve_policy(saved))
 
     async def loaded(storage: SQLStorage, tell: OnProgress) -> None:
         await storage.resume(file, {}, tell)
@@ -261,4 +256,4 @@ def resume(
     _, done = with_bar("loaded", load)
     row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}
     own = Column("policy", "policy", "word")
-    output.rows([row | {"policy": policy or saved}], [*_COPIES, own])
+    output.rows([row | {"policy": saved}], [*_COPIES, own])

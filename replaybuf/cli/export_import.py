@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,12 +30,12 @@ from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.common import units
 from replaybuf.common.progress import OnProgress
-from replaybuf.common.redact import escape_line, redact, redact_path
+from replaybuf.common.redact import escape_line, redact
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import Exported, ExportQuery, export_file, export_lines
 from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
-from replaybuf.files.sources import RolloutFile, is_sqlite
+from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -109,7 +105,7 @@ def export(
         output.rows([row], columns("buffer", "file", "groups", "rollouts", "bytes"))
 
 
-_FromFile = Annotated[str, argument("FILE", "JSONL or Parquet; - for JSONL on stdin.")]
+_FromFile = Annotated[str, argument("FILE", "JSONL or Parquet.")]
 _Imported = Annotated[
     str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
 ]
@@ -152,23 +148,19 @@ def import_(
     Examples:
       replaybuf import run.db rollouts.jsonl --dry-run
       replaybuf import run.db completions.parquet --as-task math --field response=completion
-      zcat old.jsonl.gz | replaybuf import run.db -
     """
     wanted = ImportOptions(task, status_of(status), partial, again, dry_run)
     mapped = ColumnMapping(_fields(field), as_task, status_of(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
-    _check_order(url, file)
-    with _file(file) as path:
-        source = RolloutFile(path, mapped)
-        there = exists(target)
+    source, there = RolloutFile(file, mapped), exists(target)
 
-        def work(tell: OnProgress) -> Imported:
-            # A dry run without a database imports into an empty one in memory.
-            into = target.url if there or not dry_run else "memory://"
-            return on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
+    def work(tell: OnProgress) -> Imported:
+        # A dry run without a database imports into an empty one in memory.
+        into = target.url if there or not dry_run else "memory://"
+        return on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
 
-        found = with_bar("imported", work, counting="read")[0].found
-    _tell(found, output, file)
+    found = with_bar("imported", work, counting="read")[0].found
+    _tell(found, output)
     if found.groups or not output.for_people:
         names = ("task_name", "status", "groups", "rollouts", "there", "new")
         output.rows(_rows(target.where, name, found), columns(*names, there="there before"))
@@ -176,51 +168,27 @@ def import_(
         output.note("nothing was imported (--dry-run)")
 
 
-def _check_order(url: str, file: str) -> None:
-    """Raise InputError if the arguments are swapped: a file of rows in the place of the database."""
-    with suppress(OSError):  # an unreadable file: opening it reports the error
-        if Path(url).is_file() and not is_sqlite(Path(url)):
-            url, file = redact_path(url), redact_path(file)
-            raise InputError(
-                f"{url!r:.200} is a file, but no SQLite database; did you swap URL and FILE? The URL comes first: "
-                f"replaybuf import {file:.200} {url:.200}"
-            )
-
-
-@contextmanager
-def _file(file: str) -> Iterator[str]:
-    """Yield the path of the file; stdin is copied to a temporary file, because the import reads it twice."""
-    if file != "-":
-        yield file
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "stdin"
-        with path.open("wb") as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-        yield str(path)
-
-
 def _fields(fields: list[str] | None) -> dict[str, str]:
     mapping: dict[str, str] = {}
-    for one in fields or ():
-        ours, sign, theirs = one.partition("=")
+    for text in fields or ():
+        ours, sign, theirs = text.partition("=")
         if not (ours and sign and theirs):
-            raise typer.BadParameter(f"{redact(one)!r} is no mapping; write response=completion.", param_hint="--field")
+            raise typer.BadParameter(
+                f"{redact(text)!r} is no mapping; write response=completion.", param_hint="--field"
+            )
         mapping[ours] = theirs
     return mapping
 
 
-def _tell(found: Survey, output: Output, file: str) -> None:
-    for (
-        notice,
-        count,
-    ) in found.notices.items():  # also with machine-readable output, in which such groups don't stand out
+def _tell(found: Survey, output: Output) -> None:
+    # Also with machine-readable output, in which such groups don't stand out.
+    for notice, count in found.notices.items():
         text = f"Note: {notice} ({units.number_of(count, 'group')}, the first at {found.examples[notice]})"
         typer.echo(escape_line(text), err=True)
     if found.ends is not None:
         output.note(f"{found.ends}; what is before it is imported")
     if not found.groups:
-        output.note("there are no such groups in the file" if file != "-" else "there are no such groups")
+        output.note("there are no such groups in the file")
 
 
 def _rows(where: str, buffer: str, found: Survey) -> list[dict[str, Any]]:

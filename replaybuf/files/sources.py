@@ -177,12 +177,6 @@ _OTHERS: Final = {
 _FILLED: Final = (".gz", ".parquet")
 
 
-def is_sqlite(path: Path) -> bool:
-    """Return whether a file is a SQLite database (an empty file may become one). OSError when it can't be read."""
-    with path.open("rb") as raw:
-        return raw.read(len(_SQLITE)) in (b"", _SQLITE)
-
-
 #: Exceptions of readers about unforeseen content.
 _UNFORESEEN: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError)
 
