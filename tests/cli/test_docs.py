@@ -22,7 +22,7 @@ from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS, LIVE
 from tests.pages import DOCS
 
-#: Its output is measured: tests/bench/test_page.py.
+#: Its output is measured: tests/bench/test_bench.py.
 MEASURING = [("bench",)]
 
 PAGES = [DOCS / "outages.md", DOCS / "cli.md"]

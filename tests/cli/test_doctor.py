@@ -29,7 +29,7 @@ from tests.cli.doctored import (
     wrong,
 )
 from tests.cli.example import fill_busy
-from tests.cli.test_db import execute
+from tests.cli.test_help import execute
 from tests.contract.harness import group
 from tests.postgres import new_database, new_url
 

@@ -39,7 +39,7 @@ NEAR = {
     "failover": (
         "tests/test_hosts.py",
         "tests/faults/test_postgres_connections.py",
-        "tests/storage/test_engines.py",
+        "tests/storage/test_schema.py",
         "tests/cluster",
     ),
     "prompts": ("tests/produce", "-k", "not postgres"),

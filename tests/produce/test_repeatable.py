@@ -15,8 +15,7 @@ import pytest
 
 from replaybuf import Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler, reward_varies
-from tests.produce.clock import Clock, ClockedLoop
-from tests.produce.laws import ids, items_of
+from tests.produce.laws import Clock, ClockedLoop, ids, items_of
 from tests.produce.scripted import Script, Told, prompts
 from tests.stores import TASK, build
 

@@ -22,7 +22,7 @@ from replaybuf.web.ask import Ask
 from replaybuf.web.pages import PAGES
 from replaybuf.web.server import MIN_TOKEN, READ_SECONDS, check_token, is_loopback
 from replaybuf.web.tables import Table, table_of
-from tests.cli.test_db import execute
+from tests.cli.test_help import execute
 from tests.pages import Page
 from tests.web.conftest import Client, client_of
 from tests.web.test_pages import PATHS
