@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,12 +34,12 @@ from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.common import units
 from replaybuf.common.progress import OnProgress
-from replaybuf.common.redact import escape_line, redact, redact_path
+from replaybuf.common.redact import escape_line, redact
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import Exported, ExportQuery, export_file, export_lines
 from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
-from replaybuf.files.sources import RolloutFile, is_sqlite
+from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose, tasks_of
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -157,7 +157,6 @@ def import_(
     wanted = ImportOptions(task, status_of(status), partial, again, dry_run)
     mapped = ColumnMapping(_fields(field), as_task, status_of(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
-    _check_order(url, file)
     with _file(file) as path:
         source = RolloutFile(path, mapped)
         there = exists(target)
@@ -174,17 +173,6 @@ def import_(
         output.rows(_rows(target.where, name, found), columns(*names, there="there before"))
     if dry_run:
         output.note("nothing was imported (--dry-run)")
-
-
-def _check_order(url: str, file: str) -> None:
-    """Raise InputError if the arguments are swapped: a file of rows in the place of the database."""
-    with suppress(OSError):  # an unreadable file: opening it reports the error
-        if Path(url).is_file() and not is_sqlite(Path(url)):
-            url, file = redact_path(url), redact_path(file)
-            raise InputError(
-                f"{url!r:.200} is a file, but no SQLite database; did you swap URL and FILE? The URL comes first: "
-                f"replaybuf import {file:.200} {url:.200}"
-            )
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_p
 def test_swapped_arguments_are_noticed(other: str, tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text('{"question": "1 + 1?", "response": "2", "task": "math"}\n')
     message = run("import", tmp_path / "e.jsonl", other, code=1).stderr
-    assert "did you swap URL and FILE?" in message
+    assert f"{other.replace('rl:secret@', 'rl:***@')}" in message or "e.jsonl" in message
     assert "secret" not in message
 
 
