@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.common.checks import check_history, check_seconds, check_task_name
+from replaybuf.common.checks import check_seconds, check_task_name
 from replaybuf.common.passwords import PasswordFunction, password_function
 from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import ConfigError, InputError, MissingDriverError
@@ -119,8 +119,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Bounds the groups of a task, or the completed ones (`on_full`)."""
 
     on_full: OnFull = "evict"
-    """What happens to the put of one group more than `capacity`: "evict" removes groups for it; with "block" it waits,
-    and with "reject" it is refused, and only completed groups count."""
+    """A put of one group more than `capacity` removes others ("evict"), waits ("block") or is refused ("reject"). Only
+    completed groups count with the latter two."""
 
     remover: str | ReplayPolicy | type[ReplayPolicy] = "fifo"
     """The policy whose first groups are evicted."""
@@ -144,13 +144,13 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     task, or an age (a timedelta, or a text such as "12h" or "7d")."""
 
     unfit: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
-    """The same for FILTERED and FAILED groups, per status, which don't count for the capacity and are never evicted. By
-    default, groups that are put or set aside stay, and groups that a produce strategy filters aren't stored."""
+    """The retention of FILTERED and FAILED groups, per status. They don't count for the capacity and are never evicted.
+    By default, groups that are put or set aside stay, and groups that a produce strategy filters aren't stored."""
 
     max_deliveries: int = 5
     """A group is set aside as FAILED after this many failed deliveries; 0 means no limit."""
 
-    keep_checkpoints: int | None = KEEP_CHECKPOINTS
+    keep_checkpoints: int | None = Field(default=KEEP_CHECKPOINTS, ge=1)
     """The number of last step checkpoints that are kept (None: all)."""
 
     durability: Literal["normal", "full"] = "normal"
@@ -165,7 +165,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Groups with fewer bytes of arrays, tensors and images keep them in the database."""
 
     compression: Literal["none", "zstd"] = "none"
-    """How payloads are compressed."""
+    """With "zstd", payloads are compressed; this needs the package zstandard."""
 
     lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
     """Bounds the wait for a lock, in seconds."""
@@ -179,7 +179,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     password; it is called before each new connection, in a thread or loop of the buffer's own."""
 
     allow_network_filesystem: bool = False
-    """Whether a SQLite file may be on a network file system, whose locks often don't work."""
+    """Allows a SQLite file on a network file system, whose locks often don't work."""
 
     if TYPE_CHECKING:
         rollout_type: type[R] = RolloutState  # type: ignore[assignment]
@@ -201,7 +201,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """If a reward is a dict, means, orders and SQL use this part; all parts are stored, and are in SQL, too."""
 
     tensors: Literal["torch", "numpy"] = "torch"
-    """Whether torch tensors are read as tensors, or as arrays."""
+    """Torch tensors are read as tensors ("torch"), or as arrays ("numpy")."""
 
     object_refs: Literal["ref", "value"] = "ref"
     """Ray ObjectRefs are stored by value and read as new ones, or as values."""
@@ -210,7 +210,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """A put waits for the objects of ObjectRefs for up to so many seconds."""
 
     free_object_refs: bool = False
-    """Whether a put then replaces the ObjectRefs in the caller's rollouts by None: Ray can delete their objects."""
+    """A put then replaces the ObjectRefs in the caller's rollouts by None, so that Ray can delete their objects."""
 
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
     """Store values of other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a
@@ -219,7 +219,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     worker: str | None = None
     """The name recorded with this process's puts and draws, for `worker` in queries and SQL; by default "host:pid"."""
 
-    history: int | None = HISTORY
+    history: int | None = Field(default=HISTORY, ge=0)
     """The number of last draws whose groups, worker and train step stay on record (None: all)."""
 
     @field_validator("url")
@@ -247,7 +247,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         password = None if self.password is None else password_function(self.password)
         try:
             check_task_name(self.name, "name")
-            check_history(self.history)
             rollout_type = RolloutType(
                 self.rollout_type,
                 types=self.types,

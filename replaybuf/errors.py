@@ -177,8 +177,8 @@ class UnreachableError(StorageError, ConnectionError):
         "pool busy": "All connections of the buffer were in use for too long.",
         "credentials": "A certificate, or the password, of a new connection can't be had at the moment.",
         "no primary": "None of the servers that the URL names is the one that it asks for, at the moment.",
-        "standby awaited": "A commit waits for a synchronous standby of the server that isn't there, or is far behind. "
-        "If `in_doubt`, the primary has it, and would lose it if it is lost itself before a standby has it.",
+        "commit unanswered": "A commit had no answer in time, perhaps as it waits for a synchronous standby that isn't "
+        "there. If the primary has it, it would lose it if it is lost itself before a standby has it.",
     }
 
 

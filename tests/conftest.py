@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.compiled import share_compiled_definitions
-from tests.faults.summary import Summary
+from tests.faults.figures import Summary
 from tests.matrix import mark_fast, mark_long
 from tests.postgres import Databases, new_database, new_urls, running_server
 

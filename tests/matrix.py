@@ -56,6 +56,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("bench/test_bench.py::*", ("sqlite",)),
     ("chunks/test_races.py::*chunk_is_made_once*", ("postgresql",)),
     ("chunks/*restart*", ("sqlite",)),
+    ("chunks/*test_death__*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
     ("reverb/*checkpoint*", ("sqlite",)),
     ("reverb/*other_processes*", ("sqlite",)),
@@ -65,26 +66,21 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("reverb/*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_odd_loops.py::*", _STRATEGY),
-    ("produce/test_pauses.py::*", _STRATEGY),
-    ("produce/test_staleness_in_production.py::*", _STRATEGY),
-    ("produce/test_tail_batches.py::*", _STRATEGY),
-    ("produce/test_async.py::*", _STRATEGY),
-    ("produce/test_sync.py::*", _STRATEGY),
+    ("produce/test_strategies.py::*", _STRATEGY),
     ("produce/test_records.py::*", _STRATEGY),
+    ("produce/test_staleness_in_production.py::*", _STRATEGY),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
     ("produce/test_workers.py::*", _STRATEGY),
-    ("produce/test_worker_ends.py::*", _STRATEGY),
-    ("produce/test_repeatable.py::*", _STRATEGY),
+    ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_produce_processes.py::*sqlite-work-partial*", ("sqlite",)),
     ("produce/test_produce_processes.py::*postgresql-produce-sync*", ("postgresql",)),
     ("produce/test_produce_processes.py::*once_though*", ()),
     ("produce/test_produce_processes.py::*", ("postgresql",)),
+    ("produce/test_sampler.py::*restore*", ("postgresql",)),
+    ("produce/test_sampler.py::*another_process*", ("sqlite",)),
     ("produce/test_sampler.py::*", _STRATEGY),
-    ("produce/test_train_state.py::*restore*", ("postgresql",)),
-    ("produce/test_train_state.py::*another_process*", ("sqlite",)),
-    ("produce/test_train_state.py::*", _STRATEGY),
     ("xtuner/test_expired_before.py::*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*refresh*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*resumes_in_place*", _DATABASES),
@@ -113,8 +109,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("processes/test_processes.py::test_a_consumer_that_dies*", ("postgresql",)),
     ("processes/test_processes.py::test_a_database_of_a_dead*", ("sqlite",)),
     ("processes/test_leases.py::*", ("postgresql",)),
-    ("presence/test_workers.py::*killed*", ("postgresql",)),
-    ("presence/test_workers.py::*any_text*x1b*", _DATABASES),
+    ("presence/test_records.py::*killed*", ("postgresql",)),
+    ("presence/test_records.py::*any_text*x1b*", _DATABASES),
     ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
     *(
         (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
@@ -156,7 +152,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         (f"cli/test_ls.py::*{law}*", _DATABASES)
         for law in ("where_is", "order_by", "same_types", "shown_with", "one_b")
     ),
-    ("cli/test_mistakes.py::*sql -*", _DATABASES),
+    ("cli/test_help.py::*sql -*", _DATABASES),
+    *((f"cli/test_help.py::*{law}*", _DATABASES) for law in ("older_schema", "upgrade")),
     *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("escape", "help", "ls", "mistakes", "show")),
     *(
         (f"web/test_pages.py::*{law}*", _DATABASES)
@@ -165,11 +162,12 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("web/test_pages.py::test_groups*", _DATABASES),
     ("web/test_pages.py::test_a_group_shows*", _DATABASES),
     *((f"web/test_sql.py::*{law}*", ("sqlite",)) for law in ("hostile", "csv", "mistake", "nothing", "last_step")),
-    ("web/test_tables.py::*facet*", _DATABASES),
-    ("web/test_behind_a_proxy.py::*cant_be_read*", _DATABASES),
-    *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "tables", "behind_a_proxy")),
+    ("web/test_page.py::*facet*", _DATABASES),
+    ("web/test_page.py::*cant_be_read*", _DATABASES),
+    ("web/test_page.py::*password*", _DATABASES),
+    *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "page")),
     ("demo/test_demo_run.py::test_groups_of_others*", ("sqlite",)),
-    ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     *((f"places/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "files.py::test_a_writer_that")),
     ("places/test_buffers.py::test_bytes_are_on_the_disk*", _DATABASES),
@@ -207,12 +205,12 @@ _LONG = (
     *(f"contract/test_postgres.py::*::test_{law}*" for law in ("draws_go_on_as", "a_buffer_can_be_restored_a")),
     "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
     "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
-    "cli/test_ends.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
+    "cli/test_watch.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
     "cli/test_why.py::test_the_reason_is_named*postgres-*",  # on SQLite: the reason is found by the same rules
     "cli/test_why.py::test_leases_of_a_predecessor*postgres*",  # on SQLite: who holds a lease is told by the same rule
-    "demo/test_demo_kills.py::test_killed_at_each_point*",  # random moments, in an example
-    "demo/test_demo_kills.py::test_killed_at_random*",  # examples
-    "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
+    "demo/test_demo_run.py::test_killed_at_each_point*",  # random moments, in an example
+    "demo/test_demo_run.py::test_killed_at_random*",  # examples
+    "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "demo/test_demo_run.py::test_a_run_may_be_cut*",
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
@@ -245,12 +243,12 @@ _LONG = (
     "faults/test_postgres_connections.py::test_a_lease_ends_once*give_back*",
     "faults/test_postgres_connections.py::test_a_take_hands_out_once*ended by the server*",
     *(f"faults/test_cancelled.py::*done_or_undone?postgresql-{name}*" for name in ("acknowledge", "restore", "lease")),
-    *(f"faults/test_closed_loops.py::*postgresql-{name}*" for name in ("take", "acknowledge")),  # on SQLite
+    *(f"faults/test_cancelled.py::*loop*postgresql-{name}*" for name in ("take", "acknowledge")),  # on SQLite
     # Each of the calls once, committed or not
     *(f"faults/test_postgres_restarts.py::*not_told_comes*{case}?" for case in ("get-False", "lease_batch-True")),
     "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_limits_in_production.py
-    "faults/test_closed_loops.py::*postgresql-refresh*",
-    "faults/test_closed_loops.py::*postgresql-lease*",
+    "faults/test_cancelled.py::*loop*postgresql-refresh*",
+    "faults/test_cancelled.py::*loop*postgresql-lease*",
 )
 
 #: Contracts of which each law is tested by default, but only with its first case: a SQLite file has the others.
@@ -304,14 +302,14 @@ _FAST = (
     "storage/test_checkpoints.py",
     "storage/test_same_draws.py",
     "test_config.py",
-    "test_redact.py",
+    "test_common.py",
 )
 _SLOW = (
     "chunks/test_races.py",
-    "produce/test_jsonl.py",
+    "produce/test_sources.py",
     "produce/test_produce_processes.py",
     "produce/test_records.py",
-    "produce/test_repeatable.py",
+    "produce/test_hooks.py",
     "produce/test_sources.py",
     "produce/test_worker",
 )

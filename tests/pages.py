@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import io
+import logging
 import os
 import re
 from pathlib import Path
@@ -64,6 +65,9 @@ class Page:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(self._beginning, namespace)
+            for handler in logging.root.handlers:  # threads of earlier tests may log, too
+                if getattr(handler, "stream", None) is printed:
+                    handler.addFilter(logging.Filter("replaybuf"))
             compiled = compile(code, self.path.stem, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             running = eval(compiled, namespace)
             if inspect.iscoroutine(running):

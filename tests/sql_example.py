@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, insert
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.storage.reports import ACTIVITIES
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, event, worker
+from replaybuf.storage.sql.schema.tables import ACTIVITY_SECONDS, event, worker
 from tests.storage.test_schema import run
 
 STEPS = (411, 412, 413)

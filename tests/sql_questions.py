@@ -83,10 +83,4 @@ SELECT task_name, count(*) AS groups, sum(CASE WHEN lowest = highest THEN 1 ELSE
   FROM (SELECT uid, task_name, min(reward) AS lowest, max(reward) AS highest
           FROM rollouts WHERE status = 'completed' GROUP BY uid, task_name) AS spread
  GROUP BY task_name ORDER BY task_name
-
-# Responses
-
-How long are responses, and how many were cut off?
-SELECT finish_reason, count(*) AS rollouts, avg(response_tokens) AS tokens, avg(reward) AS reward
-  FROM rollouts GROUP BY finish_reason ORDER BY finish_reason
 """)

@@ -1,22 +1,37 @@
-"""Connections to PostgreSQL that stay open between transactions."""
+"""PostgreSQL's pool of connections, and the rights of roles."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import re
+import shlex
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy import make_url
 
+from replaybuf import ReplayBuffer, Status
+from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine import postgres_pool
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.errors import is_lost
 from replaybuf.storage.sql.engine.postgres_pool import MOST_CONNECTIONS, Pool, UnreachableError
 from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.bad_input.calls import refused_put
+from tests.cli.conftest import run
+from tests.pages import DOCS
+from tests.postgres import execute, new_database
 from tests.reasons import because
-from tests.stores import until
+from tests.stores import TASK, build, fill, group, numbers_of, until
+from tests.web.conftest import client_of
+from tests.web.example import fill as fill_example
 
 
 @pytest.fixture
@@ -150,3 +165,133 @@ def test_one_whose_end_is_still_to_come_counts_as_lost() -> None:
     """asyncpg has heard why the server ends it, and refuses to send more, but doesn't know that it is closed."""
     error = asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
     assert is_lost(error, connected=True)
+
+
+TEXT = (DOCS / "operating.md").read_text("utf-8")
+GRANTS = {
+    re.search(r"CREATE ROLE (\w+)", block)[1]: block  # type: ignore[index]
+    for block in re.findall(r"(?ms)^```sql\n(.*?)^```", TEXT)
+    if "CREATE ROLE" in block
+}
+
+
+@contextlib.contextmanager
+def granted(database: str, role: str, *, more: str = "") -> Iterator[str]:
+    """The URL of a database for a role with what the page grants it. Its name goes on, since roles are the server's."""
+    name = f"{role}_{uuid.uuid4().hex[:8]}"
+    execute(database, re.sub(rf"\b{role}\b", name, GRANTS[role] + more))
+    try:
+        yield make_url(database).set(username=name).render_as_string(hide_password=False)
+    finally:
+        execute(database, f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.fixture(scope="module")
+def made(postgres_url: str) -> Iterator[str]:
+    """A database whose owner has made the tables; each test has a buffer of its own there."""
+    with new_database(postgres_url) as database:
+        run("doctor", database, "--upgrade")
+        yield database
+
+
+@pytest.fixture
+def trainer(made: str) -> Iterator[str]:
+    with granted(made, "trainer") as url:
+        yield url
+
+
+async def test_a_trainer_does_all_that_a_run_does(trainer: str, tmp_path: Path) -> None:
+    async with build(trainer, archive=10, unfit=10, keep_checkpoints=2) as buffer:
+        await fill(buffer, 6)
+        await buffer.checkpoint(1)
+        async with buffer.lease_batch({TASK: 2}, current_train_step=1) as lease:
+            assert numbers_of(lease.batch[TASK]) == [0, 1]
+        async with buffer.lease_batch({TASK: 1}, current_train_step=1) as lease:
+            await lease.give_back()
+        await buffer.update({}, tags={"seen": True})
+        await buffer.refresh_staleness(task_stale_thresholds={TASK: 4}, current_train_step=2)
+        await buffer.restore(1)
+        assert await buffer.count(TASK, Status.COMPLETED) == 6
+        await buffer.put(group(9, status=Status.FAILED), TASK)
+        await buffer.delete({"status": "failed"})
+        assert len(numbers_of(await buffer.get(9, TASK))) == 6
+        await buffer.save(tmp_path / "saved")
+        assert [item async for item in buffer.find({"status": "archived"})] != []
+    async with build(trainer, name="resumed") as buffer:
+        await buffer.resume(tmp_path / "saved")
+
+
+#: What looks at a run, and what it says of it.
+LOOKS = [
+    "stats",
+    "stats --format prometheus",
+    "ls",
+    "why",
+    "show --worst 1",
+    "trace step 430",
+    "sql 'SELECT count(*) FROM groups'",
+    "checkpoint ls",
+]
+
+
+@pytest.fixture(scope="module")
+def viewer(postgres_url: str) -> Iterator[str]:
+    with new_database(postgres_url) as database:
+        asyncio.run(fill_example(database))
+        with granted(database, "viewer") as url:
+            yield url
+
+
+def test_a_viewer_sees_what_there_is(viewer: str) -> None:
+    """By commands, and on the page."""
+    for command in LOOKS:
+        name, *arguments = shlex.split(command)
+        place = 1 if name == "checkpoint" else 0
+        found = run(name, *arguments[:place], viewer, *arguments[place:])
+        assert found.stdout
+        assert "permission" not in found.output
+    client = client_of(viewer)
+    for page in ("", "groups", "groups/1", "steps", "steps/430", "workers", "checkpoints", "events", "metrics"):
+        assert client.get(f"/{page}").status_code == 200, page
+
+
+def test_the_doctor_finds_no_damage_as_a_viewer(viewer: str) -> None:
+    assert "damaged" not in run("doctor", viewer, code=None).stdout
+
+
+async def test_a_viewer_changes_nothing(viewer: str) -> None:
+    calls: list[Callable[[ReplayBuffer], Any]] = [
+        lambda buffer: buffer.put(group(1), TASK),
+        lambda buffer: buffer.get(1, "math"),
+        lambda buffer: buffer.delete({}),
+        lambda buffer: buffer.checkpoint(9),
+    ]
+    before = open_reader(viewer)
+    counted = await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group"))
+    async with build(viewer) as buffer:
+        for call in calls:
+            with pytest.raises(AccessError, match=r"permission denied for (table|sequence) rb_\w+; let the owner"):
+                await call(buffer)
+    assert await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == counted
+
+
+#: A right that is missing, and the sentence of a put, a take or the opening.
+LACKING = {
+    "REVOKE INSERT ON rb_payload FROM trainer": "permission denied for table rb_payload; let the owner",
+    "REVOKE SELECT ON rb_version FROM trainer": "permission denied for table rb_version; let the owner",
+    "REVOKE ALL ON SEQUENCE rb_uid FROM trainer": "permission denied for sequence rb_uid; let the owner",
+    "ALTER ROLE trainer NOLOGIN": 'role "trainer" is not permitted to log in; create the role if it',
+}
+
+
+@pytest.mark.parametrize("revoked", LACKING)
+async def test_a_right_that_is_missing_is_named(made: str, revoked: str) -> None:
+    with granted(made, "trainer", more=f";{revoked}") as url:
+        message = re.sub(r"\btrainer_\w+", "trainer", str(await refused_put(url, AccessError)))
+    assert LACKING[revoked] in message
+
+
+async def test_who_may_not_make_the_tables_is_told_who_does(postgres_database: str) -> None:
+    with granted(postgres_database, "trainer") as url:
+        error = await refused_put(url, AccessError)
+    assert "let the owner make the tables (replaybuf doctor URL --upgrade)" in str(error)

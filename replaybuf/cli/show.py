@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf.cli.app import TEXT, Buffer, OfTask, Out, Url, Where, argument, option, whole_number
+from replaybuf.cli.commands import TEXT, Buffer, OfTask, Out, Url, Where, argument, option, whole_number
 from replaybuf.cli.groups import ARCHIVE, gone_of, query_of
 from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_table, write
 from replaybuf.common import units

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from replaybuf.buffer.metrics import TOTALS
-from replaybuf.cli.app import TEXT, Buffer, Url, format_option
+from replaybuf.cli.commands import TEXT, Buffer, Url, format_option
 from replaybuf.cli.groups import trainer_text
 from replaybuf.cli.output import Output, print_line, print_table, write
 from replaybuf.common import units

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.app import (
+from replaybuf.cli.commands import (
     TEXT,
     OneBuffer,
     Out,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf.cli import stats, why
-from replaybuf.cli.app import Buffer, Url, option
+from replaybuf.cli.commands import Buffer, Url, option
 from replaybuf.cli.output import console, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line

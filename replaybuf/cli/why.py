@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from replaybuf.cli.app import (
+from replaybuf.cli.commands import (
     TEXT,
     Buffer,
     Out,

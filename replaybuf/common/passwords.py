@@ -69,7 +69,7 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
     name = name_of(function)
     try:
         async with asyncio.timeout(seconds) as limit:
-            answer = await in_thread(function)
+            answer = await in_daemon_thread(function)
             if inspect.isawaitable(answer):
                 answer = await answer
     except Exception as error:
@@ -83,7 +83,7 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
     return answer
 
 
-async def in_thread(function: Callable[[], T]) -> T:
+async def in_daemon_thread(function: Callable[[], T]) -> T:
     """Return the result of a blocking function, run in a daemon thread, which doesn't delay the end of the process."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     answers: list[T] = []  # not a future's result, which asyncio's debug log would show
@@ -97,7 +97,7 @@ async def in_thread(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=call, name="replaybuf-password", daemon=True).start()
+    threading.Thread(target=call, name="replaybuf-blocking", daemon=True).start()
     await done.wait()
     if errors:
         raise errors[0]

@@ -202,8 +202,15 @@ class PrioritizedPolicy(ReplayPolicy):
     order = (OrderTerm(PRIORITIZED), OrderTerm("timestamp_id"))
 
 
+class LowestPriorityPolicy(ReplayPolicy):
+    """Lowest priority first, then oldest."""
+
+    name = "lowest_priority"
+    order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
+
+
 class StalenessPolicy(ReplayPolicy):
-    """Most stale first, then oldest: old data is used before it expires."""
+    """By the oldest model step, without one last, then oldest: old data is used before it expires."""
 
     name = "staleness"
     order = (OrderTerm("staleness", descending=True), OrderTerm("timestamp_id"))

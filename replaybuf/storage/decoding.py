@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json
 
+from replaybuf.common.passwords import in_daemon_thread
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.storage.places.owners import local_url, open_place, recognise
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent
@@ -127,12 +128,12 @@ def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIEN
 
 
 async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
-    """Return `function()`, run in its own thread, which may hang as long as a mount does.
+    """Return `function()`, run in a daemon thread of its own, which may hang as long as a mount does.
 
     Raises PayloadStoreError after `patience` seconds.
     """
     try:
-        return await asyncio.wait_for(asyncio.to_thread(function), patience)
+        return await asyncio.wait_for(in_daemon_thread(function), patience)
     except TimeoutError as error:
         raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
 

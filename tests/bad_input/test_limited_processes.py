@@ -15,7 +15,7 @@ from tests.stores import build, fill, take_all
 BEGINNING = """
 import resource, shutil, signal, tempfile, pytest
 from typer.testing import CliRunner
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from replaybuf.errors import AccessError, StorageError
 """
 

@@ -21,7 +21,7 @@ from tests.cli.conftest import run
 from tests.faults.test_postgres_connections import END_ALL
 from tests.postgres import execute
 from tests.stores import TASK, fill
-from tests.test_postgres_page import program
+from tests.test_pages import program
 from tests.web.conftest import client_of
 
 SECRET = "t0ken-geheim"

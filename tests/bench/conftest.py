@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ def bench(url: str, *options: object, code: int | None = 0) -> Any:
 
 def left_behind(url: str) -> dict[str, int]:
     """The number of rows that there are in tables of groups and buffers, where there are any."""
+    if url.startswith("sqlite") and not Path(url.removeprefix("sqlite:///")).exists():
+        return {}
     tables = (
         "group",
         "payload",

@@ -1,4 +1,4 @@
-"""`replaybuf bench`: real processes on a real database."""
+"""The load of `bench`: its figures, limits and page."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import asyncio
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from replaybuf.cli.bench.report import print_results
-from replaybuf.errors import ReplayBufError
+from replaybuf.cli.bench.load import BenchSettings, GroupMaker, parse_group
+from replaybuf.cli.bench.report import ledger_of, passed, print_results, quantiles
+from replaybuf.cli.bench.run import Outcome
+from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bench.conftest import bench, left_behind
 from tests.cli.conftest import run, start
+from tests.pages import DOCS
 from tests.stores import build, fill
 
 FIGURES = {"count", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms"}
@@ -48,6 +53,7 @@ def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str, capsys: py
     print_results(cut_off)
     assert "failed     the database can't be read any more" in capsys.readouterr().out
     assert left_behind(url) == {}
+    assert url.startswith("postgresql") or not list(Path(url.removeprefix("sqlite:///")).parent.glob("*.db*"))
 
 
 def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(url: str) -> None:
@@ -159,3 +165,95 @@ def test_a_load_whose_parent_is_killed_ends(url: str) -> None:
     process.communicate(timeout=60)
     _, alive = psutil.wait_procs(there, timeout=45)
     assert not alive
+
+
+@pytest.mark.parametrize(
+    ("found", "ends_well"),
+    [
+        ({}, True),
+        ({"errors": [{"count": 1}]}, False),
+        ({"failed": ["worker 3: it was killed"]}, False),
+        ({"notes": ["the database can't be read any more"]}, False),
+        ({"ledger": {"balanced": False}}, False),
+        ({"ledger": {"balanced": None}}, True),
+    ],
+)
+def test_errors_deaths_and_lost_groups_fail_a_load(found: dict[str, Any], ends_well: bool) -> None:
+    assert passed({"errors": [], "failed": [], "notes": [], "ledger": {"balanced": True}, **found}) == ends_well
+
+
+def test_a_group_is_what_was_asked_for_and_no_two_are_the_same() -> None:
+    settings = BenchSettings("", "", rollouts=3, tokens=50)
+    made = [GroupMaker(settings, worker).make() for worker in (0, 1) for _ in range(1)]
+    made += [one for maker in [GroupMaker(settings, 2)] for one in (maker.make(), maker.make())]
+    assert [len(group) for group in made] == [3, 3, 3, 3]
+    assert {len(rollout.response_ids) for group in made for rollout in group} == {50}
+    assert len({rollout.rollout_id for group in made for rollout in group}) == 12
+
+
+@pytest.mark.parametrize("text", ["", "8", "8x", "x4000", "0x10", "8x4000x2", "8x4000000"])
+def test_what_is_no_group_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_group(text)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workers": 0},
+        {"seconds": 0.0},
+        {"take": 64, "most": 63},
+    ],
+)
+def test_what_could_measure_nothing_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        BenchSettings("", "", **settings).check()
+
+
+@pytest.mark.parametrize(
+    ("put", "taken", "left", "lost", "doubled"),
+    [([1, 2, 3], [1, 2], [3], 0, 0), ([1, 2, 3], [1], [3], 1, 0), ([1, 2], [1, 2], [2], 0, 1), ([], [], [], 0, 0)],
+)
+def test_the_ledger_finds_what_was_lost_and_doubled(
+    put: list[int], taken: list[int], left: list[int], lost: int, doubled: int
+) -> None:
+    outcome = Outcome(BenchSettings("", ""), "", left=left)
+    outcome.reports["worker"].put, outcome.reports["trainer"].taken = put, taken
+    found = ledger_of(outcome)
+    assert (found["lost"], found["doubled"], found["balanced"]) == (lost, doubled, not (lost or doubled))
+
+
+def test_quantiles_are_by_nearest_rank() -> None:
+    found = quantiles([n / 1000 for n in range(100, 0, -1)])
+    assert found == {
+        "count": 100,
+        "mean_ms": pytest.approx(50.5),
+        "p50_ms": 51,
+        "p90_ms": 91,
+        "p99_ms": 100,
+        "max_ms": 100,
+    }
+
+
+_PAGE = (DOCS / "large-runs.md").read_text("utf-8")
+_SHOWN = re.search(r"(?ms)^```\n(\d+ workers .*?)^```$", _PAGE)
+_ROW = re.compile(r"^(?:(\w+) {2,}|([a-z][\w ,.]*?) {2,}(?=\d))")
+
+
+def rows(page: str) -> list[str]:
+    """The names of the rows of a page of results, in order."""
+    found = [_ROW.match(line) for line in page.splitlines()]
+    return [(match[1] or match[2]).strip() for match in found if match]
+
+
+def test_the_page_of_documentation_shows_what_a_load_prints(tmp_path: Path) -> None:
+    small = ("--workers", 2, "--trainers", 1, "--group", "1x8", "--take", 4, "--rate", 50, "--leases", "--groups", 9)
+    page = run("bench", f"sqlite:///{tmp_path}/bench.db", *small).stdout
+    assert re.search(r"^ledger +18 put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
+    assert _SHOWN is not None
+    assert rows(_SHOWN[1]) == rows(page)
+
+
+@pytest.mark.parametrize("row", ["put", "take", "groups", "waits", "ledger", "errors"])
+def test_every_row_is_explained(row: str) -> None:
+    assert re.search(rf"^\| (`\w+`, )*`{row}`", _PAGE, re.M)

@@ -1,17 +1,36 @@
-"""Several named buffers in one database: none sees, counts, evicts or moves the groups of another."""
+"""The buffer's calls: what they return and refuse."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+import inspect
+import warnings
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from replaybuf import ConfigError, FullError, LeaseLostError, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.errors import ConflictError, InputError
+import replaybuf
+from replaybuf import (
+    ConfigError,
+    FullError,
+    Lease,
+    LeaseLostError,
+    Prompt,
+    ReplayBuffer,
+    ReplayBufferConfig,
+    RolloutState,
+    Status,
+)
+from replaybuf.buffer.drawing import DrawOptions, DrawRequest
+from replaybuf.buffer.putting import Putting
+from replaybuf.buffer.sync import SyncReplayBuffer
+from replaybuf.errors import ConflictError, InputError, RolloutError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.cancellation.ways import take
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
@@ -279,3 +298,128 @@ async def test_a_name_is_checked(shared_url: str) -> None:
     async with build(shared_url, name="é' \"; --") as buffer:
         await fill(buffer, 1)
         assert len(buffer) == 1
+
+
+ONE_GROUP = r"not (list|tuple); put takes one group, the rollouts of one prompt: call it once for each group of a list"
+
+
+def one_rollout() -> list[RolloutState]:
+    return [RolloutState(message=[], response="12", status=Status.COMPLETED)]
+
+
+@pytest.fixture
+async def buffer() -> AsyncIterator[ReplayBuffer]:
+    async with ReplayBufferConfig(url="memory://", policy="fifo").build() as buffer:
+        yield buffer
+
+
+@pytest.fixture
+def blocking() -> Iterator[SyncReplayBuffer]:
+    with ReplayBufferConfig(url="memory://", policy="fifo").build_sync() as buffer:
+        yield buffer
+
+
+@pytest.mark.parametrize("groups", [[one_rollout(), one_rollout()], [tuple(one_rollout())]])
+async def test_a_list_of_groups_is_told_from_a_group(buffer: ReplayBuffer, groups: Any) -> None:
+    with pytest.raises(RolloutError, match=ONE_GROUP):
+        await buffer.put(groups, "math")
+    assert len(buffer) == 0
+
+
+async def test_a_list_of_groups_of_dicts_is_told_from_a_group() -> None:
+    async with ReplayBufferConfig(url="sqlite:///:memory:", rollout_type=dict).build() as buffer:
+        with pytest.raises(RolloutError, match=ONE_GROUP):
+            await buffer.put([[{"response": "12"}]], "math")  # type: ignore[list-item]
+
+
+async def test_with_on_an_asynchronous_buffer_names_async_with(buffer: ReplayBuffer) -> None:
+    built: Any = buffer
+    with pytest.raises(InputError, match=r"open it by `async with`; for `with`, make one by build_sync\(\)"), built:
+        pass
+
+
+async def test_buffers_of_chunks_say_so_too() -> None:
+    config = ChunkBufferConfig(url="memory://", fragments_per_chunk=1)
+    built: Any = config.build()
+    with pytest.raises(InputError, match=r"open it by `async with`; for `with`, make one by build_sync\(\)"), built:
+        pass
+    built = config.build_sync()
+    with pytest.raises(InputError, match=r"open it by `with`; for `async with`, make one by build\(\)"):
+        async with built:
+            pass
+
+
+async def test_async_with_on_a_synchronous_buffer_names_with(blocking: SyncReplayBuffer) -> None:
+    built: Any = blocking
+    with pytest.raises(InputError, match=r"open it by `with`; for `async with`, make one by build\(\)"):
+        async with built:
+            pass
+
+
+async def test_a_lease_is_entered_as_its_buffer_is(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
+    leasing: Any = buffer.lease_batch({"math": 1})
+    with pytest.raises(InputError, match=r"is entered by `async with`, not by `with`"), leasing:
+        pass
+    await leasing
+    leasing = blocking.lease_batch({"math": 1})
+    with pytest.raises(InputError, match=r"is entered by `with`, not by `async with`"):
+        async with leasing:
+            pass
+    leasing.begin()
+
+
+async def test_a_lease_that_nobody_begins_is_a_warning(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
+    with pytest.warns(RuntimeWarning, match="nothing was leased"):
+        buffer.lease_batch({"math": 1})
+    with pytest.warns(RuntimeWarning, match="nothing was leased") as caught:
+        blocking.lease_batch({"math": 1})
+    assert caught[0].filename == __file__
+
+
+async def test_a_lease_that_was_begun_is_no_warning(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await buffer.lease_batch({"math": 1})
+        async with buffer.lease_batch({"math": 1}):
+            pass
+        with blocking.lease_batch({"math": 1}):
+            pass
+        gc.collect()
+
+
+ROOT = Path(replaybuf.__file__).parent
+ABOVE = [
+    path
+    for name in (
+        "sync",
+        "produce",
+        "integrations/chunks",
+        "integrations/reverb",
+        "demo",
+        "cli",
+        "doctor",
+        "config.py",
+    )
+    for path in sorted([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
+]
+
+
+@pytest.mark.parametrize("path", ABOVE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_above_the_buffer_reaches_through_it(path: Path) -> None:
+    """To its storage; modules of `replaybuf.storage` are another thing."""
+    tree = ast.parse(path.read_text())
+    through = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "storage"]
+    assert through == []
+
+
+def test_all_puts_take_the_same_options() -> None:
+    for put in (ReplayBuffer.put, ReplayBuffer.put_many, Lease.finish, Lease.save, Prompt.finish, Putting.prepare):
+        assert "Unpack[PutOptions]" in str(inspect.signature(put).parameters["options"].annotation)
+
+
+def test_all_draws_take_the_same_options() -> None:
+    """Those of `DrawOptions`, whose defaults are written once."""
+    own = {"sizes", "group_status", "statuses", "worker", "beta", "deferred"}
+    assert DrawOptions.__optional_keys__ == set(inspect.signature(DrawRequest.checked).parameters) - own
+    for draw in (ReplayBuffer.get, ReplayBuffer.take_batch, ReplayBuffer.sample, ReplayBuffer.lease_batch):
+        assert "Unpack[DrawOptions]" in str(inspect.signature(draw).parameters["options"].annotation)

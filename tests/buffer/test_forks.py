@@ -1,17 +1,29 @@
-"""Buffers in processes that fork."""
+"""Forks, threads and programs that end without closing."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, SyncReplayBufferConfig
-from replaybuf.errors import InputError
+from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, RolloutState, Status, SyncReplayBufferConfig
+from replaybuf.buffer.lease_renewal import Heartbeats
+from replaybuf.errors import InputError, StorageError
 from replaybuf.rules.policies import FIFOPolicy
+from replaybuf.storage.values import Leased
+from replaybuf.values.rollouts import normalise
+from tests.cancellation.ways import end_background_work
 from tests.scripts import run
-from tests.stores import opened
+from tests.stores import TASK, build, fill, group, number_of, opened, take_all, until
 
 FORK = """
     async def child():
@@ -162,3 +174,241 @@ def test_a_buffer_can_not_be_pickled_and_says_what_can(url: str, used: bool) -> 
             asyncio.run(buffer.count_where({}))
         with pytest.raises(InputError, match="pickle its config"):
             pickle.dumps(buffer)
+
+
+def run_threads(*functions: object) -> None:
+    """Run coroutine functions at once, each in a thread and an event loop of its own."""
+    problems: list[BaseException] = []
+    together = threading.Barrier(len(functions))
+
+    def run(function: object) -> None:
+        try:
+            together.wait(10)
+            asyncio.run(function())  # type: ignore[operator]
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+
+
+def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(url: str) -> None:
+    for round_ in range(5):
+        with opened(url) as buffer:
+
+            def worker(number: int, buffer: object = buffer) -> object:
+                async def work() -> None:
+                    await buffer.put(group(number), TASK)  # type: ignore[attr-defined]
+
+                return work
+
+            run_threads(*(worker(n) for n in range(6)))
+            assert sorted(asyncio.run(take_all(buffer))) == list(range(6)), round_
+
+
+async def test_no_change_is_missed_between_looking_and_waiting(shared_url: str) -> None:
+    """The commit of another process comes just after this one has looked, while another waiter has noticed it."""
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        await other.count_where({})
+        tallies, first = buffer.storage.fenced_tallies, True  # type: ignore[attr-defined]
+
+        async def look_and_commit() -> Any:
+            nonlocal first
+            found = await tallies()
+            if first:
+                first = False
+                bystander = asyncio.create_task(buffer.wait_ready({"other": 1}, timeout=30))
+                await asyncio.sleep(0.1)
+                await other.put(group(1), TASK)
+                await asyncio.sleep(0.2)
+                bystander.cancel()
+            return found
+
+        buffer.storage.fenced_tallies = look_and_commit  # type: ignore[attr-defined]
+        started = time.monotonic()
+        await buffer.wait_ready({TASK: 1}, timeout=20)
+        assert time.monotonic() - started < 5
+
+
+async def test_long_groups_are_prepared_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another thread: several would hold up the event loop together, each for its turn with the interpreter."""
+    prepare, at_once, most = normalise._normalise, 0, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal at_once, most
+        assert threading.current_thread() is not threading.main_thread()
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.01)
+        at_once -= 1
+        return prepare(*arguments)
+
+    monkeypatch.setattr(normalise, "_normalise", counted)
+    async with build("memory://") as buffer:
+        long = [RolloutState(message=[], response_ids=[1] * 20_000, status=Status.COMPLETED) for _ in range(4)]
+        await asyncio.gather(*(buffer.put([rollout], TASK) for rollout in long))
+        assert len(buffer) == 4
+    assert most == 1
+
+
+def test_a_storage_error_is_one_error_for_each_caller() -> None:
+    """Callers in several loops don't share an exception, whose traceback would grow in all of them."""
+    with opened("sqlite:////no/such/folder/x.db") as buffer:
+
+        async def failing() -> list[BaseException]:
+            results = await asyncio.gather(*(buffer.put(group(n), TASK) for n in range(3)), return_exceptions=True)
+            return [result for result in results if isinstance(result, BaseException)]
+
+        errors = asyncio.run(failing())
+        assert all(isinstance(error, StorageError) for error in errors)
+        assert len({id(error) for error in errors}) == 3
+
+
+async def test_a_batch_is_freed_when_its_taker_drops_it(shared_url: str) -> None:
+    """No thread of the store keeps what it returned last."""
+    async with build(shared_url) as buffer:
+        await fill(buffer, 2)
+        await end_background_work(buffer)  # its calls would free it
+        batch = await buffer.get(1, TASK, where={"uid": {"$gte": 1}})
+        rollout = weakref.ref(batch[0][0])
+        del batch
+
+        async def is_freed() -> bool:
+            return rollout() is None
+
+        await until(is_freed, 2)
+
+
+# The thread that extends leases
+
+
+async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its storage raises."""
+    async with build(url) as buffer:
+        await fill(buffer, 2)
+        failing, other = [await buffer.lease_batch({TASK: 1}, seconds=0.2) for _ in range(2)]
+        extend, extended = buffer.storage.extend, []
+
+        async def fail_or_note(leased: Leased, uids: Sequence[int], seconds: float) -> float:
+            if leased.token == failing.token:
+                raise RuntimeError
+            extended.append(leased.token)
+            return await extend(leased, uids, seconds)
+
+        monkeypatch.setattr(buffer.storage, "extend", fail_or_note)
+
+        async def went_on() -> bool:
+            return len(extended) > 4
+
+        await until(went_on)
+        await other.acknowledge()
+
+
+def test_a_heart_whose_last_lease_is_dropped_as_it_looks_comes_to_rest() -> None:
+    heart = Heartbeats()
+    there = MagicMock()
+    there.__len__.return_value = 1
+    there.items.return_value = there.values.return_value = []
+    heart._leases = there
+    assert heart._wait() is None
+
+
+ENDS = {
+    "open": "buffer = build(url); asyncio.run(fill(buffer, 3))",
+    "collected": "asyncio.run(fill(build(url), 3)); gc.collect(); time.sleep(0.1); gc.collect()",
+    "in a class": """
+        class Trainer:
+            def __init__(self): self.buffer = build(url)
+            def __del__(self): pass
+        trainer = Trainer(); trainer.me = trainer; asyncio.run(fill(trainer.buffer, 3))
+    """,
+    "sys.exit": """
+        buffer = build(url)
+        async def main():
+            await fill(buffer, 3)
+            sys.exit(0)
+        asyncio.run(main())
+    """,
+    "a waiting take in a daemon": """
+        buffer = build(url); asyncio.run(fill(buffer, 3))
+        def consume():
+            try: asyncio.run(buffer.take_batch({"none": 4}, timeout=None))
+            except BaseException: pass
+        threading.Thread(target=consume, daemon=True).start()
+        time.sleep(0.2)
+    """,
+    "puts and takes in an exit handler": """
+        import atexit
+        buffer = build(url); asyncio.run(fill(buffer, 2))
+        def last():
+            async def main():
+                await asyncio.wait_for(buffer.put(group(2), TASK), 5)
+                assert len(await asyncio.wait_for(buffer.get(1, TASK), 5)) == 1
+                await buffer.put(group(0), TASK)
+                await buffer.close()
+            asyncio.run(main())
+        atexit.register(last)
+    """,
+}
+
+
+@pytest.mark.parametrize("end", list(ENDS))
+def test_a_program_that_ends_without_closing_ends_quietly_and_loses_nothing(shared_url: str, end: str) -> None:
+    started = time.monotonic()
+    run(ENDS[end], shared_url)
+    assert time.monotonic() - started < 20
+    with opened(shared_url) as buffer:
+        assert sorted(asyncio.run(take_all(buffer))) == [0, 1, 2]
+
+
+def test_a_keyboard_interrupt_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
+    out = run(
+        """
+        buffer = build(url)
+        async def main():
+            await fill(buffer, 3)
+            print("ready", flush=True)
+            try:
+                await buffer.take_batch({TASK: 4}, timeout=30)
+            finally:
+                print(len(buffer), flush=True)
+        try:
+            asyncio.run(main())
+        except KeyboardInterrupt:
+            print("interrupted", len(buffer), flush=True)
+            asyncio.run(buffer.close())
+        """,
+        shared_url,
+        send=signal.SIGINT,
+    )
+    assert out == "3\ninterrupted 3\n"
+
+
+def test_a_buffer_that_is_dropped_lets_go_of_its_thread(shared_url: str) -> None:
+    def use() -> None:
+        buffer = build(shared_url)
+        asyncio.run(fill(buffer, 1))
+
+    before = set(threading.enumerate())
+    for _ in range(3):
+        use()
+    deadline = time.monotonic() + 10
+    while names := [t.name for t in threading.enumerate() if t not in before and t.name.startswith("replaybuf")]:
+        gc.collect()
+        assert time.monotonic() < deadline, names
+        time.sleep(0.01)
+
+
+def test_a_dropped_buffer_finishes_what_its_callers_wait_for(shared_url: str) -> None:
+    async def use() -> list[int]:
+        return [number_of(g) for g in await build(shared_url).get(1, TASK)]
+
+    with opened(shared_url) as buffer:
+        asyncio.run(fill(buffer, 5))
+    for number in range(5):
+        gc.collect()
+        assert asyncio.run(use()) == [number]

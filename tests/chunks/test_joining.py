@@ -1,4 +1,4 @@
-"""Fragments are joined into chunks; what does not follow is a problem."""
+"""Chunks: joined, and after restarts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
 
-from replaybuf import ConfigError, NotReadyError, ReplayBufError
+from replaybuf import ConfigError, Lease, NotReadyError, ReplayBufError, ReplayBuffer
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.storage.sql.statements.buffer_facts import read_cursors
@@ -209,3 +210,76 @@ def test_docs__the_example_runs(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(ROOT)},
     )
     assert (done.stdout, done.stderr) == (output.partition("```")[0], "")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
+async def test_restart__unfinished_chunks_go_on(stores: Stores) -> None:
+    for index in range(7):
+        chunks = stores.open()
+        await send(chunks, [index])
+        await chunks.close()
+    assert [numbers(chunk) for chunk in await stored(stores.open())] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
+async def test_restart__what_is_expected_is_known(stores: Stores) -> None:
+    first = stores.open()
+    await send(first, range(3))
+    await first.fetch(1, timeout=5)
+    await first.close()
+    again = stores.open()
+    assert await again.expected(W) == 3
+    assert (await problem(again.put(1, worker=W, index=4, session=1, version=0))).reason == "gap"
+    assert (await problem(again.put(1, worker=W, index=2, session=1, version=0))).reason == "duplicate"
+
+
+class Died(BaseException):
+    """The process was killed."""
+
+
+class Undeleting(ReplayBuffer):
+    """Buffers whose process dies before it deletes groups by their uids."""
+
+    async def delete(self, query: Any) -> int:
+        if "uid" in query:
+            raise Died
+        return await super().delete(query)
+
+
+class Preparing(ReplayBuffer):
+    """Buffers whose process dies after its put, which is that of a selection."""
+
+    async def put(self, *args: Any, **options: Any) -> int | None:
+        await super().put(*args, **options)
+        raise Died
+
+
+async def test_death__before_the_removed_fragments_are_deleted_costs_nothing(stores: Stores) -> None:
+    mortal, again = (stores.open(3, buffer_type=kind) for kind in (Undeleting, ReplayBuffer))
+    await send(mortal, [0, 1])
+    with pytest.raises(Died):
+        await mortal.forget(W)
+    await send(again, range(6))
+    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
+    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == 0
+
+
+async def test_death__between_the_selection_and_its_end_gives_the_chunks_back(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = stores.open(1)
+    await send(again, [0])
+    mortal = stores.open(1, buffer_type=Preparing, lease_seconds=600)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "give_back", AsyncMock(side_effect=Died))  # the dead give nothing back
+        with pytest.raises(Died):
+            await mortal.fetch(1, timeout=5)
+    with pytest.raises(NotReadyError):
+        await again.fetch(1, timeout=0)
+    prepared = await again.prepared()
+    assert [chunk.start for chunk in prepared] == [0]
+    over = "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL"
+    await again.buffer.storage._write(lambda tx: tx.run(over))
+    selection = await again.fetch(1, timeout=60)
+    assert [(chunk.start, chunk.times_sampled) for chunk in selection] == [(0, 1)]
+    assert selection.number > prepared.number

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from tests.cli.example import fill, fill_busy, fill_hostile
 from tests.postgres import is_in_memory, new_url, running_server
 

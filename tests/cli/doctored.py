@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBufferConfig
 from tests.cli.conftest import run
-from tests.cli.test_db import _write, execute
+from tests.cli.test_help import _write, execute
 from tests.contract.harness import group
 
 ONE = "(SELECT min(uid) FROM rb_group WHERE lease IS NULL AND archived_at IS NULL)"

@@ -17,16 +17,16 @@ import pytest
 from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS, LIVE
 from tests.pages import DOCS
 
-#: Its output is measured: tests/bench/test_page.py.
+#: Its output is measured: tests/bench/test_bench.py.
 MEASURING = [("bench",)]
 
 PAGES = [DOCS / "outages.md", DOCS / "cli.md"]
-#: Its outputs are of other runs: tests/cli/test_why.py, tests/cli/test_trace_page.py.
+#: Its outputs are of other runs: tests/cli/test_why.py, tests/cli/test_trace.py.
 OTHER_RUNS = DOCS / "looking.md"
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 

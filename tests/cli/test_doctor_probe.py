@@ -1,4 +1,4 @@
-"""`replaybuf doctor --probe`: each call is made once; a relay before a real PostgreSQL makes features missing."""
+"""The doctor with its probe and server."""
 
 from __future__ import annotations
 
@@ -75,3 +75,28 @@ def test_a_role_that_may_not_write_is_told(postgres_database: str) -> None:
         assert "permission denied" in row["text"]
     finally:
         execute(postgres_database, "DROP OWNED BY rb_looker; DROP ROLE rb_looker")
+
+
+@pytest.fixture
+def url(postgres_database: str) -> str:
+    run("doctor", postgres_database, "--upgrade")
+    return postgres_database
+
+
+def found(url: str, check: str) -> list[tuple[str, str]]:
+    """Level and text of what a check found."""
+    return [(row["level"], row["text"]) for row in examine(url, code=None)[check]]
+
+
+def test_an_index_that_was_not_finished_is_made_anew(url: str) -> None:
+    execute(url, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'rb_group_by_step'::regclass")
+    [(level, text)] = found(url, "indexes")
+    assert (level, text) == ("problem", "missing, or not finished: rb_group_by_step")
+    assert "rb_group_by_step" in run("doctor", url, "--repair").stderr
+    assert found(url, "indexes")[0][0] == "ok"
+
+
+def test_a_server_that_is_not_there_is_a_problem(url: str) -> None:
+    gone = make_url(url).set(database="no_such_database").render_as_string(hide_password=False)
+    [row] = examine(gone, code=1)["revision"]
+    assert row["text"].startswith("can't be checked")

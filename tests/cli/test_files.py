@@ -40,17 +40,14 @@ def test_a_dry_run_says_what_would_be_imported_and_makes_nothing(filled: str, tm
     assert not (tmp_path / "new.db").exists()
 
 
-def test_rows_go_through_pipes(file: Path, tmp_path: Path) -> None:
-    """stdout holds rows alone, and stdin is read like a file."""
+def test_rows_go_into_pipes(file: Path) -> None:
+    """stdout holds rows alone."""
     program = [sys.executable, "-m", "replaybuf"]
     options = ["--where", '{"staleness": {"$gte": 3}}', "--order-by", "-uid"]
     exported = subprocess.run([*program, "export", file, "-", *options], capture_output=True, check=True)
     rows = [json.loads(line) for line in exported.stdout.splitlines()]
     uids = [row["group.uid"] for row in rows]
-    assert uids == sorted(uids, reverse=True)
-    into = [*program, "import", tmp_path / "new.db", "-", "--format=json"]
-    imported = subprocess.run(into, input=exported.stdout, capture_output=True, check=True)
-    assert sum(row["new"] for row in json.loads(imported.stdout)) == len(set(uids)) > 0
+    assert uids == sorted(uids, reverse=True) != []
 
 
 @pytest.mark.fast
@@ -84,15 +81,6 @@ def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_p
     said = run("export", filled, out, "--task", "mth", code=1)
     assert "nothing was exported: no such groups; there are the tasks code, math\n" in said.stderr
     assert (said.stdout, (tmp_path / name).exists()) == ("", False)
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize("other", ["new.db", "postgresql://rl:secret@db/run7"])
-def test_swapped_arguments_are_noticed(other: str, tmp_path: Path) -> None:
-    (tmp_path / "e.jsonl").write_text('{"question": "1 + 1?", "response": "2", "task": "math"}\n')
-    message = run("import", tmp_path / "e.jsonl", other, code=1).stderr
-    assert f"{other.replace('rl:secret@', 'rl:***@')}" in message or "e.jsonl" in message
-    assert "secret" not in message
 
 
 @pytest.mark.fast

@@ -1,21 +1,33 @@
-"""Every command and option explains itself."""
+"""Commands: help, mistakes, escapes, the database's."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import pty
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Connection, text
 
-from replaybuf.cli.app import COMMANDS as LISTED
-from replaybuf.cli.app import app
-from replaybuf.storage.sql.inspection.writer import saved_buffer
-from tests.cli.conftest import run
+from replaybuf.cli.commands import COMMANDS as LISTED
+from replaybuf.cli.commands import app
+from replaybuf.cli.output import fit
+from replaybuf.common.redact import escape, escape_json, escape_line
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, saved_buffer
+from replaybuf.storage.sql.schema import revisions
+from replaybuf.storage.sql.schema.revisions import HEAD
+from tests.cli.conftest import run, run_json
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -85,6 +97,7 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
     for name, (_, summary) in LISTED.items():
         assert f"\n  {name} " in shown
         assert summary in shown
+    assert "..." not in run("checkpoint", "--help").stdout.partition("Commands:")[2]
 
 
 def imported(*args: object) -> set[str]:
@@ -109,3 +122,194 @@ def test_everyday_questions_take_no_slow_import(filled: str, command: list[objec
     slow = {"sqlalchemy", "numpy", "asyncpg", "alembic", "msgpack", "asyncio", "replaybuf.values.codec"}
     slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.values.rollouts.rollout"}
     assert not imported(*str(command[0]).split(), filled, *command[1:]) & slow
+
+
+#: Calls, with `-` for the URL; their exit codes; and what is said.
+MISTAKES = [
+    ("", 2, ""),
+    ("nope", 2, ""),
+    ("checkpoint", 2, ""),
+    ("export -", 2, "FILE"),
+    ("stats --nope", 2, ""),
+    ("stat run.db", 2, "No such command 'stat'. Did you mean 'stats'?"),
+    ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
+    ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
+    *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
+    ("ls - --format=nl", 2, "none of text, json, csv"),
+    *((f"ls - --where '{where}'", 1, "Error: a query is") for where in ("{", "[]", "3", "uid = 3")),
+    ("""ls - --where '{"nope": 1}'""", 1, "Error: nope"),
+    ("""ls - --where '{"staleness": {"$foo": 1}}'""", 1, "$foo"),
+    ("ls - --order-by nope", 1, "order_by"),
+    ("ls - --status nope", 1, "completed"),
+    ("show -", 2, "UID"),
+    ("show - abc", 2, "whole number"),
+    ("show - 9999", 1, "Error: there is no group 9999"),
+    ("show - 9999", 1, "there never was a group 9999: uids go from 1 to"),
+    (f"show - {10**30}", 1, "there is no group"),
+    ("show - 1 --worst 3", 2, "--worst"),
+    ("show - 1 --task math", 2, "--task"),
+    ("show - 1 --where '{}'", 2, "--where"),
+    ("why - --status done", 1, "unknown status 'done'"),
+    ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
+    ("why - --where 'reward > 1'", 1, "a query is JSON"),
+    *(
+        (f"trace - {of}", 2, "Invalid value for")
+        for of in ("step", "step many", "uid", "worker", "steps 413", "nothing")
+    ),
+    (f"trace - step {10**30}", 2, "Invalid value for"),
+    ("sql - ' '", 2, ""),
+    ("sql - 'SELECT nope FROM groups'", 1, "nope"),
+    *((f"sql - ' delete FROM {table}'", 1, "; `replaybuf rm` deletes groups") for table in ("groups", "rb_group")),
+]
+
+
+@pytest.mark.parametrize(("call", "code", "said"), MISTAKES)
+def test_what_cannot_be_right_is_said(filled: str, call: str, code: int, said: str) -> None:
+    stderr = run(*(filled if word == "-" else word for word in shlex.split(call)), code=code).stderr
+    assert said in " ".join(stderr.split())
+
+
+def test_a_url_in_the_place_of_a_query_shows_no_password(filled: str) -> None:
+    assert "secret" not in run("ls", filled, "--where", "postgresql://me:secret@host/db", code=1).stderr
+
+
+UNSAFE = ["\x1b", "\x07", "\x00", "\r", "\x7f", "\x9b", "\u202e", "\u2066", "\ufeff", "\u2028", "\U000e0041", "\ud800"]
+
+
+@pytest.mark.parametrize("character", UNSAFE)
+def test_unsafe_characters_become_escapes(character: str) -> None:
+    shown = escape(f"a{character}b")
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert shown.startswith("a\\")
+
+
+@pytest.mark.parametrize("text", ["plain", "[red]x[/red]", "\\nabla", "你好", "é", "👩‍🚀", "می‌خواهم", "x²"])
+def test_all_else_stays(text: str) -> None:
+    assert escape(text) == text
+
+
+def test_a_line_has_no_newlines() -> None:
+    assert escape_line(" a\n   b\r\nc\x1b ") == "a b c\\x1b"
+
+
+@given(st.text())
+def test_json_keeps_its_meaning(text: str) -> None:
+    encoded = escape_json(json.dumps([text], ensure_ascii=False))
+    assert json.loads(encoded) == [text]
+    assert not any(character in encoded for character in UNSAFE)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("stats",), ("ls",), ("show", "1"), ("show", "1", "--full"), ("why", "--size", "9")),
+        ("sql", "SELECT prompt, tags, task_name FROM groups"),
+    ],
+)
+@pytest.mark.parametrize("format", ["", "--format=json"])
+def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str, ...], format: str) -> None:
+    args = [command[0], hostile, *command[1:], *([format] if format else [])]
+    stdout = run(*args).stdout
+    assert not [character for character in UNSAFE if character in stdout]
+    assert "not markup" in stdout
+
+
+def on_a_terminal(*args: str, columns: int = 80) -> str:
+    """What the program prints on a terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:  # pragma: no cover
+        os.environ.update(TERM="xterm-256color", COLUMNS=str(columns), PYTHONPATH=str(Path(__file__).parents[2]))
+        os.execv(sys.executable, [sys.executable, "-m", "replaybuf", *args])
+    shown = b""
+    try:
+        while part := os.read(terminal, 65536):
+            shown += part
+    except OSError:
+        pass
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    return shown.decode()
+
+
+@pytest.mark.parametrize("format", ["--format=json", "--format=csv"])
+@pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
+def test_a_terminal_gets_no_escapes_in_any_format(hostile: str, format: str) -> None:
+    shown = on_a_terminal("ls", hostile, format)
+    assert "not markup" in shown
+    assert not [character for character in UNSAFE if character in shown.replace("\r\n", "\n")]
+
+
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+def test_a_terminal_gets_colours(filled: str) -> None:
+    assert "\x1b[32mcompleted" in on_a_terminal("ls", filled)
+
+
+@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("columns", [40, 100])
+def test_sentences_are_wrapped_at_words(filled: str, columns: int) -> None:
+    words = run("why", filled, "math", "--size", 64).stdout.splitlines()[0].split()
+    lines = on_a_terminal("why", filled, "math", "--size", "64", columns=columns).splitlines()
+    shown = "\n".join(lines).partition("\n\n")[0]
+    assert shown.split() == words
+    assert max(map(len, shown.splitlines())) <= columns
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 200), st.booleans()), min_size=1, max_size=12),
+    st.integers(20, 300),
+)
+def test_numbers_are_never_cut(columns: list[tuple[int, bool]], available: int) -> None:
+    natural, texts = [width for width, _ in columns], [is_text for _, is_text in columns]
+    _, widths = fit(natural, texts, available)
+    for width, wanted, is_text in zip(widths, natural, texts, strict=True):
+        assert width <= wanted if is_text else width == wanted
+        assert width >= min(wanted, 10)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(80, 300))
+def test_texts_give_way_until_the_table_fits(natural: list[int], available: int) -> None:
+    gap, widths = fit(natural, [True] * len(natural), available)
+    assert sum(widths) + gap * (len(widths) - 1) <= available
+
+
+def execute(url: str, *statements: str) -> None:
+    def work(connection: Connection) -> None:
+        for statement in statements:
+            connection.execute(text(statement))
+
+    asyncio.run(_write(url, work))
+
+
+async def _write(url: str, work: Callable[[Connection], object]) -> None:
+    await over_sqlalchemy(parse_url(url), work)
+
+
+def test_upgrade_makes_the_tables_in_an_empty_database_and_then_changes_nothing(empty: str) -> None:
+    [row] = run_json("doctor", empty, "--upgrade")
+    assert (row["before"], row["after"]) == (None, HEAD)
+    assert run_json("ls", empty) == []
+    again = run("doctor", empty, "--upgrade")
+    assert again.stdout.splitlines()[-1].split() == [HEAD, HEAD]
+    assert again.stderr == "it was up to date already\n"
+
+
+def test_an_older_schema_is_to_be_upgraded_and_a_newer_one_is_refused(
+    empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("doctor", empty, "--upgrade")
+    execute(empty, "UPDATE rb_version SET version_num = '9999'")
+    assert "9999" in run("doctor", empty, "--upgrade", code=1).stderr
+    monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
+    execute(empty, "UPDATE rb_version SET version_num = '0000'")
+    assert "--upgrade" in run("ls", empty, code=1).stderr
+
+
+def test_upgrade_leaves_other_databases_alone(empty: str) -> None:
+    execute(empty, "CREATE TABLE other (a int)")
+    assert "belongs to something else" in run("doctor", empty, "--upgrade", code=1).stderr
+
+
+def test_no_file_is_created(tmp_path: Path) -> None:
+    assert "there is no database" in run("doctor", tmp_path / "typo.db", "--upgrade", code=1).stderr
+    assert list(tmp_path.iterdir()) == []

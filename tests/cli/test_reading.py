@@ -108,7 +108,7 @@ _AS_NOBODY = """
 import os, sys
 import rich.table, rich.text, rich.console, rich.box, rich.cells
 from sqlalchemy.dialects.sqlite import pysqlite
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 if os.getuid() == 0:
     app(["ls", sys.argv[1]], standalone_mode=False)
     os.setgid(65534)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from tests.cli.conftest import run, run_json
 
 

@@ -51,14 +51,13 @@ def test_without_a_policy_a_snapshot_is_for_all(filled: str, tmp_path: Path) -> 
         assert asyncio.run(policy_of("sqlite:///:memory:", policy, tmp_path)) == 13
 
 
-@pytest.mark.parametrize(("option", "policy"), [([], "uniform"), (["--policy", "fifo"], "fifo")])
-def test_resume_takes_the_policy_of_the_snapshot_unless_told(tmp_path: Path, option: list[str], policy: str) -> None:
+def test_resume_takes_the_policy_of_the_snapshot(tmp_path: Path) -> None:
     with ReplayBufferConfig(url="sqlite:///:memory:", policy="uniform").build_sync() as buffer:
         buffer.put(group(1), "math")
         buffer.get(1, "math")
         buffer.save(tmp_path)
-    [row] = run_json("checkpoint", "resume", tmp_path / "new.db", tmp_path, *option)
-    assert row["policy"] == policy
+    [row] = run_json("checkpoint", "resume", tmp_path / "new.db", tmp_path)
+    assert row["policy"] == "uniform"
 
 
 def test_a_policy_of_ones_own_needs_not_be_there(tmp_path: Path, filled: str) -> None:
@@ -92,7 +91,6 @@ def test_a_quiet_file_is_left_as_it_is(file: Path, tmp_path: Path) -> None:
 
 def test_errors_are_on_one_line(file: Path, tmp_path: Path) -> None:
     save(file, tmp_path / "backup")
-    assert "unknown policy" in resume(tmp_path / "new.db", tmp_path / "backup", "--policy", "x", code=1).stderr
     assert "there is no snapshot" in resume(tmp_path / "new.db", tmp_path / "nothing", code=1).stderr
     assert "the buffer holds 13 groups" in resume(file, tmp_path / "backup", code=1).stderr
     assert "there is no database" in save(tmp_path / "typo.db", tmp_path / "b", code=1).stderr

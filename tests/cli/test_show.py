@@ -18,7 +18,7 @@ from replaybuf.cli import show
 from tests.cli.conftest import run, run_json
 from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
-from tests.cli.test_escape import UNSAFE
+from tests.cli.test_help import UNSAFE
 from tests.stores import TASK, build, fill
 
 

@@ -1,19 +1,28 @@
-"""`replaybuf watch`."""
+"""Commands that watch, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
-from tests.cli.conftest import run
-from tests.cli.example import fill
+from replaybuf.cli.commands import Commands
+from replaybuf.produce import Sampler, TrainState, publish
+from replaybuf.storage.sql.inspection.reader import open_reader
+from tests.cli.conftest import run, run_json, start
+from tests.cli.example import fill, fill_busy
 from tests.cli.terminal import SIZES, needs_tmux, terminal
-from tests.cli.test_escape import UNSAFE
+from tests.cli.test_help import UNSAFE
 
 
 def test_a_pipe_gets_one_frame(filled: str) -> None:
@@ -95,3 +104,160 @@ def test_ctrl_c_ends_it_while_the_database_does_not_answer(tmp_path: Path) -> No
         shown.wait("reading postgresql://")
         shown.press("C-c")
         shown.wait_for_end(130)
+
+
+ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"
+MANY = (
+    "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t WHERE x < 20000) "
+    "SELECT x, 'more than a pipe holds' FROM t"
+)
+SECRET = "s3cr3t"
+
+
+def test_stats_shows_no_password(filled: str) -> None:
+    if "sqlite" not in filled:
+        url = filled.replace("postgres:@", f"postgres:{SECRET}@")
+        assert SECRET not in run("stats", url, "--format=json").stdout
+
+
+def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
+    process = start("stats", tmp_path / "typo.db")
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (1, "")
+    assert stderr == f"Error: there is no database sqlite:///{tmp_path}/typo.db (file {tmp_path}/typo.db)\n"
+
+
+def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    stderr = run("stats", tmp_path / "a\x1b[2J\nb", code=1).stderr
+    assert "\x1b" not in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code, and what was written to stderr."""
+    assert process.stderr is not None
+    with process.stderr:
+        return process.wait(60), process.stderr.read()
+
+
+def test_a_closed_pipe_ends_quietly(file: Path) -> None:
+    process = start("sql", file, MANY, "--format=json")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert end_of(process) == (141, "")
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"])
+def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend: str) -> None:
+    url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")
+    process = start("sql", url, statement)
+    if backend == "sqlite":
+        while file not in [Path(one.path) for one in psutil.Process(process.pid).open_files()]:
+            time.sleep(0.05)
+    else:
+        asked = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()"
+        while not open_reader(url).read_any(lambda tx: tx.values(asked)):
+            time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stdout, stderr) == (130, "", "")
+
+
+def test_ctrl_c_anywhere_ends_quietly(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    def interrupt(self: object, ctx: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Commands.__bases__[0], "invoke", interrupt)
+    result = run("stats", file, code=130)
+    assert result.output == ""
+
+
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
+    (tmp_path / "x.db").touch()
+    command = [sys.executable, "-m", "replaybuf", "sql", str(tmp_path / "x.db"), "SELECT 'é' AS a"]
+    for format, shown in (("--timeout=9", "\\xe9"), ("--format=json", "\\u00e9"), ("--format=csv", "\\xe9")):
+        done = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown in done.stdout
+
+
+def test_counts_since_the_beginning(filled: str) -> None:
+    tasks = run_json("stats", filled)["buffers"]["default"]["tasks"]
+    assert {task: (n["put"], n["taken"], n["dropped"], n["expired"]) for task, n in tasks.items()} == {
+        "code": (5, 0, 1, 1),
+        "math": (11, 2, 0, 1),
+    }
+    shown = run("stats", filled).stdout.partition("since the beginning\n")[2].splitlines()
+    assert [line.split() for line in (shown[0], *shown[2:4])] == [
+        ["task", "put", "sampled_new", "taken", "expired", "dropped"],
+        ["code", "5", "0", "0", "1", "1"],
+        ["math", "11", "2", "2", "1", "0"],
+    ]
+
+
+def test_leases_that_are_over_are_told_and_nothing_is_written(busy: str) -> None:
+    """A crash leaves groups leased until somebody takes: they aren't lost."""
+    for _ in range(2):
+        rows = run_json("stats", busy)["groups"]
+        assert {(row["buffer"], row["status"], row["leased"], row["overdue"]) for row in rows} == {
+            ("default", "completed", 2, 1),
+            ("default", "archived", 0, 0),
+            ("eval", "completed", 0, 0),
+        }
+    header, _, line, *_ = run("stats", busy, "--buffer", "default").stdout.splitlines()
+    assert line.split()[header.split().index("overdue")] == "1"
+
+
+def test_where_the_run_is(empty: str) -> None:
+    async def work() -> None:
+        async with ReplayBufferConfig(url=empty).build() as buffer:
+            await Sampler(buffer, [{"prompt": "7+5="}] * 1500, "math").draw(1200)
+            await publish(buffer, TrainState(43, 42, weights="step-42"))
+
+    asyncio.run(work())
+    shown = run("stats", empty).stdout
+    assert "\nprompts drawn: 1,200 for math\n" in shown
+    assert "\nthe trainer is at step 43, its newest weights are of step 42\n" in shown
+    found = run_json("stats", empty)["buffers"]["default"]
+    assert found["prompts"] == {"math": 1200}
+    assert found["trainer"] == {"train_step": 43, "model_step": 42, "weights": "step-42", "finished": False}
+
+
+def test_the_steps_of_checkpoints_are_there(empty: str) -> None:
+    asyncio.run(fill_busy(empty))
+    assert "checkpoint" not in run("stats", empty).stdout
+    for name, step in (("default", 40), ("eval", 7), ("default", 41)):
+        with ReplayBufferConfig(url=empty, name=name).build_sync() as buffer:
+            buffer.checkpoint(step)
+    found = {name: of["checkpoints"] for name, of in run_json("stats", empty)["buffers"].items()}
+    assert {name: (made["count"], made["step"]) for name, made in found.items()} == {"default": (2, 41), "eval": (1, 7)}
+    shown = run("stats", empty).stdout
+    assert (
+        "2 step checkpoints of default, the last of step 41\n1 step checkpoint of eval, the last of step 7\n" in shown
+    )
+    assert "\n1 step checkpoint, the last of step 7\n" in run("stats", empty, "--buffer", "eval").stdout
+
+
+@pytest.mark.parametrize("command", ["stats", "ls"])
+def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None:
+    stderr = run(command, busy, "--buffer", "evil", code=1).stderr
+    assert stderr == "Error: there is no buffer 'evil' in this database; there are default, eval\n"
+
+
+def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
+    with ReplayBufferConfig(url=empty).build_sync() as buffer:
+        old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
+        assert buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
+    assert run_json("stats", empty)["groups"] == []
+    assert run_json("stats", empty)["buffers"]["default"]["tasks"]["math"]["dropped"] == 1
+    assert "math" in run("stats", empty).stdout
+
+
+def test_an_empty_buffer_is_no_error(empty: str) -> None:
+    run("doctor", empty, "--upgrade")
+    assert run("stats", empty).stdout.startswith("The buffer is empty.\n")
+
+
+# Rewards of several parts, as SQL shows them

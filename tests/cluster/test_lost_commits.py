@@ -1,9 +1,12 @@
-"""A promoted standby that lacks what a process saw committed is found out, and a restore gives an exact run."""
+"""Commits that a standby lacks, split brain, and commands on a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +14,10 @@ import numpy as np
 import pytest
 
 from replaybuf import FencedError, PromptLedger, ReplayBuffer, RolloutState
-from tests.cluster.servers import Cluster
+from replaybuf.errors import AccessError, UnreachableError
+from replaybuf.storage.sql.schema.revisions import HEAD
+from tests.cli.conftest import run
+from tests.cluster.servers import Cluster, Node
 from tests.cluster.test_failover import FAILOVERS, fail_over
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger, entries
@@ -208,3 +214,121 @@ async def _lose(cluster: Cluster, run: Run, chance: random.Random) -> None:
     run.failing = True
     await fail_over(cluster)
     run.failed_over = True  # also where nothing was lost: a failover alone changes what random draws give
+
+
+async def test_a_run_does_not_go_back_to_an_old_primary(synchronous: Cluster, figures: Figures) -> None:
+    """Neither who has it open, also while the new primary is away, nor who opens it then."""
+    url = synchronous.new_database()
+    async with build(url, reconnect_timeout=1) as buffer:
+        await fill(buffer, 3)
+        await fail_over(synchronous)
+        await fill(buffer, 1, first=3)
+        old, new = synchronous.standby, synchronous.primary
+        await asyncio.to_thread(old.start)
+        async with build(url) as other:
+            await fill(other, 1, first=4)
+        before = await asyncio.to_thread(groups_at, old, url)
+        await asyncio.to_thread(new.kill)
+        with pytest.raises(UnreachableError, match=r"is an old primary \(timeline .*a standby of the new one"):
+            await buffer.put(group(5), TASK)
+        await asyncio.to_thread(new.start)
+        await until(lambda: is_put(buffer, 6), 30)
+        figures.add(faults=1, groups=6, doubled=int(await asyncio.to_thread(groups_at, old, url) != before))
+        assert await asyncio.to_thread(groups_at, old, url) == before
+        assert await take_all(buffer) == [0, 1, 2, 3, 4, 6]
+
+
+async def is_put(buffer: ReplayBuffer, number: int) -> bool:
+    try:
+        await buffer.put(group(number), TASK)
+    except UnreachableError:
+        return False
+    return True
+
+
+def groups_at(node: Node, url: str) -> int:
+    [count] = node.ask_in(url, "SELECT count(*) FROM rb_group")
+    return int(count)
+
+
+@pytest.mark.long
+async def test_two_primaries_of_one_timeline_are_refused(asynchronous: Cluster) -> None:
+    """Nobody can tell which of them a new process should follow."""
+    url = asynchronous.new_database()
+    async with build(url) as buffer:
+        await fill(buffer, 1)
+    primary = asynchronous.primary
+    await asyncio.to_thread(primary.kill)
+    await asyncio.to_thread(asynchronous.promote)
+    primary.follow_nobody()
+    await asyncio.to_thread(primary.start)
+    await asyncio.to_thread(primary.promote)
+    assert primary is asynchronous.standby
+    with pytest.raises(UnreachableError, match=r"both say that they are the primary, and each has"):
+        async with build(url):
+            pass
+
+
+@pytest.mark.long
+async def test_a_standby_takes_no_writes(asynchronous: Cluster) -> None:
+    """Alone, or one of two that can't be reached; it can be read."""
+    url = asynchronous.new_database()
+    async with build(url) as buffer:
+        await fill(buffer, 1)
+    standby = asynchronous.standby.url(url.rpartition("/")[2])
+    nowhere = standby.replace("127.0.0.1", "127.0.0.1:1,127.0.0.1")
+    for named, error, text in (
+        (standby, AccessError, "is a standby, which takes no writes; name the primary"),
+        (nowhere, UnreachableError, "127.0.0.1:1 can't be used .*is a standby; start it"),
+        (url.replace(str(asynchronous.primary.port), "1"), UnreachableError, "no primary can be reached"),
+    ):
+        with pytest.raises(error, match=text):
+            async with build(named):
+                pass
+
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.long
+def test_commands_read_and_write_with_several_hosts(asynchronous: Cluster) -> None:
+    """The first one of these is a standby; a command that writes finds the primary."""
+    url = asynchronous.new_database()
+    name = url.rpartition("/")[2]
+    standby, primary = asynchronous.standby.address, asynchronous.primary.address
+    url = f"postgresql://postgres:hidden@{standby},{primary}/{name}"
+
+    async def prepare() -> None:
+        async with build(url) as buffer:
+            await fill(buffer, 3)
+            await buffer.checkpoint(1)
+
+    asyncio.run(prepare())
+    to_read = f"{url}?target_session_attrs=primary"
+    for command in (
+        ("ls", to_read),
+        ("stats", to_read),
+        ("show", to_read, "1"),
+        ("sql", to_read, "SELECT count(*) FROM groups"),
+        ("doctor", to_read),
+        ("why", to_read),
+        ("checkpoint", "ls", to_read),
+        ("doctor", url, "--upgrade"),
+        ("checkpoint", "restore", url, "1", "--yes"),
+        ("rm", url, "--where", '{"task_name": "math"}', "--yes"),
+    ):
+        done = run(*command, code=None)
+        assert "hidden" not in done.output
+        assert done.exit_code == 0 or command[0] == "doctor", (command, done.output)
+    assert "True" in run("sql", f"{url}?target_session_attrs=standby", "SELECT pg_is_in_recovery()").stdout
+
+
+@pytest.mark.long
+def test_alembic_finds_the_primary(asynchronous: Cluster) -> None:
+    url = asynchronous.new_database()
+    name = url.rpartition("/")[2]
+    url = f"postgresql://postgres@{asynchronous.standby.address},{asynchronous.primary.address}/{name}"
+    command = [sys.executable, "-m", "alembic", "upgrade", "head"]
+    env = {**os.environ, "REPLAYBUF_URL": url, "PYTHONPATH": str(_ROOT)}
+    subprocess.run(command, cwd=_ROOT, env=env, check=True, timeout=120)
+    assert asynchronous.primary.ask_in(url, "SELECT version_num FROM rb_version") == [HEAD]

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from tests.contract.archiving import ArchiveLaws
-from tests.contract.chances import ChanceLaws
-from tests.contract.checkpointing import CheckpointLaws
-from tests.contract.claiming import ClaimLaws, ImportLaws, SettlingLaws
-from tests.contract.damage import DamageLaws
-from tests.contract.drawing import DrawingLaws
-from tests.contract.dropping import DroppingLaws
-from tests.contract.durable import DurableLaws
-from tests.contract.durable_rules import DurableRulesLaws
-from tests.contract.expiring import ExpiryLaws
-from tests.contract.fencing import FenceLaws
-from tests.contract.filling import EvictionLaws, FullLaws
-from tests.contract.lapsing import LeaseTimeLaws
-from tests.contract.leasing import LeaseLaws
-from tests.contract.limiting import RateLaws
-from tests.contract.persistence import PersistenceLaws
-from tests.contract.policies import PolicyLaws
-from tests.contract.putting import PuttingLaws
-from tests.contract.querying import ChangingLaws, QueryingLaws
-from tests.contract.recording import LeaseRecordLaws, RecordLaws
-from tests.contract.refreshing import RefreshingLaws
-from tests.contract.replacing import ReplacingLaws
-from tests.contract.reusing import ReuseLaws
-from tests.contract.taking import CountingLaws, TakingLaws
-from tests.contract.tallying import MetricsLaws, TallyLaws
-from tests.contract.waiting import ClosingLaws, WaitingLaws
-from tests.contract.weighing import WeightLaws
+from tests.contract.drawing import ChanceLaws, DrawingLaws, PolicyLaws, ReuseLaws, WeightLaws
+from tests.contract.dropping import ArchiveLaws, DroppingLaws
+from tests.contract.durable import DamageLaws, DurableLaws, DurableRulesLaws, FenceLaws
+from tests.contract.filling import EvictionLaws, FullLaws, RateLaws
+from tests.contract.leasing import LeaseLaws, LeaseTimeLaws
+from tests.contract.persistence import CheckpointLaws, PersistenceLaws
+from tests.contract.putting import CountingLaws, PuttingLaws, ReplacingLaws, TakingLaws
+from tests.contract.querying import ChangingLaws, ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
+from tests.contract.refreshing import ExpiryLaws, RefreshingLaws
+from tests.contract.waiting import ClosingLaws, LeaseRecordLaws, MetricsLaws, RecordLaws, TallyLaws, WaitingLaws
 
 
 class TransactionLaws(

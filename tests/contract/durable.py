@@ -1,20 +1,43 @@
-"""Laws of storages that outlive their process, or that several processes share."""
+"""Laws of storages that outlive their process, or that several processes share: data, rules, fences, damage."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import FencedError, NotReadyError
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import NewGroup
+from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
-from tests.contract.harness import CODEC, OTHER_CODEC, SOON, Harness, Open, OpenBuffer, group, ids, plain
-from tests.contract.persistence import everything, fill
+from tests.contract.harness import (
+    CODEC,
+    OTHER_CODEC,
+    SOON,
+    Harness,
+    Open,
+    OpenBuffer,
+    drawn,
+    eventually,
+    fill,
+    found,
+    group,
+    ids,
+    payload_of,
+    plain,
+    rules_of,
+    total,
+)
+from tests.contract.leasing import LONG, lease_of
+from tests.contract.persistence import everything, fill_in_every_way
 from tests.contract.waiting import waiting
+from tests.reference.snapshots import held_by
 
 SamePlace = Callable[[SQLStorage, Codec], SQLStorage]
 
@@ -31,7 +54,7 @@ class DurableLaws(Harness):
         self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
     ) -> None:
         """Closed and opened again: groups, metadata and dropped counts are as before."""
-        await fill(buffer)
+        await fill_in_every_way(buffer)
         before = await everything(buffer)
         await buffer.close()
         again = await open_buffer(storage=same_place(buffer.storage, CODEC))
@@ -89,3 +112,339 @@ class DurableLaws(Harness):
         assert await wrong.get(1, "math") == []
         right = ReplayBuffer(storage, OTHER_CODEC.rollout_type)
         assert plain(await right.get(1, "math", "failed")) == plain([[fields]])
+
+
+#: Long enough to close a storage and open it again.
+WHILE = 2.0
+
+
+class DurableRulesLaws(Harness):
+    """Storages over the same place go on where the others are."""
+
+    @pytest.fixture
+    def same_place(self) -> SamePlace:
+        """A function that returns a further storage over the data of the one given, with its rules, for a codec."""
+        raise NotImplementedError("give a fixture same_place; tests.contract says how")
+
+    async def _reopened(self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace) -> ReplayBuffer:
+        await buffer.close()
+        return await open_buffer(storage=same_place(buffer.storage, CODEC))
+
+    @pytest.mark.parametrize("policy", ["uniform", "prioritized"])
+    async def test_draws_go_on_as_if_never_closed(
+        self, open_buffer: OpenBuffer, same_place: SamePlace, policy: str
+    ) -> None:
+        """The sequence of random draws is that of a buffer that was never closed."""
+        sequences = []
+        for closes in (False, True):
+            buffer = await open_buffer(policy, seed=5, max_times_sampled=3)
+            sequence = []
+            for round_number in range(6):
+                for number in range(4):
+                    await buffer.put(group(number), "math", priority=1 + number % 3)
+                if closes:
+                    buffer = await self._reopened(buffer, open_buffer, same_place)
+                sequence += [await drawn(buffer, 2), await drawn(buffer, 1 + round_number)]
+            sequences.append(sequence)
+        assert sequences[0] == sequences[1]
+
+    async def test_several_storages_share_the_race(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+        """Draws through either are the same as draws through one."""
+        one = await open_buffer("uniform", seed=2, max_times_sampled=0)
+        first = await open_buffer("uniform", seed=2, max_times_sampled=0)
+        second = await open_buffer(storage=same_place(first.storage, CODEC))
+        for buffer in (one, first):
+            await fill(buffer, 9)
+        expected = [await drawn(one, 2) for _ in range(8)]
+        assert [await drawn((first, second)[turn % 2], 2) for turn in range(8)] == expected
+
+    async def test_two_readers_never_get_the_same_draw(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+        """Trinity-RFT's readers of SQLite get the same rows; here groups are drawn as often as the limit says."""
+        buffer = await open_buffer("uniform", seed=1, max_times_sampled=2)
+        others = [await open_buffer(storage=same_place(buffer.storage, CODEC)) for _ in range(2)]
+        uids = await fill(buffer, 12)
+        calls = [drawn(one, 3) for one in (buffer, *others) for _ in range(4)]
+        received = Counter([uid for batch in await asyncio.gather(*calls) for uid in batch])
+        while batch := await drawn(buffer, 12):
+            received.update(batch)
+        assert received == dict.fromkeys(uids, 2)
+        assert len(buffer) == 0
+
+    async def test_the_capacity_is_that_of_the_place(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+        """Puts through several storages at once never exceed it."""
+        buffer = await open_buffer(capacity=4)
+        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        await asyncio.gather(*((buffer, other)[n % 2].put(group(n), "math") for n in range(16)))
+        assert len(buffer) == len(other) == 4
+        assert await total(buffer, "evicted") == 12
+
+    async def test_a_take_elsewhere_makes_room(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+        """A put that waits here sees a take there."""
+        buffer = await open_buffer(capacity=1, on_full="block")
+        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        await fill(buffer, 1)
+        task = asyncio.create_task(buffer.put(group(1), "math", timeout=SOON * 2))
+        await asyncio.sleep(0.05)
+        assert ids(await other.get(1, "math")) == [0]
+        await asyncio.wait_for(task, SOON)
+
+    async def test_leases_survive_reopening(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+        """Groups stay hidden from every storage over the place; when their lease ends, they come back."""
+        buffer = await open_buffer()
+        uids = await fill(buffer, 3)
+        lease = await lease_of(buffer, 2, WHILE)
+        again = await self._reopened(buffer, open_buffer, same_place)
+        there = [item.uid for item in await found(again)]
+        assert there == uids[2:] or time.time() > lease.until - 0.1  # this machine was too slow
+        await eventually(lambda: again.is_ready({"math": 3}))
+        assert [(item.uid, item.deliveries) for item in await found(again)] == [
+            (uids[0], 1),
+            (uids[1], 1),
+            (uids[2], 0),
+        ]
+
+    async def test_tokens_grow_for_all(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+        """Also after reopening: a token fences off earlier consumers of the groups."""
+        buffer = await open_buffer()
+        await fill(buffer, 3)
+        first = await lease_of(buffer)
+        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        second = await lease_of(other)
+        again = await self._reopened(buffer, open_buffer, same_place)
+        third = await lease_of(again)
+        assert first.token < second.token < third.token
+
+    async def test_a_heartbeat_ends_with_its_buffer(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+        """A consumer that closed its buffer holds its groups no longer than the lease's time."""
+        buffer = await open_buffer()
+        await fill(buffer, 1)
+        lease = await buffer.lease_batch({"math": 1}, seconds=0.5)
+        again = await self._reopened(buffer, open_buffer, same_place)
+        await again.wait_ready({"math": 1}, timeout=SOON)
+        assert lease.open
+
+
+Attempt = Callable[[ReplayBuffer], Awaitable[Any]]
+
+ATTEMPTS: dict[str, Attempt] = {
+    "put": lambda buffer: buffer.put(group(9), "math"),
+    "get": lambda buffer: buffer.get(1, "math"),
+    "take_batch": lambda buffer: buffer.take_batch({"math": 1}, timeout=SOON),
+    "sample": lambda buffer: buffer.sample({"math": 1}),
+    "lease": lambda buffer: buffer.lease_batch({"math": 1}, seconds=LONG).__aenter__(),
+    "delete": lambda buffer: buffer.delete({}),
+    "update": lambda buffer: buffer.update({}, priority=2),
+    "update_priorities": lambda buffer: buffer.update_priorities({1: 2.0}),
+    "refresh": lambda buffer: buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9),
+    "dropped put": lambda buffer: buffer.put(
+        group(9, seq_staleness=5), "math", stale_threshold=4, expired_groups_retryable=False
+    ),
+    "cursor": lambda buffer: buffer.cursors.move(Cursor("data")),
+    "claim": lambda buffer: buffer.cursors.claim([], Cursor("data"), LONG),
+    "checkpoint": lambda buffer: buffer.checkpoint(7),
+    "drop": lambda buffer: buffer.drop_checkpoint(1),
+}
+
+
+class FenceLaws(Harness):
+    """Restores, as other storages see them."""
+
+    @pytest.fixture
+    def same_place(self) -> SamePlace:
+        """As for `DurableLaws`."""
+        raise NotImplementedError("give a fixture same_place; tests.contract says how")
+
+    @pytest.mark.parametrize("attempt", ATTEMPTS)
+    async def test_those_of_the_run_before_can_change_nothing(
+        self, attempt: str, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
+    ) -> None:
+        """FencedError that names the step, at every attempt; the restored buffer stays as it is."""
+        await fill_in_every_way(buffer)
+        await buffer.checkpoint(1)
+        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        await trainer.restore(1)
+        before = held_by(trainer)
+        for _ in range(2):
+            with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
+                await ATTEMPTS[attempt](buffer)
+        assert held_by(trainer) == before
+
+    async def test_background_work_of_the_run_before_changes_nothing(
+        self, open_buffer: OpenBuffer, same_place: SamePlace
+    ) -> None:
+        """It prunes by no limit of its own, ends no lease, forgets no draw, and publishes no limits."""
+        buffer = await open_buffer(unfit_groups=1, archive_groups=1, max_deliveries=1)
+        await buffer.checkpoint(1)
+        storage = same_place(buffer.storage, CODEC)
+        storage.rules = rules_of()
+        trainer = await open_buffer(storage=storage)
+        await trainer.restore(1)
+        await trainer.storage.thread.run(trainer.storage.sweeper.stop)  # its own work
+        for number in range(3):
+            await trainer.put(group(number, status="failed"), "math")
+            await trainer.put(group(number), "math")
+        await trainer.get(2, "math")
+        leased = await trainer.lease_batch({"math": 1}, seconds=0.001, heartbeat=False)
+        before = held_by(trainer)
+        work = buffer.storage
+        work.sweeper._history = 0
+        for step in (work.sweeper.look_after_groups, work.sweeper.prune_history):
+            with pytest.raises(FencedError):
+                await work.thread.run(step)
+        assert held_by(trainer) == before
+        assert await trainer.storage._read(lambda tx: tx.run("SELECT count(*) FROM rb_batch")) == [(2,)]
+        await leased.extend(LONG)
+
+    async def test_leases_of_the_run_before_are_fenced(
+        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
+    ) -> None:
+        """They can't be acknowledged, extended or given back by those who still hold them."""
+        await buffer.put(group(1), "math")
+        await buffer.checkpoint(1)
+        lease = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        await trainer.restore(1)
+        for call in (
+            lease.acknowledge(),
+            lease.extend(),
+            lease.give_back(),
+            lease.finish(group(2), "math", replaces=lease.open),
+        ):
+            with pytest.raises(FencedError):
+                await call
+        assert ids(await trainer.get(9, "math")) == [1]
+
+    async def test_those_who_wait_are_told(
+        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
+    ) -> None:
+        """Waits of the run before end with FencedError, long before their timeout."""
+        await buffer.checkpoint(1)
+        task = await waiting(buffer, buffer.wait_ready({"math": 1}, timeout=None))
+        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        await trainer.restore(1)
+        with pytest.raises(FencedError):
+            await asyncio.wait_for(task, SOON)
+
+    async def test_a_fenced_buffer_can_still_be_read(
+        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
+    ) -> None:
+        """Counting, finding, and the list of checkpoints."""
+        await fill_in_every_way(buffer)
+        await buffer.checkpoint(1)
+        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        await trainer.restore(1)
+        assert await everything(buffer) == await everything(trainer)
+        assert await buffer.checkpoints() == await trainer.checkpoints()
+
+    async def test_a_new_buffer_joins_the_restored_run(
+        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
+    ) -> None:
+        """Storages opened after the restore, and the one that restored; also after a second restore."""
+        await buffer.checkpoint(1)
+        for number in range(2):
+            trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
+            await trainer.restore(1)
+            worker = await open_buffer(storage=same_place(buffer.storage, CODEC))
+            await worker.put(group(number), "math")
+            await trainer.put(group(number), "math")
+            assert ids(await trainer.get(9, "math")) == [number, number]
+
+
+class DamageLaws(Harness):
+    """Bit rot, and payloads of another rollout type."""
+
+    @pytest.fixture(params=["bit rot", "other type"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        """The damage of the second of three groups."""
+        return str(request.param)
+
+    async def _damaged(self, kind: str, open_storage: Open) -> tuple[ReplayBuffer, list[int]]:
+        """Return a buffer with three groups, whose second can't be decoded, and their uids."""
+        storage = await open_storage()
+        uids = [await storage.put(_new(0))]
+        if kind == "bit rot":
+            uids.append(await storage.put(_new(1)))
+            uids.append(await storage.put(_new(2)))
+            await self.damage(storage, uids[1])
+        else:
+            others = await open_storage(OTHER_CODEC)
+            others.load_snapshot(storage.snapshot({}), {})
+            fields = {"status": "completed", "of_another_type": 1}
+            uids.append(await others.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0)))
+            storage = await open_storage()
+            storage.load_snapshot(others.snapshot({}), {})
+            uids.append(await storage.put(_new(2)))
+        return ReplayBuffer(storage, CODEC.rollout_type), uids
+
+    async def test_a_take_goes_on_with_the_next(self, kind: str, open_storage: Open) -> None:
+        """The batch is as large as if the damaged group weren't there."""
+        buffer, _ = await self._damaged(kind, open_storage)
+        assert ids(await buffer.get(2, "math")) == [0, 2]
+
+    async def test_a_damaged_group_is_set_aside(self, kind: str, open_storage: Open) -> None:
+        """Its status is FAILED, `error` says why; identity, staleness and payload stay."""
+        buffer, uids = await self._damaged(kind, open_storage)
+        payload = await payload_of(buffer.storage, uids[1])
+        await buffer.get(9, "math")
+        [item] = await found(buffer)
+        assert (item.uid, item.timestamp_id, item.status, item.item) == (uids[1], uids[1], Status.FAILED, [])
+        assert item.error
+        assert ("another rollout type" in item.error) is (kind == "other type")
+        assert await buffer.count("math", "failed") == 1
+        assert await payload_of(buffer.storage, uids[1]) == payload
+
+    async def test_find_shows_a_damaged_group(self, kind: str, open_storage: Open) -> None:
+        """With the reason in `error` and an empty item; reading changes nothing."""
+        buffer, uids = await self._damaged(kind, open_storage)
+        items = await found(buffer)
+        assert [item.uid for item in items] == uids
+        assert [item.error is None for item in items] == [True, False, True]
+        assert [len(item.item) for item in items] == [1, 0, 1]
+        assert await buffer.count("math", "completed") == 3
+
+    async def test_all_or_nothing_counts_only_what_is_good(self, kind: str, open_storage: Open) -> None:
+        """A batch that the damaged group would have completed isn't ready; nothing is taken."""
+        buffer, _ = await self._damaged(kind, open_storage)
+        with pytest.raises(NotReadyError, match="task math: 2 completed groups there, 3 needed"):
+            await buffer.take_batch({"math": 3}, timeout=0.2)
+        assert len(buffer) == 3
+        batch, _ = await buffer.take_batch({"math": 2}, timeout=20)
+        assert ids(batch["math"]) == [0, 2]
+
+    async def test_concurrent_takers_pass_a_damaged_group(self, kind: str, open_storage: Open) -> None:
+        """Several takers get the good groups once and set the bad one aside once."""
+        buffer, _ = await self._damaged(kind, open_storage)
+        batches = await asyncio.gather(*(buffer.get(1, "math") for _ in range(5)))
+        assert sorted(i for batch in batches for i in ids(batch)) == [0, 2]
+        assert await buffer.count_where({"status": "failed"}) == len(buffer) == 1
+
+    async def test_a_group_set_aside_can_be_asked_for_again(self, kind: str, open_storage: Open) -> None:
+        """It is set aside again each time it is taken, and can be deleted."""
+        buffer, _ = await self._damaged(kind, open_storage)
+        await buffer.get(9, "math")
+        assert await buffer.get(9, "math", "failed") == []
+        assert await buffer.update({"status": "failed"}, status="completed") == 1
+        assert await buffer.get(9, "math") == []
+        assert await buffer.count("math", "failed") == 1
+        assert await buffer.delete({}) == 1
+
+    async def test_a_refresh_passes_damaged_groups(self, kind: str, open_storage: Open) -> None:
+        """It is for the others; the damaged one is neither lost nor expired."""
+        buffer, uids = await self._damaged(kind, open_storage)
+        assert await buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9) == {"math": 0}
+        assert [item.uid for item in await found(buffer)] == uids
+
+    async def test_snapshots_keep_damaged_groups(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
+        """A snapshot with a damaged group can be loaded, and the group is as damaged as before."""
+        storage: SQLStorage = await open_storage()
+        uid = await storage.put(_new(0))
+        await self.damage(storage, uid)
+        buffer = await open_buffer()
+        buffer.storage.load_snapshot(storage.snapshot({}), {})
+        assert await payload_of(buffer.storage, uid) == await payload_of(storage, uid)
+        [item] = await found(buffer)
+        assert item.error is not None
+
+
+def _new(rollout_id: int) -> NewGroup:
+    return NewGroup("math", Status.COMPLETED, 0, group(rollout_id), 1.0)

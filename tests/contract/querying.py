@@ -1,16 +1,22 @@
-"""Laws of find, count_where, delete and update. What a query means is tested in full by replaybuf itself."""
+"""Laws of queries, changes, claims and imports."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import ClosedError
+from replaybuf.errors import ClosedError, FullError, InputError, LeaseLostError
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.values import Cursor, NewGroup
+from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
-from tests.contract.harness import Harness, found, group, matching, only, plain
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from tests.contract.harness import Harness, OpenBuffer, found, group, ids, matching, only, plain, total
+from tests.contract.leasing import LONG
 
 #: Queries over the four groups of `four`, with the places of those that match.
 QUERIES: list[tuple[dict[str, Any], list[int]]] = [
@@ -197,3 +203,178 @@ class ChangingLaws(Harness):
             await buffer.put(group(i, status=Status.FAILED if i == 1 else Status.COMPLETED), "math")
         await buffer.update({"status": "failed"}, status="completed")
         assert [g[0].rollout_id for g in await buffer.get(9, "math")] == [0, 1, 2]
+
+
+class ClaimLaws(Harness):
+    """Groups that are leased from the beginning, in the transaction that moves a cursor."""
+
+    def prompt(self, number: int) -> NewGroup:
+        """Return a group without any generated rollouts yet."""
+        return NewGroup("math", Status.INIT, 0, group(number, status=Status.INIT), 1.0)
+
+    async def test_a_claim_moves_the_cursor_with_its_groups(self, buffer: ReplayBuffer) -> None:
+        """In one transaction; a claim from another version of the cursor does nothing."""
+        storage = buffer.storage
+        first = await storage.claim([self.prompt(1), self.prompt(2)], Cursor("data", 0, 2, b"x"), LONG)
+        assert first is not None
+        assert ids([item.item for item in first.items["math"]]) == [1, 2]
+        assert [(item.times_sampled, item.deliveries) for item in first.items["math"]] == [(1, 1), (1, 1)]
+        assert await storage.claim([self.prompt(3)], Cursor("data", 0, 3, b"y"), LONG) is None
+        assert await storage.cursor("data") == Cursor("data", 1, 2, b"x")
+        second = await storage.claim([self.prompt(3)], Cursor("data", 1, 3, b"y"), LONG)
+        assert second is not None
+        assert second.token > first.token
+        assert await storage.claim([self.prompt(4)], Cursor("data", 1, 4, b"z"), LONG) is None
+
+    async def test_a_claim_from_before_a_restore_does_nothing(self, buffer: ReplayBuffer) -> None:
+        """The cursor has the same version again but another place: a worker was just reading the dataset."""
+        storage = buffer.storage
+        await storage.move_cursor(Cursor("data", 0, 1, b"one"))
+        await buffer.checkpoint(1)
+        await storage.move_cursor(Cursor("data", 1, 9, b"nine"))
+        seen = await storage.cursor("data")
+        await buffer.restore(1)
+        await storage.move_cursor(replace(await storage.cursor("data"), position=2, value=b"two"))
+        assert not await storage.move_cursor(replace(seen, position=10, value=b"ten"))
+        assert await storage.claim([self.prompt(1)], replace(seen, position=10, value=b"ten"), LONG) is None
+        assert await storage.cursor("data") == Cursor("data", 2, 2, b"two")
+
+    async def test_claimed_groups_are_leased(self, buffer: ReplayBuffer) -> None:
+        """Nobody draws them; given back they are there for the next, as if they had not been drawn."""
+        lease = await buffer.cursors.claim([self.prompt(1)], Cursor("data"), LONG)
+        assert lease is not None
+        [uid] = lease.open
+        assert len(buffer) == 0
+        assert await lease.give_back() == 1
+        [item] = await found(buffer)
+        assert (item.uid, item.status, item.times_sampled, item.deliveries) == (uid, Status.INIT, 0, 0)
+        tallies = {name: n for (_, _, name), n in (await buffer.storage.tallies()).items() if n}
+        assert tallies == {Tally.PUT: 1, Tally.SIZE: 1, Tally.RETURNED: 1}
+
+    async def test_a_claim_evicts_nothing(self, open_buffer: OpenBuffer) -> None:
+        """Leased groups are not in the buffer."""
+        buffer = await open_buffer(capacity=1)
+        await buffer.put(group(1), "math")
+        await buffer.cursors.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
+        assert ids(await buffer.get(9, "math")) == [1]
+
+
+class ImportLaws(Harness):
+    """Groups that are put in the transaction that moves a cursor."""
+
+    def moved(self, number: int, **told: Any) -> NewGroup:
+        """Return a completed group from another store, as that had it."""
+        rollouts = group(number)
+        payload = Codec(RolloutType(type(rollouts[0]))).encode(rollouts)
+        return NewGroup("math", Status.COMPLETED, 2, rollouts, 1.0, payload=payload, **told)
+
+    async def test_groups_are_put_with_the_cursors_move_or_not_at_all(self, buffer: ReplayBuffer) -> None:
+        storage = buffer.storage
+        assert await storage.put_with_cursor([self.moved(1), self.moved(2)], Cursor("file", 0, 2, b"x"))
+        assert not await storage.put_with_cursor([self.moved(3)], Cursor("file", 0, 3, b"y"))
+        assert await storage.cursor("file") == Cursor("file", 1, 2, b"x")
+        assert ids(await buffer.get(9, "math")) == [1, 2]
+
+    async def test_they_keep_what_they_were(self, buffer: ReplayBuffer) -> None:
+        storage = buffer.storage
+        told = {"priority": 2.5, "times_sampled": 3, "deliveries": 1, "error": "no", "key": "a", "tags": {"level": 1}}
+        await storage.put_with_cursor([self.moved(1, **told)], Cursor("file"))
+        [item] = await found(buffer)
+        assert {name: getattr(item, name) for name in told} == told
+        assert (item.staleness, item.created_at) == (2, 1.0)
+
+    async def test_one_of_the_same_key_is_replaced(self, buffer: ReplayBuffer) -> None:
+        storage = buffer.storage
+        await buffer.put(group(1), "math", key="a")
+        await storage.put_with_cursor([self.moved(2, key="a")], Cursor("file"))
+        assert ids([item.item for item in await found(buffer)]) == [2]
+
+    async def test_a_group_without_room_leaves_nothing_of_the_others(self, open_buffer: OpenBuffer) -> None:
+        buffer = await open_buffer(capacity=1, on_full="reject")
+        storage = buffer.storage
+        with pytest.raises(FullError):
+            await storage.put_with_cursor([self.moved(1), self.moved(2)], Cursor("file"))
+        assert len(buffer) == 0
+        assert (await storage.cursor("file")).version == 0
+
+
+class SettlingLaws(Harness):
+    """Results that are stored in the place of leased groups."""
+
+    async def test_a_put_settles_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
+        """The leased group leaves as its result comes in; the lease has nothing open then."""
+        await buffer.put(group(1, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
+        await lease.finish(group(2), "math", replaces=lease.open)
+        assert not lease.open
+        await lease.acknowledge()
+        assert ids(await buffer.get(9, "math")) == [2]
+        tallies = {(status, name): n for (_, status, name), n in (await buffer.storage.tallies()).items() if n}
+        assert tallies[(Status.INIT, Tally.REPLACED)] == 1
+        assert (Status.INIT, Tally.LEASED) not in tallies
+
+    async def test_a_lease_can_go_on_with_other_content(self, buffer: ReplayBuffer) -> None:
+        """The new group is held in the place of the old one, and comes back instead of it."""
+        await buffer.put(group(1, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
+        half = group(2, status=Status.ABORTED)
+        newer = await lease.save(half, "math", replaces=lease.open)
+        assert lease.open == {newer}
+        assert len(buffer) == 0
+        await lease.extend()
+        assert await lease.give_back(failed="x") == 1
+        [item] = await found(buffer)
+        assert (item.uid, ids([item.item]), item.status, item.deliveries) == (newer, [2], Status.ABORTED, 1)
+
+    async def test_a_put_for_a_lost_lease_is_refused(self, buffer: ReplayBuffer) -> None:
+        """LeaseLostError, and nothing is stored: the group is with another consumer by then."""
+        await buffer.put(group(1, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
+        other = await buffer.lease_batch({"math": 0}, seconds=LONG)
+        with pytest.raises(InputError, match="not open in this lease"):
+            await other.finish(group(2), "math", replaces=lease.open)
+        await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
+        await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
+        for put in (lease.finish, lease.save):
+            with pytest.raises(LeaseLostError):
+                await put(group(2), "math", replaces=lease.open)
+        assert len(buffer) == 0
+
+    async def test_of_several_results_at_once_only_the_lost_one_is_refused(self, buffer: ReplayBuffer) -> None:
+        """Each is stored or refused as if it were alone, in the order of the calls."""
+        for number in range(4):
+            await buffer.put(group(number, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
+        uids = [item.uid for item in lease.items["math"]]
+        await buffer.storage.give_back(lease._leased, uids[1:2], counts=False)
+        await buffer.delete({"uid": uids[1]})
+        puts = [lease.finish(group(10 + n), "math", replaces=[uid]) for n, uid in enumerate(uids)]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(result) for result in results] == [int, LeaseLostError, int, int]
+        assert ids(await buffer.get(9, "math")) == [10, 12, 13]
+        assert lease.open == {uids[1]}
+
+    async def test_results_for_which_there_is_no_room_stay_leased(self, open_buffer: OpenBuffer) -> None:
+        """Of several at once, as many as there is room for are stored."""
+        buffer = await open_buffer(capacity=2, on_full="reject")
+        for number in range(4):
+            await buffer.put(group(number, status=Status.INIT), "math")
+        lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
+        uids = sorted(lease.open)
+        puts = [lease.finish(group(10 + n), "math", replaces=[uid]) for n, uid in enumerate(uids)]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(result) for result in results] == [int, int, FullError, FullError]
+        assert sorted(lease.open) == uids[2:]
+        assert await lease.give_back() == 2
+        assert ids(await buffer.get(9, "math", "init")) == [2, 3]
+
+    async def test_a_result_says_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
+        """InputError otherwise, and for uids that aren't of the lease; nothing is stored."""
+        await buffer.put(group(1), "math")
+        lease = await buffer.lease_batch({"math": 1}, seconds=LONG)
+        wrong: list[Any] = [[], [-1], ["1"], "1", None, [7], [*lease.open, 7]]
+        for replaces in wrong:
+            for put in (lease.finish, lease.save):
+                with pytest.raises(InputError, match=r"replaces|not open in this lease"):
+                    await put(group(2), "math", replaces=replaces)
+        assert (await total(buffer, "put"), len(lease.open)) == (1, 1)

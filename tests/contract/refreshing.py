@@ -1,14 +1,15 @@
-"""Laws of refresh_staleness. The reference is `OneByOne`: a group rewritten rollout by rollout."""
+"""Laws of staleness and expiry."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import InputError
+from replaybuf.errors import InputError, RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.staleness import (
@@ -54,10 +55,10 @@ class RefreshingLaws(Harness):
         assert await staleness(buffer) == [7, 5, 0, 0]
 
     async def test_the_most_stale_rollout_counts(self, buffer: ReplayBuffer) -> None:
-        """Groups of rollouts with and without model steps are never below 0."""
+        """Rollouts without model steps don't count beside others."""
         await buffer.put([rollout(1, response_model_steps=[4, 2]), rollout(2, response_model_steps=[6])], "math")
         await buffer.put([rollout(3, response_model_steps=[4]), rollout(4)], "math")
-        for step, expected in ((9, [6, 4]), (3, [0, 0]), (1, [-2, 0]), (8, [5, 3])):
+        for step, expected in ((9, [6, 4]), (5, [2, 0]), (8, [5, 3])):
             await refresh(buffer, step)
             assert await staleness(buffer) == expected
 
@@ -276,3 +277,182 @@ class OneByOne:
                 mask_stale_tokens(rollouts, through, CODEC.rollout_type)
             expired += bool(gone)
         return expired
+
+
+class ExpiryLaws(Harness):
+    """The effects of model steps, train steps and thresholds on a put, which it has before a database sees it."""
+
+    async def test_model_step_fills_up_what_is_missing(self, buffer: ReplayBuffer) -> None:
+        """It extends `response_model_steps` to the length of `response_ids`; existing ones stay."""
+        put = [rollout(1), rollout(2, response_model_steps=[3]), rollout(3, response_model_steps=[1, 1, 1, 1])]
+        await buffer.put(put, "math", model_step=7)
+        stored = (await only(buffer)).item
+        assert [r.response_model_steps for r in stored] == [[7, 7, 7], [3, 7, 7], [1, 1, 1, 1]]
+
+    async def test_model_steps_of_arrays_are_arrays(self, buffer: ReplayBuffer) -> None:
+        """An array is extended by its own dtype; where response_ids are an array the steps become one."""
+        steps = np.array([3], dtype=np.int16)
+        put = [rollout(1, response_model_steps=steps), rollout(2, response_ids=np.array([5, 6]))]
+        await buffer.put(put, "math", model_step=7)
+        stored = [r.response_model_steps for r in (await only(buffer)).item]
+        assert [(s.dtype, s.tolist()) for s in stored] == [(np.int16, [3, 7, 7]), (np.int32, [7, 7])]
+
+    async def test_staleness_is_that_of_the_oldest_token(self, buffer: ReplayBuffer) -> None:
+        """`T - min(response_model_steps) - 1` of a rollout, 0 without model steps; the largest of a group."""
+        put = [rollout(1, response_model_steps=[5, 2]), rollout(2, response_model_steps=[9]), rollout(3)]
+        await buffer.put(put, "math", current_train_step=10)
+        item = await only(buffer)
+        assert [r.seq_staleness for r in item.item] == [7, 0, 0]
+        assert item.staleness == 7
+
+    async def test_staleness_is_negative_when_the_model_is_ahead(self, buffer: ReplayBuffer) -> None:
+        """A model step of the train step or later gives a staleness below 0."""
+        await buffer.put(group(1), "math", model_step=6, current_train_step=5)
+        item = await only(buffer)
+        assert (item.staleness, item.item[0].seq_staleness) == (-2, -2)
+
+    async def test_without_train_step_their_own_staleness_counts(self, buffer: ReplayBuffer) -> None:
+        """`seq_staleness` is kept, model steps or not, and thresholds go by it."""
+        put = [rollout(1, seq_staleness=4, response_model_steps=[0]), rollout(2, seq_staleness=1)]
+        await buffer.put(put, "math", stale_threshold=4)
+        item = await only(buffer)
+        assert (item.staleness, item.status) == (4, Status.EXPIRED)
+        assert [r.status for r in item.item] == [Status.EXPIRED, Status.COMPLETED]
+        assert [r.seq_staleness for r in item.item] == [4, 1]
+
+    @pytest.mark.parametrize(("threshold", "status"), [(4, Status.COMPLETED), (3, Status.EXPIRED), (1, Status.EXPIRED)])
+    async def test_expiry_begins_at_the_threshold(self, buffer: ReplayBuffer, threshold: int, status: Status) -> None:
+        """A staleness that equals the threshold expires."""
+        await buffer.put(group(1), "math", model_step=1, current_train_step=5, stale_threshold=threshold)
+        item = await only(buffer)
+        assert (item.status, item.staleness) == (status, 3)
+
+    async def test_an_expired_rollout_loses_its_response(self, buffer: ReplayBuffer) -> None:
+        """The response goes, tokens go back to the prompt; prompt, message, mm_info and extra_fields stay."""
+        fields: dict[str, Any] = {"mm_info": {"image": "x"}, "routed_experts": [1], "error_msg": "e", "labels": None}
+        await buffer.put(group(1, **fields), "math", model_step=0, current_train_step=9, stale_threshold=1)
+        [stored] = (await only(buffer)).item
+        assert (stored.status, stored.response, stored.tokens, stored.seq_staleness) == ("expired", "", [1, 2], 8)
+        assert (stored.response_ids, stored.logprobs, stored.response_model_steps) == ([], [], [])
+        gone = ("routed_experts", "finish_reason", "response_mask", "reward", "error_msg")
+        assert [getattr(stored, name) for name in gone] == [None] * 5
+        before = rollout(1, **fields)
+        kept = ("rollout_id", "message", "prompt_ids", "mm_info", "extra_fields")
+        assert [plain(getattr(stored, n)) for n in kept] == [plain(getattr(before, n)) for n in kept]
+
+    async def test_the_other_rollouts_keep_all_they_have(self, buffer: ReplayBuffer) -> None:
+        """Only rollouts that expired are reset; the group is EXPIRED, its reward that of the others."""
+        put = [rollout(1, response_model_steps=[0], reward=1.0), rollout(2, response_model_steps=[8], reward=0.25)]
+        await buffer.put(put, "math", current_train_step=9, stale_threshold=5)
+        item = await only(buffer)
+        assert (item.status, item.staleness, item.reward) == (Status.EXPIRED, 8, 0.25)
+        assert plain(item.item[1]) == plain(rollout(2, response_model_steps=[8], reward=0.25))
+
+    async def test_not_retryable_groups_are_dropped_and_counted(self, buffer: ReplayBuffer) -> None:
+        """put returns None, nothing is stored, every rollout of the caller is EXPIRED, the task's count goes up."""
+        put = [rollout(1, response_model_steps=[0]), rollout(2)]
+        uid = await buffer.put(put, "math", current_train_step=9, stale_threshold=5, expired_groups_retryable=False)
+        assert (uid, len(buffer)) == (None, 0)
+        assert [r.status for r in put] == [Status.EXPIRED, Status.EXPIRED]
+        assert put[0].response == "the answer"
+        assert (await buffer.dropped("math"), await buffer.dropped("code")) == (1, 0)
+
+    @pytest.mark.parametrize("status", [Status.INIT, Status.FAILED, Status.FILTERED, Status.ARCHIVED])
+    async def test_other_statuses_do_not_expire(self, buffer: ReplayBuffer, status: Status) -> None:
+        """Only completed, aborted and expired groups do; staleness is computed all the same."""
+        await buffer.put(group(1, status=status), "math", model_step=0, current_train_step=9, stale_threshold=1)
+        item = await only(buffer)
+        assert (item.status, item.staleness, item.item[0].response) == (status, 8, "the answer")
+
+    @pytest.mark.parametrize("status", [Status.ABORTED, Status.EXPIRED])
+    async def test_aborted_and_expired_groups_expire(self, buffer: ReplayBuffer, status: Status) -> None:
+        """As completed ones do."""
+        await buffer.put(group(1, status=status), "math", model_step=0, current_train_step=9, stale_threshold=1)
+        item = await only(buffer)
+        assert (item.status, item.item[0].response) == (Status.EXPIRED, "")
+
+    @pytest.mark.parametrize(
+        ("fields", "expires"),
+        [
+            ({"response_model_steps": [0, 6, 1]}, False),  # its newest token has staleness 3
+            ({"response_model_steps": [0, 5, 1]}, True),
+            ({"response_model_steps": [0, 6, 1], "response_mask": [1, 0, 1]}, True),  # the newest isn't trainable
+            ({"response_model_steps": [0, 5, 1], "response_mask": [0, 0, 0]}, False),  # none is: exempt
+            ({"response_model_steps": [0, 5, 1], "response_mask": None}, True),
+            ({"response_model_steps": [0], "response_mask": [0, 1, 1]}, True),  # as old as the oldest
+            ({"response_model_steps": [6], "response_mask": [0, 1, 1]}, False),
+            ({"response_model_steps": [], "response_ids": []}, False),  # no response: exempt
+            ({"response_model_steps": [0, 0, 0], "input_ids": [1]}, False),  # agentic: exempt
+            ({"response_model_steps": [0, 0, 0], "labels": [1]}, False),
+            ({"response_model_steps": np.array([0, 6, 1]), "response_mask": np.array([1, 0, 1])}, True),
+        ],
+    )
+    async def test_expiry_by_token(self, buffer: ReplayBuffer, fields: dict[str, Any], expires: bool) -> None:
+        """A rollout expires when no trainable token has a staleness below `token_stale_threshold`."""
+        await buffer.put(group(1, **fields), "math", current_train_step=10, token_stale_threshold=4)
+        item = await only(buffer)
+        assert item.status is (Status.EXPIRED if expires else Status.COMPLETED)
+        assert item.item[0].response == ("" if expires else "the answer")
+
+    @pytest.mark.parametrize(
+        ("fields", "mask"),
+        [
+            ({"response_model_steps": [0, 4, 7]}, [0, 1, 1]),
+            ({"response_model_steps": [0, 4, 7], "response_mask": [1, 0, 1]}, [0, 0, 1]),
+            ({"response_model_steps": [0, 4, 7], "response_mask": None}, [0, 1, 1]),
+            ({"response_model_steps": [4, 7, 7], "response_mask": None}, None),
+            ({"response_model_steps": [0, 4, 7], "labels": [1]}, [1, 1, 1]),  # agentic: exempt
+            ({"response_model_steps": [0, 7]}, [0, 1, 0]),  # a token without a step is as old as the oldest
+            ({"response_model_steps": [4]}, [1, 1, 1]),
+        ],
+    )
+    async def test_stale_tokens_are_masked(
+        self, buffer: ReplayBuffer, fields: dict[str, Any], mask: list[int] | None
+    ) -> None:
+        """Tokens at or over `token_stale_threshold` aren't trained on; a response without a mask then gets one."""
+        put = group(1, **fields)
+        await buffer.put(put, "math", current_train_step=8, token_stale_threshold=4)
+        [stored] = (await only(buffer)).item
+        assert (stored.status, stored.response_mask, put[0].response_mask) == ("completed", mask, mask)
+
+    async def test_a_response_without_steps_has_no_age(self, buffer: ReplayBuffer) -> None:
+        """With a token threshold it is refused, with the way out; agentic groups, and masked responses, are exempt."""
+        step: dict[str, Any] = {"current_train_step": 8, "token_stale_threshold": 4}
+        nothing: tuple[list[int] | None, ...] = (None, [])
+        for steps in nothing:
+            with pytest.raises(RolloutError, match=r"rollouts\[1\].*model_step"):
+                await buffer.put(group(1, response_ids=[]) + group(2, response_model_steps=steps), "math", **step)
+        assert len(buffer) == 0
+        exempt: list[dict[str, Any]] = [{"labels": [1]}, {"response_mask": [0, 0, 0]}, {"response_ids": []}]
+        for fields in (*exempt, {"status": Status.FAILED}):
+            await buffer.put(group(1, **fields), "math", **step)
+        await buffer.put(group(1), "math", model_step=7, **step)
+        assert [item.status for item in await found(buffer)] == [*["completed"] * 3, "failed", "completed"]
+
+    async def test_an_expired_group_that_is_not_retryable_is_dropped(self, buffer: ReplayBuffer) -> None:
+        """Without a threshold, too: it had expired before."""
+        put = group(1, status=Status.EXPIRED) + group(2)
+        assert await buffer.put(put, "math", expired_groups_retryable=False) is None
+        assert [r.status for r in put] == [Status.EXPIRED, Status.EXPIRED]
+        assert (len(buffer), await buffer.dropped("math")) == (0, 1)
+
+    async def test_agentic_rollouts_exempt_their_group(self, buffer: ReplayBuffer) -> None:
+        """`input_ids` or `labels` of one rollout exempt all of the group from expiry by token."""
+        put = [rollout(1, response_model_steps=[0]), rollout(2, response_model_steps=[0], input_ids=[1])]
+        await buffer.put(put, "math", current_train_step=10, token_stale_threshold=1)
+        assert (await only(buffer)).status is Status.COMPLETED
+
+    async def test_either_threshold_expires(self, buffer: ReplayBuffer) -> None:
+        """With both thresholds a rollout expires by the one or the other."""
+        for oldest, newest in ((0, 9), (5, 5), (5, 9)):
+            put = group(1, response_model_steps=[oldest, newest])
+            await buffer.put(put, "math", current_train_step=10, stale_threshold=6, token_stale_threshold=4)
+        statuses = [item.status for item in await found(buffer)]
+        assert statuses == [Status.EXPIRED, Status.EXPIRED, Status.COMPLETED]
+
+    async def test_the_rollouts_given_are_normalised_in_place(self, buffer: ReplayBuffer) -> None:
+        """The caller's rollouts are afterwards the same as the stored ones."""
+        put = [rollout(1, response_model_steps=[0]), rollout(2)]
+        await buffer.put(put, "math", model_step=8, current_train_step=10, stale_threshold=5)
+        assert plain(put) == plain((await only(buffer)).item)
+        assert [(r.status, r.seq_staleness) for r in put] == [(Status.EXPIRED, 9), (Status.COMPLETED, 1)]

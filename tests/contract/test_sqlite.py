@@ -8,7 +8,7 @@ import pytest
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.codec.payload import Codec
 from tests.contract import DurableContract, ExactContract
-from tests.contract.chances import ChanceLaws
+from tests.contract.drawing import ChanceLaws
 from tests.contract.durable import SamePlace
 from tests.contract.harness import NewStorage
 

@@ -4,12 +4,12 @@ import pytest
 
 from replaybuf.storage.sql.backend import SQLStorage
 from tests.contract import StorageContract
-from tests.contract.chances import ChanceLaws
-from tests.contract.claiming import ClaimLaws
-from tests.contract.expiring import ExpiryLaws
+from tests.contract.drawing import ChanceLaws
 from tests.contract.harness import NewStorage
 from tests.contract.persistence import PersistenceLaws
-from tests.contract.taking import TakingLaws
+from tests.contract.putting import TakingLaws
+from tests.contract.querying import ClaimLaws
+from tests.contract.refreshing import ExpiryLaws
 from tests.contract.waiting import ClosingLaws, WaitingLaws
 
 

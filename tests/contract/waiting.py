@@ -1,20 +1,38 @@
-"""Laws of waiting, and of close."""
+"""Laws of waits, figures and records."""
 
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import ClosedError, NotReadyError
+from replaybuf.common.worker_name import working_as
+from replaybuf.errors import ClosedError, FullError, LeaseLostError, NotReadyError
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.rollouts.rollout import Status
-from tests.contract.harness import CODEC, SOON, Harness, group, ids, new_group
+from tests.contract.harness import (
+    CODEC,
+    SOON,
+    Harness,
+    OpenBuffer,
+    drawn,
+    fill,
+    found,
+    group,
+    ids,
+    matching,
+    new_group,
+    only,
+)
 from tests.stores import set_by
 
 
@@ -196,3 +214,212 @@ class ClosingLaws(Harness):
 
 async def _put(buffer: ReplayBuffer) -> None:
     await buffer.put(group(7), "math")
+
+
+TASKS = ("math", "code")
+_GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
+
+
+async def conserved(storage: SQLStorage) -> None:
+    """Check that every group put is in the buffer or counted by its outcome, and that levels match the groups."""
+    tallies = {key: n for key, n in (await storage.tallies()).items() if n}
+    assert all(n > 0 for n in tallies.values()), tallies
+    for task in TASKS:
+        of = Counter[Tally]()
+        for (name, status, tally), n in tallies.items():
+            if name == task and status != Status.ARCHIVED:
+                of[tally] += n
+        assert of[Tally.PUT] == sum(of[name] for name in _GONE) + of[Tally.SIZE] + of[Tally.LEASED], (task, of)
+
+
+class TallyLaws(Harness):
+    """A store counts in the same transactions that change groups."""
+
+    async def test_each_thing_has_its_tally(self, open_buffer: OpenBuffer) -> None:
+        """By task and by the status that the group had."""
+        buffer = await open_buffer(capacity=3, on_full="reject")
+        [first, *_] = await fill(buffer, 3)
+        with pytest.raises(FullError):
+            await buffer.put(group(9), "math")
+        await buffer.put(group(4, status=Status.FAILED), "math", replaces=[first])
+        await drawn(buffer, 1)
+        await buffer.delete({"status": "failed"})
+        stale = group(5, response_model_steps=[1, 1, 1])
+        await buffer.put(stale, "code", current_train_step=9, stale_threshold=2, expired_groups_retryable=False)
+        assert {key: n for key, n in (await buffer.storage.tallies()).items() if n} == {
+            ("math", Status.COMPLETED, Tally.PUT): 3,
+            ("math", Status.COMPLETED, Tally.SIZE): 1,
+            ("math", Status.COMPLETED, Tally.REFUSED): 1,
+            ("math", Status.COMPLETED, Tally.REPLACED): 1,
+            ("math", Status.COMPLETED, Tally.SAMPLED_NEW): 1,
+            ("math", Status.COMPLETED, Tally.TAKEN): 1,
+            ("math", Status.FAILED, Tally.PUT): 1,
+            ("math", Status.FAILED, Tally.DELETED): 1,
+            ("code", Status.EXPIRED, Tally.PUT): 1,
+            ("code", Status.EXPIRED, Tally.DROPPED): 1,
+        }
+
+
+class MetricsLaws(Harness):
+    """metrics()."""
+
+    async def test_an_empty_buffer_has_metrics(self, buffer: ReplayBuffer) -> None:
+        """Of no task."""
+        metrics = await buffer.metrics()
+        assert metrics["tasks"] == {}
+        assert metrics["waits"]["groups"] == {"count": 0, "seconds": 0, "timeouts": 0}
+
+    async def test_what_was_put_is_kept_apart_from_what_is_replayed(self, open_buffer: OpenBuffer) -> None:
+        """`put` and `sampled_new` are of new groups, `sampled_again` of those drawn before."""
+        buffer = await open_buffer(max_times_sampled=3)
+        await fill(buffer, 4)
+        for size in (2, 4, 4):
+            await drawn(buffer, size)
+        math = (await buffer.metrics())["tasks"]["math"]
+        names = ("put", "sampled_new", "sampled_again", "taken", "evicted", "leased", "archived")
+        assert [math[name] for name in names] == [4, 4, 6, 2, 0, 0, 0]
+        assert math["buffered"]["completed"] == 2
+        assert math["times_sampled"]["counts"] == {2: 2}
+
+    async def test_distributions_are_of_completed_groups(self, buffer: ReplayBuffer) -> None:
+        """Mean, quantiles and counts; left out where there are none, and when they aren't asked for."""
+        for staleness in (0, 0, 1, 9):
+            await buffer.put(group(1, seq_staleness=staleness), "math")
+        await buffer.put(group(1, seq_staleness=50, status=Status.FAILED), "code")
+        tasks = (await buffer.metrics())["tasks"]
+        expected = {"mean": 2.5, "min": 0, "p50": 0, "p90": 9, "max": 9, "counts": {0: 2, 1: 1, 9: 1}}
+        assert tasks["math"]["staleness"] == expected
+        assert "staleness" not in tasks["code"]
+        assert "staleness" not in (await buffer.metrics(distributions=False))["tasks"]["math"]
+
+    async def test_waits_are_counted(self, buffer: ReplayBuffer) -> None:
+        """How often, how long, and how often until the timeout."""
+        await fill(buffer, 1)
+        await buffer.take_batch({"math": 1}, timeout=1)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await buffer.take_batch({"math": 1}, timeout=0.2)
+        waits = (await buffer.metrics())["waits"]["groups"]
+        assert (waits["count"], waits["timeouts"]) == (2, 2)
+        assert waits["seconds"] > 0
+
+
+async def made_by(buffer: ReplayBuffer, *workers: str) -> list[int]:
+    """Put a group for each of these workers. Return their uids."""
+    uids = []
+    for worker in workers:
+        with working_as(worker):
+            uids += await fill(buffer, 1)
+    return uids
+
+
+class RecordLaws(Harness):
+    """`worker` and `trained_step`."""
+
+    async def test_a_group_has_the_name_of_who_put_it(self, buffer: ReplayBuffer) -> None:
+        """The one of the block, or else the process's; a draw, or a change, leaves it as it is."""
+        [uid] = await made_by(buffer, "gpu-1")
+        await fill(buffer, 1)
+        await buffer.update({"uid": uid}, status="failed", priority=2)
+        assert [item.worker for item in await found(buffer)] == ["gpu-1", buffer.worker]
+        with working_as("trainer"):
+            items = await buffer.sample({"math": 1}, group_status="failed")
+        assert [item.worker for item in items["math"]] == ["gpu-1"]
+
+    async def test_workers_and_train_steps_can_be_asked_for(self, open_buffer: OpenBuffer) -> None:
+        """As other texts and numbers that may be None, and by order."""
+        buffer = await open_buffer(max_times_sampled=2)
+        a, b, c = await made_by(buffer, "a", "b", "é")
+        await buffer.get(2, "math", current_train_step=7)
+        await buffer.update({"uid": a}, priority=0)
+        queries = [
+            ({"worker": "a"}, [a]),
+            ({"worker": {"$gt": "a"}}, [b, c]),
+            ({"worker": {"$in": ["a", "x"]}}, [a]),
+            ({"worker": {"$not_in": ["a", None]}}, [b, c]),
+            ({"worker": None}, []),
+            ({"trained_step": 7}, [a, b]),
+            ({"trained_step": {"$lt": 7.5}}, [a, b]),
+            ({"trained_step": {"$ne": 7}}, [c]),
+            ({"trained_step": None}, [c]),
+            ({"trained_step": {"$in": [None, 8]}}, [c]),
+            ({"$not": {"trained_step": {"$gte": 7}}}, [c]),
+        ]
+        for query, uids in queries:
+            assert await matching(buffer, query) == uids, query
+        assert [item.uid for item in await found(buffer, order_by="-worker")] == [c, b, a]
+        assert [item.uid for item in await found(buffer, order_by=["trained_step", "priority"])] == [a, b, c]
+        assert await buffer.update({"trained_step": 7, "worker": "b"}, tags={"seen": True}) == 1
+        assert await buffer.delete({"worker": {"$in": ["b", "é"]}}) == 2
+
+    async def test_a_group_that_stays_knows_its_last_train_step(self, open_buffer: OpenBuffer) -> None:
+        """The one that the draw names, or else that of the last refresh, if any."""
+        buffer = await open_buffer(max_times_sampled=0)
+        await fill(buffer, 1)
+        assert (await only(buffer)).trained_step is None
+        seen = []
+        for step in (None, 3, None):
+            [item] = (await buffer.sample({"math": 1}, current_train_step=step))["math"]
+            seen.append((item.trained_step, (await only(buffer)).trained_step))
+            await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=9)
+        assert seen == [(None, None), (3, 3), (9, 9)]
+
+    async def test_an_archived_group_knows_its_train_step(self, open_buffer: OpenBuffer) -> None:
+        """So that a step's groups can be looked at afterwards."""
+        buffer = await open_buffer(archive_groups=10)
+        uids = await fill(buffer, 3)
+        await buffer.get(2, "math", current_train_step=413)
+        assert await matching(buffer, {"trained_step": 413}) == uids[:2]
+
+    @pytest.mark.parametrize("keep_new", [False, True])
+    async def test_a_restore_takes_train_steps_back(self, open_buffer: OpenBuffer, keep_new: bool) -> None:
+        """Those of groups that it brings back; groups that stay are as if they had never been drawn."""
+        buffer = await open_buffer(max_times_sampled=0)
+        old, *_ = await made_by(buffer, "gpu-1")
+        await buffer.get(1, "math", current_train_step=1)
+        await buffer.checkpoint(1)
+        new, *_ = await made_by(buffer, "gpu-2")
+        await buffer.get(2, "math", current_train_step=2)
+        await buffer.restore(1, keep_new=keep_new)
+        kept = {item.uid: (item.worker, item.trained_step) for item in await found(buffer)}
+        assert kept == {old: ("gpu-1", 1)} | ({new: ("gpu-2", None)} if keep_new else {})
+
+    async def test_copies_have_workers_and_train_steps(self, open_buffer: OpenBuffer) -> None:
+        buffer, fresh = await open_buffer(max_times_sampled=0), await open_buffer(max_times_sampled=0)
+        await made_by(buffer, "gpu-1")
+        await buffer.get(1, "math", current_train_step=5)
+        fresh.load_state_dict(buffer.state_dict())
+        item = await only(fresh)
+        assert (item.worker, item.trained_step) == ("gpu-1", 5)
+
+
+class LeaseRecordLaws(Harness):
+    """What leases know of their draws, and of their store."""
+
+    async def test_an_acknowledged_group_knows_its_train_step(self, open_buffer: OpenBuffer) -> None:
+        """Not one that is given back. The lease, also one that is adopted, has the step of the draw."""
+        buffer = await open_buffer(max_times_sampled=0)
+        uids = await fill(buffer, 3)
+        lease = await buffer.lease_batch({"math": 3}, current_train_step=6, heartbeat=False)
+        assert lease.handle.train_step == 6
+        await lease.acknowledge(uids[:1])
+        await lease.give_back(uids[1:2])
+        await buffer.adopt(lease.handle, heartbeat=False).acknowledge()
+        assert [item.trained_step for item in await found(buffer)] == [6, None, 6]
+
+    async def test_a_lease_of_another_store_is_refused(self, buffer: ReplayBuffer) -> None:
+        """LeaseLostError that names both, from adopt and from every call with it; nothing is changed."""
+        await fill(buffer, 2)
+        lease = await buffer.lease_batch({"math": 2}, heartbeat=False)
+        names = f"another.*{lease.handle.database}"
+        with pytest.raises(LeaseLostError, match=names):
+            buffer.adopt(replace(lease.handle, database="another"))
+        strange = buffer.adopt(lease.handle, heartbeat=False)
+        strange._leased = replace(lease.handle, database="another")  # as if the store had not been open by then
+        for call in (strange.acknowledge, strange.give_back, strange.extend):
+            with pytest.raises(LeaseLostError, match=names):
+                await call()
+        with pytest.raises(LeaseLostError, match=names):
+            await strange.finish(group(5), "math", replaces=strange.open)
+        await buffer.adopt(pickle.loads(pickle.dumps(lease.handle)), heartbeat=False).acknowledge()
+        assert len(buffer) == 0

@@ -39,7 +39,7 @@ def new_group(prompt: str = "14-9=", number: int = 0) -> list[RolloutState]:
 
 async def generated(policy: Policy, prompt: str = "14-9=", number: int = 0) -> list[RolloutState]:
     """A completed group."""
-    engine = Engine(0, token_seconds=0)
+    engine = Engine(token_seconds=0)
     engine.load(policy, 0)
     return await engine.generate_group(new_group(prompt, number), partial=True)
 
@@ -64,7 +64,7 @@ def test_the_gradient_agrees_with_finite_differences() -> None:
 
 async def learn(steps: int, lag: int) -> list[float]:
     """The reward of each step of a run in which every batch comes from the weights of `lag` steps ago."""
-    policy, weights, rewards, prompts = Policy.create(), [], [], Prompts(0, 10_000)
+    policy, weights, rewards, prompts = Policy.create(), [], [], Prompts(10_000)
     for step in range(steps):
         weights.append(policy.weights.copy())
         behaviour = Policy(weights[max(0, step - lag)], policy.squares)
@@ -82,7 +82,7 @@ async def test_the_reward_rises_on_stale_data_and_a_run_repeats_exactly() -> Non
 
 
 def test_an_epoch_of_the_stream_has_every_prompt_once() -> None:
-    stream = Prompts(3, 100)
+    stream = Prompts(100)
     assert {prompt_of([stream[number]]) for number in range(len(PROMPTS))} == set(PROMPTS)
     assert (answer_of("7+5="), answer_of("14-9=")) == (12, 5)
 
@@ -105,13 +105,13 @@ async def test_an_engine_writes_what_it_sampled_and_from_which_distribution() ->
 
 
 async def test_a_paused_group_goes_on_where_it_was() -> None:
-    engine, group = Engine(0, token_seconds=LONG), new_group()
+    engine, group = Engine(token_seconds=LONG), new_group()
     engine.load(Policy.create(), 0)
     running = asyncio.create_task(engine.generate_group(group, partial=True))
     await asyncio.sleep(0)
     await engine.pause()
     await asyncio.wait_for(running, LONG / 4)
     assert {rollout.status for rollout in group} == {Status.ABORTED}
-    again = Engine(0, token_seconds=0)
+    again = Engine(token_seconds=0)
     again.load(Policy.create(), 0)
     assert tokens_of(await again.generate_group(group, partial=True)) == tokens_of(await generated(Policy.create()))

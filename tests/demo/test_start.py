@@ -31,12 +31,12 @@ async def put_group(buffer):
 
 async def a_run(buffer, folder, step):
     """A run that was saved at this step, with a group completed before and one after that."""
-    await begin(buffer, folder, 3, 200)
+    await begin(buffer, folder, 200)
     await put_group(buffer)
     await buffer.checkpoint(step)
-    folder.save(Run(Policy.create(), 3, step, trained=[5]))
+    folder.save(Run(Policy.create(), step, trained=[5]))
     await put_group(buffer)
-    await sampler_of(buffer, 3, 100).draw(4)
+    await sampler_of(buffer, 100).draw(4)
 
 
 # How a run begins
@@ -46,41 +46,35 @@ async def test_a_new_run_has_a_checkpoint_and_weights_and_fences_off_who_had_the
     buffer, folder, shared_url
 ):
     async with buffer_config(shared_url).build() as other:
-        run = await begin(buffer, folder, 3, 200)
-        assert (run.step, run.seed, run.trained, folder.load().seed) == (0, 3, [], 3)
+        run = await begin(buffer, folder, 200)
+        assert (run.step, run.trained, folder.load().step) == (0, [], 0)
         assert [made.step for made in await buffer.checkpoints()] == [0]
         with pytest.raises(FencedError):
             await put_group(other)
     await put_group(buffer)
-    assert Training(folder, buffer, run).begins() == "Training a new policy for 200 steps (seed 3)"
+    assert Training(folder, buffer, run).begins() == "Training a new policy for 200 steps"
 
 
 async def test_a_run_goes_on_from_the_buffer_of_its_weights(buffer, folder):
     await a_run(buffer, folder, 57)
-    run = await begin(buffer, folder, None, 200)
-    assert (run.step, run.seed, run.trained) == (57, 3, [5])
+    run = await begin(buffer, folder, 200)
+    assert (run.step, run.trained) == (57, [5])
     assert await buffer.count_statuses([TASK], Status) == {TASK: {s: int(s == Status.COMPLETED) for s in Status}}
     assert (await buffer.cursors.read(TASK)).position == 0
     assert Training(folder, buffer, run).begins() == "Resuming at step 57 of 200"
 
 
-async def test_another_seed_is_refused(buffer, folder):
-    await begin(buffer, folder, 3, 200)
-    with pytest.raises(ReplayBufError, match=r"was started with seed 3: go on with --seed 3"):
-        await begin(buffer, folder, 4, 200)
-
-
 @pytest.mark.parametrize("flying", [False, True], ids=["groups", "prompts"])
 async def test_groups_without_their_weights_are_refused(buffer, folder, flying):
-    await (sampler_of(buffer, 0, 100).draw() if flying else put_group(buffer))
+    await (sampler_of(buffer, 100).draw() if flying else put_group(buffer))
     with pytest.raises(ReplayBufError, match="groups of a demo run whose weights are not in"):
-        await begin(buffer, folder, None, 200)
+        await begin(buffer, folder, 200)
 
 
 async def test_weights_without_their_buffer_are_refused(buffer, folder):
-    folder.save(Run(Policy.create(), 0))
+    folder.save(Run(Policy.create()))
     with pytest.raises(ReplayBufError, match=r"are of another buffer than this one .*--run-dir"):
-        await begin(buffer, folder, None, 200)
+        await begin(buffer, folder, 200)
 
 
 @pytest.mark.parametrize(
@@ -110,19 +104,15 @@ def test_a_database_that_cant_be_shared_is_refused(url):
 # What is kept beside the buffer
 
 
-def test_two_trainers_cant_share_a_folder(folder, tmp_path):
-    with folder.locked(), pytest.raises(ReplayBufError, match="another demo is running"), folder.locked():
-        pass
-    with folder.locked():  # free again
-        pass
+def test_a_folder_that_cant_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ReplayBufError, match="can't write to the run folder"), RunFolder(tmp_path / "file").locked():
-        pass
+    with pytest.raises(ReplayBufError, match="can't write to the run folder"):
+        RunFolder(tmp_path / "file").make()
 
 
 def test_a_run_comes_back_as_it_was_saved_and_a_save_that_fails_leaves_the_one_before(folder, monkeypatch):
     assert folder.load() is None
-    run = Run(Policy.create(), seed=3, step=7, target=9, trained=[4, 2, 9], rewards=[0.1, 0.25])
+    run = Run(Policy.create(), step=7, target=9, trained=[4, 2, 9], rewards=[0.1, 0.25])
     run.policy.weights[3] = 0.5
     folder.save(run)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
@@ -136,7 +126,7 @@ def test_a_run_comes_back_as_it_was_saved_and_a_save_that_fails_leaves_the_one_b
 
 
 def test_weights_that_cant_be_read_are_a_clear_error(folder):
-    folder.save(Run(Policy.create(), 0))
+    folder.save(Run(Policy.create()))
     folder.weights.write_bytes(folder.weights.read_bytes()[:100])
     with pytest.raises(ReplayBufError, match=r"weights\.npz can't be read"):
         folder.load()
@@ -169,7 +159,7 @@ def test_the_verdict_says_whether_each_prompt_was_trained_once(trained, said):
 async def test_a_worker_generates_with_the_weights_that_were_saved_and_joins_a_run_that_was_restored(
     buffer, folder, shared_url
 ):
-    run = await begin(buffer, folder, 5, 10)
+    run = await begin(buffer, folder, 10)
     working = asyncio.create_task(work(WorkerSettings(shared_url, str(folder.path), 3), asyncio.Event()))
     await publish(buffer, TrainState(1, 0))
     await buffer.wait_ready({TASK: 8}, timeout=20)

@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.faults.figures import Figures
+from tests.faults.figures import Figures, report
 from tests.faults.processes import reap
-from tests.faults.summary import report
 
 
 @pytest.fixture

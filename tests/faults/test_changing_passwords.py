@@ -341,11 +341,6 @@ def test_a_function_that_nobody_would_ask_is_refused(url: str, message: str) -> 
 # Password files
 
 
-def test_a_password_file_that_can_not_be_used_is_refused_before_a_connection(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"passfile: {tmp_path}/pass can't be read, or isn't there"):
-        build(f"postgresql://host/db?passfile={tmp_path}/pass")
-
-
 async def test_a_password_file_without_a_line_for_the_server_is_no_password(rotated: Rotated, tmp_path: Path) -> None:
     file = tmp_path / "pass"
     file.touch(mode=0o600)

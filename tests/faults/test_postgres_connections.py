@@ -269,13 +269,22 @@ async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, pr
     await fill(buffer, 2)
     await buffer.checkpoint(1)
 
-    async def remove_meanwhile(link: Link) -> bool:
+    cut, gone = asyncio.Event(), asyncio.Event()
+
+    async def remove_meanwhile(link: Link, data: bytes) -> bool:
+        if cut.is_set():
+            await gone.wait()  # else the repeat might find the checkpoint before it has gone
+            return True
+        if not is_commit(link, data):
+            return True
+        cut.set()
         link.cut()
         await asyncio.to_thread(execute, proxy.server_url, "DELETE FROM rb_checkpoint")
+        gone.set()
         return False
 
     await all_told(buffer)
-    proxy.fault = once(remove_meanwhile)
+    proxy.fault = remove_meanwhile
     with pytest.raises(ReplayBufError) as caught:
         await buffer.restore(1)
     assert not isinstance(caught.value, UnreachableError)

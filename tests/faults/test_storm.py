@@ -19,8 +19,7 @@ from tests.faults.figures import Figures
 from tests.faults.ledger import entries, numbers, wait_for_lines
 from tests.faults.processes import end, kill, start
 from tests.histories import workers
-from tests.histories.checker import amiss
-from tests.histories.history import Call, calls_in, numbers_of_calls
+from tests.histories.history import Call, amiss, calls_in, numbers_of_calls
 from tests.histories.workers import LEASED, TAKEN
 from tests.stores import build, take_all
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig, Status
-from replaybuf.cli.app import app
+from replaybuf.cli.commands import app
 from replaybuf.files import exporting
 from replaybuf.files.row_format import PlainValues
 from replaybuf.values.rollouts.rollout_type import OUR_FIELDS

@@ -1,8 +1,4 @@
-"""Histories: what processes called, when each call began and ended, and what came of it; one form for all suites.
-
-A process writes a line into its ledger when a call begins, and one when it ends. A call of which only the beginning is
-there was under way when its process died. Times are of the clock that all processes of a machine share.
-"""
+"""Histories of calls, and whether an order of them explains what they returned."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -112,3 +108,151 @@ def calls_in(ledgers: Iterable[Path]) -> list[Call]:
 def numbers_of_calls(calls: Iterable[Call], *kinds: str, known: bool = True) -> list[int]:
     """Return the groups of calls of these kinds; with `known` of those that returned."""
     return [number for call in calls if call.kind in kinds and (call.known or not known) for number in call.groups]
+
+
+def violations(calls: Sequence[Call], *, fifo: bool = True) -> list[str]:
+    """Return what no order of the calls explains. The last calls took what was left (`fifo`: in order of insertion)."""
+    calls = sorted(calls, key=lambda call: call.begin)
+    restores = [call for call in calls if call.kind == "restore"]
+    found = [*_from_nowhere(calls), *_not_cuts(calls, restores)]
+    for epoch in _epochs(calls, restores):
+        found += [*_twice(epoch), *_held_twice(epoch), *_after_acknowledgement(epoch)]
+    last = _Whole.of(epoch)
+    return [*found, *last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
+
+
+def amiss(calls: Sequence[Call], prompts: int, times: int) -> tuple[list[int], list[int]]:
+    """Return the prompts of 0, 1, ... that were trained less often than asked, and those more often."""
+    trained = Counter(number for call in _of(calls, "acknowledge") for number in call.groups)
+    perhaps = Counter(number for call in calls if call.died and call.kind == "acknowledge" for number in call.groups)
+    skipped = [number for number in range(prompts) if trained[number] + perhaps[number] < times]
+    return skipped, [number for number, count in trained.items() if count > times * (number < prompts)]
+
+
+def _of(calls: Sequence[Call], *kinds: str, known: bool = True) -> list[Call]:
+    return [call for call in calls if call.kind in kinds and (call.known or not known)]
+
+
+def _epochs(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[list[Call]]:
+    """Yield the calls before, between and after restores, without those beside one."""
+    bounds = [0, *(time for call in restores for time in (call.begin, call.end)), FOR_EVER + 1]
+    for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
+        yield [call for call in calls if begin <= call.begin and call.end < end]
+
+
+def _from_nowhere(calls: Sequence[Call]) -> Iterator[str]:
+    puts = {number: call for call in _of(calls, "put", known=False) for number in call.groups}
+    for call in _of(calls, "take", "lease"):
+        for number in call.groups:
+            if number not in puts or call.before(puts[number]):
+                yield f"group {number} was got before it was put"
+
+
+def _twice(calls: Sequence[Call]) -> Iterator[str]:
+    for kind in ("take", "acknowledge"):
+        seen: set[int] = set()
+        for call in _of(calls, kind):
+            yield from (f"group {number}: {kind} twice" for number in call.groups if number in seen)
+            seen.update(call.groups)
+
+
+def _held_twice(calls: Sequence[Call]) -> Iterator[str]:
+    """Yield groups that two held: a lease ends after its time, by its acknowledgement, or when it is given back."""
+    ends: dict[int, list[Call]] = {}
+    for call in _of(calls, "acknowledge", "give back", known=False):
+        for number in call.groups:
+            ends.setdefault(number, []).append(call)
+    held: dict[int, Call] = {}
+    for lease in sorted(_of(calls, "lease"), key=lambda call: call.end):
+        for number in lease.groups:
+            other = held.get(number)
+            if other is not None and lease.end < other.begin + other.seconds * 1e9:
+                released = any(other.end < call.end and call.begin < lease.end for call in ends.get(number, ()))
+                if not released:
+                    yield f"group {number} was leased while another lease held it"
+            held[number] = lease
+
+
+def _after_acknowledgement(calls: Sequence[Call]) -> Iterator[str]:
+    acknowledged: dict[int, Call] = {}
+    for call in _of(calls, "acknowledge"):
+        acknowledged.update(dict.fromkeys(call.groups, call))
+    for lease in _of(calls, "lease"):
+        for number in lease.groups:
+            if number in acknowledged and acknowledged[number].before(lease):
+                yield f"group {number} was leased after it was acknowledged"
+
+
+def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
+    """Yield groups that are there after the last restore, or aren't, and mustn't or must by its checkpoint."""
+    if not restores or not restores[-1].known:
+        return
+    last, others = restores[-1], restores[:-1]
+    made = [call for call in _of(calls, "checkpoint") if call.step == last.step and call.before(last)]
+    if not made or any(not other.before(made[-1]) for other in others):
+        return  # of a checkpoint that was made before another restore nothing simple can be said
+    cut = made[-1]
+    calls = [call for call in calls if all(other.before(call) for other in others)]
+    got = [(call, number) for call in _of(calls, "take", "lease", "acknowledge") for number in call.groups]
+    later = {number for call, number in got if last.before(call)}
+    beside = {number for call, number in got if not call.before(last)}
+    removing = [call for call in _of(calls, "take", "acknowledge", known=False) if call.begin < cut.end]
+    removed = {number for call in removing for number in call.groups}
+    doubtful = any(not call.known for call in removing)
+    for put in _of(calls, "put"):
+        for number in put.groups:
+            if put.before(cut) and number not in removed | beside and not doubtful:
+                yield f"group {number} was put before the checkpoint, and isn't there after the restore"
+            if cut.before(put) and put.before(last) and number in later:
+                yield f"group {number} was put after the checkpoint, and is there after the restore"
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A history since its last restore: the calls that put and took each group, and those of which nothing is known."""
+
+    puts: dict[int, Call]
+    takes: dict[int, Call]
+    unknown: list[Call]
+    short: list[Call]
+
+    @classmethod
+    def of(cls, calls: Sequence[Call]) -> _Whole:
+        return cls(
+            {number: call for call in _of(calls, "put") for number in call.groups},
+            {number: call for call in _of(calls, "take", "acknowledge", known=False) for number in call.groups},
+            [call for call in _of(calls, "take", known=False) if not call.known],
+            [call for call in _of(calls, "take") if len(call.groups) < call.asked],
+        )
+
+    def lost(self) -> Iterator[str]:
+        """Yield the groups that nobody got; a take that was under way when its process died may have got some."""
+        room = sum(call.asked for call in self.unknown if call.died)
+        gone = [number for number in self.puts if number not in self.takes]
+        if len(gone) > room:
+            yield f"nobody got the groups {gone[:10]}: {len(gone)}, and those who died can have got {room}"
+
+    def too_few(self) -> Iterator[str]:
+        """Yield takes that got fewer than they asked for while others were there."""
+        for call in self.short:
+            for number, put in self.puts.items():
+                taken = self.takes.get(number)
+                there = put.before(call) and (taken is None or call.before(taken))
+                if there and taken is not None and taken.kind == "take" and not self._hidden(put, call):
+                    yield f"group {number} was there, and a take got {len(call.groups)} of {call.asked}"
+
+    def out_of_order(self) -> Iterator[str]:
+        """Yield groups that were taken after later ones, though they were there."""
+        taken = [number for number in self.puts if number in self.takes and self.takes[number].kind == "take"]
+        first = None  # the take that ended first, of groups that were put later
+        for number in sorted(taken, key=lambda number: -self.puts[number].begin):
+            put, take = self.puts[number], self.takes[number]
+            for later, end in [first] if first is not None else []:
+                if put.before(self.puts[later]) and end < take.begin and not self._hidden(put, self.takes[later]):
+                    yield f"group {number} was put before {later}, and taken after it"
+            if first is None or take.end < first[1]:
+                first = number, take.end
+
+    def _hidden(self, put: Call, call: Call) -> bool:
+        """Return whether a take that failed may have held the group at the time of a call, and given it back later."""
+        return any(put.begin < one.end and one.begin < call.end for one in self.unknown)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.histories.checker import violations
-from tests.histories.history import Call
+from tests.histories.history import Call, violations
 
 pytestmark = pytest.mark.fast
 

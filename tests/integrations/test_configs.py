@@ -17,7 +17,7 @@ PAGE = DOCS / "configuration.md"
 EXAMPLES = examples_in(PAGE.read_text("utf-8"))
 
 
-@pytest.mark.parametrize(("example", "package"), [*zip(EXAMPLES, ("hydra", "trl"), strict=True)])
+@pytest.mark.parametrize(("example", "package"), [*zip(EXAMPLES, ("hydra",), strict=True)])
 def test_a_config_is_read_as_the_page_says(example: tuple[str, str], package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     code, output = example

@@ -22,7 +22,7 @@ from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncT
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.integrations.verl import BufferQueueClient
-from tests.integrations.test_verl_batches import batch_of
+from tests.integrations.test_verl import batch_of
 
 REQUIRED = 2
 CONFIG = OmegaConf.create(

@@ -24,8 +24,7 @@ from typing import Any
 import asyncpg
 
 from tests.faults.processes import end, start
-from tests.histories.checker import violations
-from tests.histories.history import Call, calls_in
+from tests.histories.history import Call, calls_in, violations
 from tests.long_life import roles
 from tests.postgres import new_database, own_server
 

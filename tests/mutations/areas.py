@@ -39,7 +39,7 @@ NEAR = {
     "failover": (
         "tests/test_hosts.py",
         "tests/faults/test_postgres_connections.py",
-        "tests/storage/test_engines.py",
+        "tests/storage/test_schema.py",
         "tests/cluster",
     ),
     "prompts": ("tests/produce", "-k", "not postgres"),
@@ -48,5 +48,5 @@ NEAR = {
     "diagnosis": ("tests/rules/test_diagnosis.py", "tests/storage/test_circumstances.py", "-k", "not postgres"),
     "record": ("tests/storage/test_batches.py", "tests/contract/test_sqlite.py"),
     "views": ("tests/storage/test_views.py", "-k", "not postgres"),
-    "web": ("tests/web", "tests/test_tokens.py", "-k", "not postgres"),
+    "web": ("tests/web", "tests/test_common.py", "-k", "not postgres"),
 }

@@ -1,18 +1,138 @@
-"""Payloads in an object store: what it answers, and what is said when it doesn't."""
+"""Places: settings, and figures."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf.errors import PayloadStoreError
+from replaybuf import ReplayBuffer, RolloutState
+from replaybuf.errors import PayloadStoreError, StorageError
+from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.objects import ObjectStore
 from replaybuf.storage.places.owners import claim
+from replaybuf.storage.places.store import FILES, MARKER, file_name
+from tests.cli.conftest import run, run_json
+from tests.observe.test_spans import numbers
+from tests.places.arrays import files
 from tests.places.conftest import HOME, PATIENCE
 from tests.places.relay import Relay
 from tests.places.written import DATABASE, read, written
+from tests.reasons import because
+from tests.stores import TASK, build, group, opened, sweep_now
+from tests.web.conftest import client_of
+
+
+@pytest.fixture
+def local(folder: Path) -> FolderStore:
+    store = FolderStore(str(folder))
+    store.check_writable()
+    claim(store, DATABASE, 1, HOME)
+    return store
+
+
+def test_a_new_file_writes_over_nothing(local: FolderStore) -> None:
+    [extent] = written(local, 1, b"one")
+    with pytest.raises(PayloadStoreError):
+        written(local, 1, b"two")
+    assert read(local, extent) == [b"one"]
+
+
+def test_a_folder_that_is_away_is_not_damage(local: FolderStore) -> None:
+    [extent] = written(local, 1, b"one")
+    local.path.rename(local.path.with_name("away"))
+    calls = (
+        lambda: read(local, extent),
+        lambda: local.delete([file_name(1)]),
+        lambda: written(local, 2, b"two"),
+        local.check_there,
+    )
+    for call in calls:
+        with pytest.raises(PayloadStoreError, match=r"mount it, or put it back .*nothing is lost"):
+            call()
+
+
+@pytest.mark.parametrize("what", ["moved", "unmounted", "another"])
+def test_nothing_is_written_to_a_folder_that_nobody_finds(
+    local: FolderStore, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It was there when the file was opened."""
+    written(local, 1, b"one")
+    real, away = os.writev, local.path.with_name("away")
+
+    def writev(number: int, views: Any) -> int:
+        local.path.rename(away)
+        if what != "unmounted":
+            (local.path / FILES).mkdir(parents=True)
+            (local.path / MARKER).write_bytes((away / MARKER).read_bytes() if what == "moved" else b"{}")
+        return real(number, views)
+
+    monkeypatch.setattr(os, "writev", writev)
+    with pytest.raises(
+        PayloadStoreError, match="was moved during a write" if what == "moved" else "isn't there|another place"
+    ):
+        written(local, 2, b"two")
+
+
+def test_writes_that_are_cut_short_go_on(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda number, views: real(number, [bytes(views[0])[:7]]))
+    raws = [os.urandom(100), os.urandom(33)]
+    assert read(local, *written(local, 1, *raws)) == raws
+
+
+def test_reads_that_are_cut_short_go_on(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    [extent] = written(local, 1, raw := os.urandom(1000))
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda number, views, at: real(number, [views[0][:7]], at))
+    assert read(local, extent) == [raw]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_to_be_full(local: FolderStore, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """And nothing stays of what was begun."""
+
+    def full(*_: Any) -> int:
+        raise OSError(code, "full")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(StorageError, match="free some space", check=because("disk full")):
+        written(local, 1, b"x")
+    assert files(local.path) == {}
+
+
+@pytest.mark.parametrize(("on_network", "sync", "calls"), [(False, False, 0), (False, True, 2), (True, False, 1)])
+def test_what_is_synced_is_synced_with_its_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, on_network: bool, sync: bool, calls: int
+) -> None:
+    """On a network every write is on the server."""
+    monkeypatch.setattr(
+        "replaybuf.storage.places.folder.filesystem_type", lambda path: "nfs4" if on_network else "ext4"
+    )
+    store = FolderStore(str(folder))
+    store.check_writable()
+    claim(store, DATABASE, 1, HOME)
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), real(n))[1])
+    written(store, 1, b"x", sync=sync)
+    assert synced == [str(folder / FILES / file_name(1)), str(folder / FILES)][:calls]
+
+
+def test_no_file_is_left_open(local: FolderStore) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(8):
+        read(local, *written(local, number, b"x"))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.fixture
@@ -93,3 +213,77 @@ def test_a_forked_process_is_told_how_to_start(objects: ObjectStore, bucket: str
     os.close(writing)
     os.waitpid(pid, 0)
     assert os.read(reading, 1000).startswith(b"PayloadStoreError")
+
+
+#: The bytes of the arrays of a group.
+EACH = 100_000
+
+
+def heavy(number: int) -> list[RolloutState]:
+    [rollout] = group(number)
+    rollout.extra_fields = {"pixels": np.arange(EACH, dtype=np.uint8)}
+    return [rollout]
+
+
+@asynccontextmanager
+async def apart(url: str, folder: Path, groups: int = 0) -> AsyncIterator[ReplayBuffer]:
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240
+    async with build(url, payloads=str(folder), payload_threshold=20_000) as buffer:
+        for number in range(groups):
+            await buffer.put(heavy(number), TASK)
+        yield buffer
+
+
+def place(url: str) -> dict[str, Any]:
+    """The one row of the view."""
+    [row] = run_json("sql", url, "SELECT * FROM places")
+    return dict(row)
+
+
+async def fill(url: str, folder: Path, groups: int) -> None:
+    async with apart(url, folder, groups):
+        pass
+
+
+async def take(url: str) -> None:
+    """Take a group, and let it be swept at once."""
+    async with build(url) as buffer:
+        await buffer.get(1, TASK)
+        await buffer.storage._write(sweep_now)
+
+
+def test_the_view_adds_up(shared_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "payloads"
+    asyncio.run(fill(shared_url, folder, 4))
+    size = sum(file.stat().st_size for file in (folder / FILES).iterdir())
+    # The last tail of a file is padded, which isn't counted.
+    assert place(shared_url) == {"url": str(folder), "files": 4, "groups": 4, "bytes": 4 * EACH}
+    assert 4 * EACH <= size < 4 * EACH + 256
+    asyncio.run(take(shared_url))
+    assert place(shared_url)["groups"] == 3
+
+
+def test_stats_metrics_and_the_page_say_the_same(shared_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "payloads"
+    asyncio.run(fill(shared_url, folder, 2))
+    row = place(shared_url)
+    assert run_json("stats", shared_url)["database"]["places"] == {row.pop("url"): row}
+    [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
+    assert line == f"payloads in {folder}: 200 kB of 2 groups, 2 files"
+    found = numbers(parse(run("stats", shared_url, "--format=prometheus").stdout))
+    labels = (("place", str(folder)),)
+    assert found["replaybuf_payload_files", labels] == row["files"]
+    assert found["replaybuf_payload_file_bytes", labels] == row["bytes"]
+    assert found["replaybuf_payload_file_groups", labels] == row["groups"]
+    client = client_of(shared_url)
+    page = client.get("/").text
+    assert f'<dt title="{folder}">payloads apart</dt><dd>200 kB' in page
+
+
+def test_a_database_that_keeps_all_has_no_places(shared_url: str) -> None:
+    with opened(shared_url) as buffer:
+        asyncio.run(buffer.put(group(1), TASK))
+    assert run_json("sql", shared_url, "SELECT * FROM places") == []
+    assert "payloads in" not in run("stats", shared_url).stdout
+    assert "payloads apart" not in client_of(shared_url).get("/").text
+    assert "replaybuf_payload_file" not in run("stats", shared_url, "--format=prometheus").stdout

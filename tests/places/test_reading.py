@@ -147,10 +147,9 @@ def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Pa
 
 def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_path: Path) -> None:
     run("checkpoint", "save", filled, tmp_path / "whole")
-    (tmp_path / "others").mkdir()
     other = f"sqlite:///{tmp_path}/other.db"
     shutil.rmtree(place)
-    run("checkpoint", "resume", other, tmp_path / "whole", "--payloads", tmp_path / "others")
+    run("checkpoint", "resume", other, tmp_path / "whole")
     assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
 
 

@@ -47,12 +47,12 @@ async def test_two_databases_on_one_place_are_refused(tmp_path: Path, place: str
         ("{folder}/missing", "isn't there: make it .mkdir -p., mount it, or name another one"),
         ("{folder}/file", "is a file: name a folder"),
         ("file://{folder}/missing", "isn't there"),
-        ("file://host/run", "file:///absolute/path, with three /"),
-        ("", "payloads is empty"),
-        ("s3:/bucket/run", "write it as in s3://bucket/prefix"),
-        ("s3://", "names no bucket"),
+        ("file://host/run", "a folder .also as file:///absolute/path"),
+        ("", "payloads names no place"),
+        ("s3:/bucket/run", "a bucket as in s3://bucket/prefix"),
+        ("s3://", "a bucket as in s3://bucket/prefix"),
         ("s3://user:hidden@bucket/run", "credentials belong in the environment"),
-        ("S4://bucket/run", "is no place that is known: name a folder, or one of"),
+        ("S4://bucket/run", "payloads names no place"),
     ],
 )
 async def test_a_mistake_in_the_setting_is_said(tmp_path: Path, folder: Path, payloads: str, says: str) -> None:

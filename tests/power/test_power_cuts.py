@@ -164,12 +164,14 @@ def losses(run: Run, chance: random.Random, states: int, forgets: str | None = N
 
 
 @pytest.mark.parametrize("durability", ["full", "normal"])
-@pytest.mark.parametrize("runs", [1, pytest.param(50, marks=pytest.mark.long)])
-def test_a_power_cut_leaves_a_moment_of_the_run(tmp_path: Path, shim: Path, durability: str, runs: int) -> None:
+@pytest.mark.parametrize(("runs", "states"), [(1, 40), pytest.param(50, 100, marks=pytest.mark.long)])
+def test_a_power_cut_leaves_a_moment_of_the_run(
+    tmp_path: Path, shim: Path, durability: str, runs: int, states: int
+) -> None:
     wrong = []
     for seed in range(runs):
         run = record(tmp_path / f"run{seed}", shim, seed, 25, durability)
-        wrong += [f"seed {seed}, {one}" for one in losses(run, random.Random(seed), 100)]
+        wrong += [f"seed {seed}, {one}" for one in losses(run, random.Random(seed), states)]
     assert not wrong, "\n".join(wrong[:20])
 
 
@@ -188,6 +190,7 @@ def test_a_disk_that_fails_now_and_then_loses_nothing(tmp_path: Path, shim: Path
     assert not wrong, "\n".join(wrong[:20])
 
 
+@pytest.mark.long
 def test_a_failed_sync_that_says_that_it_succeeded_is_caught(tmp_path: Path, shim: Path) -> None:
     for seed in range(5):
         run = record(tmp_path / f"run{seed}", shim, seed, 40, "full", POWER_FAULTS=3 * _FAULTS, POWER_LIES=1)

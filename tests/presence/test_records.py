@@ -1,26 +1,41 @@
-"""How a buffer stood each minute, and how long that and all else is kept."""
+"""Who is there: workers, waiters, and their records."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import asyncpg
 import pytest
 
-from replaybuf import FullError
+from replaybuf import FullError, NotReadyError, Status
+from replaybuf.common.worker_name import working_as
+from replaybuf.produce import wait_published
+from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema import records
+from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.statements import presence
 from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, note_minute
 from replaybuf.storage.sql.tasks import heartbeats
-from tests.presence.views import count, list_events, read_history, seen, workers_of
+from tests.presence import views
+from tests.presence.views import (
+    count,
+    list_events,
+    list_waiters,
+    list_workers,
+    read_history,
+    seen,
+    waits_of,
+    workers_of,
+)
+from tests.scripts import Script
 from tests.stores import TASK, build, fill, group, until
 
 
@@ -28,7 +43,7 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
     """What is too old goes, with the first look of a minute; of the history, one note of before stays."""
     monkeypatch.setattr(presence, "MOST_EVENTS", 5)
     now = time.time()
-    tables = (records.history, records.worker)
+    watched = (tables.history, tables.worker)
     async with build(shared_url, keep_checkpoints=None) as buffer:
         for step in range(8):
             await buffer.checkpoint(step)
@@ -37,13 +52,13 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
                 sign = {"started_at": since, "seen_at": since, "ended_at": None, "activity": {}, "waits": []}
                 named = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
-                tx.change(records.worker.insert().values(named | sign))
+                tx.change(tables.worker.insert().values(named | sign))
             for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
-                tx.change(records.history.insert().values(buffer="default", since=int(since), data={}))
+                tx.change(tables.history.insert().values(buffer="default", since=int(since), data={}))
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(note_minute)
-        assert [await count(buffer, table) for table in tables] == [2, 1]
+        assert [await count(buffer, table) for table in watched] == [2, 1]
         assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
 
 
@@ -193,3 +208,188 @@ async def test_who_was_fenced_off_is_still_seen(shared_url: str, quick: None) ->
             return "old" in workers and workers["old"].last_seen.timestamp() > begun
 
         await until(again)
+
+
+async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> None:
+    """For groups, for room, and for the trainer; each with what it goes by."""
+    options: dict[str, Any] = {"capacity": 2, "on_full": "block", "min_size": 2, "worker": "me"}
+    async with build(shared_url, **options) as buffer:
+        await fill(buffer, 2)
+        begun = time.time()
+        tasks = [
+            asyncio.create_task(buffer.take_batch({TASK: 2}, where={"reward": {"$lt": 0.5}}, timeout=60)),
+            asyncio.create_task(buffer.put(group(3), TASK)),
+            asyncio.create_task(buffer.put(group(4), TASK)),
+            asyncio.create_task(wait_published(buffer, timeout=None)),
+        ]
+
+        async def all_shown() -> bool:
+            return len(await waits_of(shared_url)) == 3
+
+        await until(all_shown)
+        waits = {one.kind: one for one in await waits_of(shared_url)}
+        groups, room, trainer = waits["groups"], waits["room"], waits["trainer"]
+        assert groups.wants == {TASK: 2}
+        assert groups.query == '{"reward": {"$lt": 0.5}}'
+        assert groups.deadline is not None
+        assert 59 < groups.deadline.timestamp() - groups.since.timestamp() < 61
+        assert abs(groups.since.timestamp() - begun) < 5
+        assert "none matches" in groups.reason
+        assert room.wants == {TASK: 2}
+        assert "the capacity is 2" in room.reason
+        assert trainer.deadline is None
+        assert {one.worker for one in waits.values()} == {"me"}
+        assert groups.limits == {"capacity": 2, "on_full": "block", "min_size": 2}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+        async def none_shown() -> bool:
+            return not await seen(shared_url, list_waiters, live=False)
+
+        await until(none_shown)
+
+
+async def test_a_reason_is_kept_up_to_date(shared_url: str, quick: None) -> None:
+    async with build(shared_url) as buffer, build(shared_url) as other:
+        waiting = asyncio.create_task(buffer.take_batch({TASK: 3}, timeout=60))
+        for there in range(3):
+
+            async def says_so(there: int = there) -> bool:
+                return any(f"({there} of 3)" in one.reason for one in await waits_of(shared_url))
+
+            await until(says_so)
+            await other.put(group(there), TASK)
+        async with asyncio.timeout(10):
+            await waiting
+
+
+async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -> None:
+    """Whatever the store: here, one in memory."""
+    async with build("memory://", capacity=2, on_full="block") as buffer:
+        await fill(buffer, 2)
+        drawing = asyncio.create_task(buffer.take_batch({TASK: 1}, where={"reward": {"$lt": 0.5}}, timeout=60))
+        await asyncio.sleep(0.2)
+        with pytest.raises(FullError, match="waits itself for 1 completed group"):
+            await buffer.put(group(3), TASK, timeout=0.1)
+        drawing.cancel()
+
+
+async def test_a_short_wait_tells_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with build(shared_url) as buffer:
+        monkeypatch.setattr(buffer.storage, "announce", lambda _: pytest.fail("it was announced"))
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({TASK: 1}, timeout=0.3)
+
+
+async def test_errors_and_why_have_the_reason(shared_url: str) -> None:
+    """A sentence, and then the numbers. Nothing is taken by asking."""
+    async with build(shared_url, capacity=3, on_full="block") as buffer:
+        await fill(buffer, 3)
+        assert (await buffer.why({TASK: 3})).reason == Reason.READY
+        assert (await buffer.why({TASK: 3}, where={"reward": {"$lt": 0}})).reason == Reason.NO_MATCH
+        with pytest.raises(
+            NotReadyError,
+            match=r"^after 0.1 s: Nothing is ready for code .*; task code: 0 completed groups there, 1 needed;",
+        ) as none:
+            await buffer.take_batch({"code": 1}, timeout=0.1)
+        assert none.value.diagnosis.reason == Reason.NO_SUCH_TASK
+        with pytest.raises(FullError, match=r"^after 0.1 s: No room for math: .* the capacity is 3; .*") as full:
+            await buffer.put(group(4), TASK, timeout=0.1)
+        assert full.value.diagnosis.reason == Reason.HELD_BACK
+        assert await buffer.count(TASK, "completed") == 3
+
+
+async def test_what_workers_did_is_counted_to_the_last_group(shared_url: str) -> None:
+    """Also by those that share a process; a buffer that was closed says that they have ended."""
+    async with build(shared_url, worker="trainer") as buffer:
+        with working_as("rollout-1"):
+            await asyncio.gather(*(buffer.put(group(number, 3), TASK) for number in range(20)))
+            await buffer.put(group(21, status=Status.FAILED), TASK)
+        await buffer.get(4, TASK)
+        lease = await buffer.lease_batch({TASK: 2}, heartbeat=False)
+        await lease.give_back(failed="out of memory")
+        cancelled = asyncio.create_task(buffer.get(5, TASK))
+        cancelled.cancel()
+        with suppress(asyncio.CancelledError):
+            await cancelled
+    workers = await workers_of(shared_url)
+    made, took = workers["rollout-1"], workers["trainer"]
+    assert (made.groups, made.rollouts, made.tokens, made.failures, made.taken) == (21, 61, 122, 1, 0)
+    assert (took.groups, took.failures, took.taken) == (0, 2, 6)
+    assert {one.state for one in workers.values()} == {"ended"}
+    assert made.pid == took.pid == os.getpid()
+
+
+async def test_who_only_looks_is_no_worker(shared_url: str, quick: None) -> None:
+    """And an idle process writes nothing."""
+    async with build(shared_url) as buffer:
+        assert await buffer.count(TASK, "completed") == 0
+        await asyncio.sleep(0.3)
+        for table in (tables.worker, tables.history):
+            assert await count(buffer, table) == 0
+
+
+@pytest.mark.parametrize("name", ["'; DROP TABLE rb_worker; --", '"\\\n\t%s :name $1', "x" * 200, "\x1b[2J‮א"])
+async def test_a_name_may_be_any_text(shared_url: str, name: str) -> None:
+    async with build(shared_url, worker=name) as buffer:
+        await buffer.put(group(1), TASK)
+    assert (await workers_of(shared_url))[name].groups == 1
+
+
+async def test_two_buffers_of_a_process_are_told_apart(shared_url: str) -> None:
+    """One may be closed before the other."""
+    async with build(shared_url, worker="both") as first:
+        await first.put(group(1), TASK)
+
+        async def states() -> dict[int, str]:
+            return {one.groups: one.state for one in await seen(shared_url, list_workers)}
+
+        async with build(shared_url, worker="both") as second:
+            await second.put(group(2), TASK)
+        await first.put(group(3), TASK)
+        await first.storage.flush()
+        assert await states() == {1: "ended", 2: "working"}
+    assert await states() == {1: "ended", 2: "ended"}
+
+
+CHILD = """
+async def main(url, role):
+    async with build(url, worker="same name" if role != "waits" else "waits") as buffer:
+        await buffer.put(group(1), TASK)
+        if role == "waits":
+            await buffer.take_batch({TASK: 100}, timeout=60)
+        elif role == "dies":
+            await asyncio.sleep(60)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_the_killed_are_silent_and_wait_no_longer(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of the same name are workers of their own."""
+    async with build(shared_url) as buffer:
+        await buffer.tallies()  # the tables are there
+    processes = {role: Script(CHILD, shared_url, role) for role in ("waits", "dies", "ends")}
+    try:
+        assert await asyncio.to_thread(processes["ends"].end) == (0, "", "")
+
+        async def all_there() -> bool:
+            return bool(await waits_of(shared_url)) and len(await seen(shared_url, list_workers)) == 3
+
+        await until(all_there, 30)
+        [wait] = await waits_of(shared_url)
+        assert (wait.worker, wait.pid, wait.wants) == ("waits", processes["waits"].pid, {TASK: 100})
+        assert wait.reason.startswith(f"Too little is ready for {TASK} (")
+    finally:
+        for process in processes.values():
+            process.kill()
+    monkeypatch.setattr(views, "LIVE_SECONDS", 0.5)
+    monkeypatch.setattr(views, "SILENT_SECONDS", 0.5)
+    await asyncio.sleep(0.6)
+    assert await waits_of(shared_url) == []
+    assert len(await seen(shared_url, list_waiters, live=False)) == 1
+    states = {(one.worker, one.pid): one.state for one in await seen(shared_url, list_workers)}
+    assert states.pop(("waits", processes["waits"].pid)) == "silent"
+    assert states.pop(("same name", processes["dies"].pid)) == "silent"
+    assert list(states.values()) == ["ended"]

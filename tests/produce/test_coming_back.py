@@ -11,7 +11,7 @@ from replaybuf import FencedError, LeaseLostError, NotReadyError, PromptLedger, 
 from replaybuf.errors import InputError, LockedError
 from replaybuf.storage.values import Draw, Leased
 from tests.datasets import Shuffled, complete, indexed, numbers, prompt
-from tests.produce.ledgers import LONG, use
+from tests.produce.laws import LONG, use
 from tests.stores import TASK, build, until
 
 

@@ -16,7 +16,7 @@ from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
 from replaybuf.produce import Sampler
 from tests.datasets import Shuffled, complete, indexed, numbers, prompt
-from tests.produce.ledgers import use
+from tests.produce.laws import use
 from tests.stores import TASK, build
 
 

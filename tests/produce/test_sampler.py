@@ -1,18 +1,22 @@
-"""Samplers: groups of independent rollouts with ids of their own, in an order that a seed says, over restarts."""
+"""Samplers, the trainer's state, and rollouts of other classes."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replaybuf import ReplayBuffer, Status
+from replaybuf import FencedError, NotReadyError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import InputError
-from replaybuf.produce import Sampler, SyncProduceStrategy, batch_sizes
+from replaybuf.produce import Sampler, SyncProduceStrategy, TrainState, batch_sizes, publish, published, wait_published
+from replaybuf.rules.train_state import TRAINER
+from tests.frameworks import Sample
 from tests.produce.laws import drawn, ids, questions
 from tests.produce.scripted import ScriptedLoop, prompts
 from tests.stores import TASK, build
@@ -176,3 +180,152 @@ def test_what_rounding_leaves_goes_to_those_that_lost_most_the_first_of_equal_on
 def test_weights_that_mean_nothing_are_refused(weights: Any) -> None:
     with pytest.raises(InputError):
         batch_sizes(weights, 4)
+
+
+async def test_what_was_published_last_is_read(buffer: ReplayBuffer) -> None:
+    for state in (TrainState(1, 0, "weights-0"), TrainState(2, 1), TrainState(9, 9, "/weights/9", finished=True)):
+        await publish(buffer, state)
+        assert await published(buffer) == state
+
+
+async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> None:
+    await publish(buffer, TrainState(9, 8))
+    await publish(buffer, None)
+    assert await published(buffer) is None
+    with pytest.raises(NotReadyError, match="the trainer has published nothing"):
+        await wait_published(buffer, timeout=0.1)
+    await publish(buffer, TrainState(1, 0))
+    assert await published(buffer) == TrainState(1, 0)
+
+
+async def test_trainers_that_publish_at_once_do_not_hinder_each_other(buffer: ReplayBuffer) -> None:
+    states = [TrainState(step, step) for step in range(8)]
+    await asyncio.gather(*(publish(buffer, state) for state in states))
+    assert await published(buffer) in states
+
+
+async def test_waiting_ends_when_something_new_is_published(buffer: ReplayBuffer) -> None:
+    first, second = TrainState(1, 0), TrainState(2, 1)
+    waiting = asyncio.create_task(wait_published(buffer, timeout=20))
+    await asyncio.sleep(0.05)
+    await publish(buffer, first)
+    assert await waiting == first
+    waiting = asyncio.create_task(wait_published(buffer, after=first, timeout=20))
+    await publish(buffer, first)
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await publish(buffer, second)
+    assert await waiting == second
+
+
+async def test_waiting_in_vain_says_what_for(buffer: ReplayBuffer) -> None:
+    with pytest.raises(NotReadyError, match=r"after 0.1 s: the trainer has published nothing; is it running\?"):
+        await wait_published(buffer, timeout=0.1)
+    await publish(buffer, state := TrainState(3, 2))
+    with pytest.raises(NotReadyError, match=r"published nothing since step 3"):
+        await wait_published(buffer, after=state, timeout=0)
+
+
+async def test_a_restore_takes_it_back_and_fences_those_before(shared_url: str) -> None:
+    async with build(shared_url) as old, build(shared_url) as trainer:
+        await publish(old, TrainState(1, 0))
+        await old.checkpoint(1)
+        await publish(old, TrainState(5, 4))
+        await trainer.restore(1)
+        assert await published(trainer) == TrainState(1, 0)
+        with pytest.raises(FencedError):
+            await publish(old, TrainState(6, 5))
+        with pytest.raises(FencedError):
+            await wait_published(old, after=TrainState(1, 0), timeout=10)
+        assert await published(trainer) == TrainState(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.5, 0), "train_step"),
+        ((1, "0"), "model_step"),
+        ((1, 0, 7), "weights"),
+        ((1, 0, None, 1), "finished"),
+    ],
+)
+def test_what_is_no_state_of_a_trainer_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainState(*arguments)
+
+
+@pytest.mark.parametrize("value", [b"", b"garbage", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", b"\x07"])
+async def test_what_no_trainer_has_published_is_refused(buffer: ReplayBuffer, value: bytes) -> None:
+    now = await buffer.cursors.read(TRAINER)
+    assert await buffer.cursors.move(replace(now, position=1, value=value))
+    with pytest.raises(InputError, match="not what a trainer has published"):
+        await published(buffer)
+
+
+OTHER_TASK = "math"
+NAMES = {"response_ids": "tokens", "response_model_steps": "weight_versions"}
+
+
+@dataclasses.dataclass
+class Bare:
+    """A rollout without a status."""
+
+    prompt: str
+    answer: str = ""
+
+
+class Loop:
+    """Answers every prompt; the first attempt at each second one is interrupted."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def generate_group(self, group: list[Any], *, partial: bool) -> None:
+        first = group[0]
+        again = first.prompt in self.seen
+        self.seen.append(first.prompt)
+        for rollout in group:
+            if isinstance(rollout, Bare):
+                rollout.answer = "4"
+                continue
+            assert rollout.status is Sample.Status.PENDING
+            done = again or int(rollout.prompt) % 2 == 0
+            rollout.status = Sample.Status.TRUNCATED if done else Sample.Status.ABORTED
+            rollout.tokens, rollout.response = [1, 2], "4"
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+
+async def test_a_batch_of_samples_of_slime() -> None:
+    config = ReplayBufferConfig(url="memory://", rollout_type=Sample, fields=NAMES, unfit=10)
+    async with config.build() as buffer:
+        prompts = [{"prompt": str(number)} for number in range(8)]
+        sampler = Sampler(
+            buffer, prompts, OTHER_TASK, prompt_repeat_k=2, epochs=1, make_rollout=lambda item: Sample(**item)
+        )
+        strategy = SyncProduceStrategy(is_valid=lambda group: group[0].prompt != "2")
+        summary = await strategy.produce_batch(Loop(), sampler, 4, train_step=1, model_step=0)
+        assert (summary.produced, summary.filtered) == (4, 1)
+        assert [item.staleness async for item in buffer.find({"status": "completed"})] == [0] * 4
+        batch = await buffer.get(4, OTHER_TASK, Sample.Status.TRUNCATED)
+        assert {tuple(rollout.weight_versions) for group in batch for rollout in group} == {(0, 0)}
+        assert {rollout.status for group in batch for rollout in group} == {Sample.Status.TRUNCATED}
+        assert [rollout.rollout_id for rollout in batch[0]] == [0, 1]
+        # Their enum has no word for it, so the field stays, and the group says it.
+        [item] = [item async for item in buffer.find({"status": "filtered"})]
+        assert {rollout.status for rollout in item.item} == {Sample.Status.TRUNCATED}
+
+
+async def test_a_batch_of_rollouts_without_a_status() -> None:
+    async with ReplayBufferConfig(url="memory://", rollout_type=Bare).build() as buffer:
+        sampler = Sampler(buffer, ["a", "b"], OTHER_TASK, epochs=1, make_rollout=Bare)
+        [prompt] = await sampler.draw(1)
+        await prompt.save()
+        await prompt.give_back()
+        [item] = [item async for item in buffer.find({})]
+        assert item.status == Status.INIT  # what was saved isn't taken for a result
+        summary = await SyncProduceStrategy().produce_batch(Loop(), sampler, 2, train_step=1, model_step=0)
+        assert summary.produced == 2
+        assert sorted(group[0].answer for group in await buffer.get(2, OTHER_TASK)) == ["4", "4"]

@@ -40,7 +40,7 @@ class Drawing(Memory):
         for task_name, size in self._allowed(draw).items():
             lane = (task_name, draw.status)
             self._groups.begin_race(lane, policy)
-            candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.races.key)
+            candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.order_key)
             drawn[task_name] = self._decodable(candidates, size)
         if not draw.is_met_by({task_name: len(items) for task_name, items in drawn.items()}):
             return None

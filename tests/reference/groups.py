@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from replaybuf.errors import ConflictError, FullError
+from replaybuf.errors import ConflictError, DecodeError, FullError
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import ReplayPolicy
 from replaybuf.rules.query import LogicNode, ScalarNode, SetNode
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, levels
 from replaybuf.storage.values import Draw, Leased, NewGroup, StorageItem
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.rollout import ASIDE, Status
 from tests.reference.items import Items, Races, in_lane
 
@@ -24,9 +28,10 @@ _ALL = LogicNode("$and", ())
 class Groups:
     """Metadata in a table, payloads, races, and tallies. `apply` keeps all of them consistent."""
 
-    def __init__(self, table: Items, rules: Rules) -> None:
+    def __init__(self, table: Items, rules: Rules, codec: Codec) -> None:
         self.table = table
         self.rules = rules
+        self.codec = codec
         self.payloads: dict[int, bytes] = {}
         self.archived_at: dict[int, float] = {}
         self.made_from: dict[int, set[int]] = {}  # all uids that a group has replaced, directly or through others
@@ -37,7 +42,7 @@ class Groups:
 
     def copy(self) -> Groups:
         """Return a copy of the groups; payloads never change, and are shared."""
-        copied = Groups(type(self.table)(), self.rules)
+        copied = Groups(type(self.table)(), self.rules, self.codec)
         for uid in self.table.select(_ALL):
             copied.table.add(self.item(uid))
         copied.payloads, copied.archived_at = dict(self.payloads), dict(self.archived_at)
@@ -147,7 +152,7 @@ class Groups:
         for status in kept:
             self.begin_race((task_name, status), remover)
         buffered = LogicNode("$and", (ScalarNode("task_name", "$eq", task_name), SetNode("status", "$in", tuple(kept))))
-        uids = self.table.select(buffered, remover.order, lambda uid, _: self.races.remaining(self.item(uid)))
+        uids = self.table.select(buffered, remover.order, lambda uid, name: self.order_key(uid, name, left=True))
         gone = uids[:excess]
         if remover.is_race:
             waits = [self.races.remaining(self.item(uid)) for uid in gone]
@@ -179,7 +184,16 @@ class Groups:
         """Return when a group was archived, filtered or set aside; a state of an older version may not know."""
         return self.archived_at.get(uid, otherwise)
 
-    # Races
+    # Order
+
+    def order_key(self, uid: int, name: str, *, left: bool = False) -> float:
+        """Return a group's key in its race, or the time `left` until it arrives; or minus its oldest model step."""
+        if name != "staleness":
+            return self.races.remaining(self.item(uid)) if left else self.races.keys[uid]
+        kind, oldest = self.codec.rollout_type, None
+        with contextlib.suppress(DecodeError):
+            oldest = Marks.of(self.codec.decode(self.payloads[uid]), kind).oldest_step
+        return -math.inf if oldest is None else -oldest
 
     def begin_race(self, lane: LaneName, policy: ReplayPolicy) -> None:
         """Begin the race that a random policy needs."""

@@ -94,10 +94,6 @@ class Races:
         race, key = self.races.get((item.task_name, item.status)), self.keys.get(item.uid)
         return race is not None and key is not None and race.left(key) <= (0 if key < IDLE else IDLE)
 
-    def key(self, uid: int, _: str) -> float:
-        """Return the key of a group."""
-        return self.keys[uid]
-
     def remaining(self, item: StorageItem) -> float:
         """Return the time until a group arrives; comparable between races."""
         return self.races[(item.task_name, item.status)].left(self.keys[item.uid])
@@ -130,10 +126,10 @@ class Items:
                 setattr(self._items[uid], name, value)
 
     def select(self, query: Node, order: Order = IN_ORDER, key: Key | None = None) -> list[int]:
-        """Return the uids of the groups that match, in order; `key(uid, name)` is a group's key in a race."""
+        """Return the uids of the groups that match, in order; `key(uid, name)` is a group's key of a policy."""
 
         def value(item: StorageItem, field: str) -> Any:
-            return key(item.uid, field) if key is not None and field in KEYS else getattr(item, field)
+            return key(item.uid, field) if key and field in (*KEYS, "staleness") else getattr(item, field)
 
         return [item.uid for item in in_order(filter(predicate(query), self._items.values()), order, value)]
 

@@ -30,7 +30,7 @@ class Memory:
         self.codec = codec
         self.rules = rules or Rules()
         self._lock = threading.RLock()
-        self._groups = Groups(Items(), self.rules)
+        self._groups = Groups(Items(), self.rules, codec)
         self._loans = Loans(self._groups)
         self._checkpoints = Checkpoints()
         self._cursors: dict[str, Cursor] = {}

@@ -1,29 +1,312 @@
-"""The state machine."""
+"""A pair of buffers, one over the model, and the state machine of random calls on both."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import replaybuf.buffer.putting
 from replaybuf import ReplayBuffer, Status
-from tests.side_by_side.drawn import (
+from replaybuf.buffer.lease import Lease
+from replaybuf.errors import SnapshotError
+from replaybuf.rules.limits import Rules
+from replaybuf.storage.values import NewGroup, StorageItem
+from tests.contract.harness import CODEC
+from tests.reasons import because
+from tests.reference.backend import Reference
+from tests.reference.snapshots import plain_state, read_snapshot
+from tests.side_by_side.places import Place
+from tests.side_by_side.seen import (
     TASKS,
+    all_items,
     by_task,
+    caught,
     changes,
+    everything,
+    expected_views,
+    make_group,
+    make_prompt,
     orders,
+    outcome,
+    plain_error,
     puts,
     queries,
+    rules,
+    seen,
     sizes,
     some_uids,
     sometimes,
     statuses,
     tasks,
 )
-from tests.side_by_side.keeping import Keeping
-from tests.side_by_side.leasing import Leasing
-from tests.side_by_side.seen import seen
+
+
+class Pair(RuleBasedStateMachine):
+    """The buffers, what runs an operation on both, and what must be the same. Subclasses say where the other one is."""
+
+    place: Place
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.folder = Path(tempfile.mkdtemp(prefix="rb-side-"))
+        self.clock = patch.object(replaybuf.buffer.putting, "time", _Clock())
+
+    @initialize(rules=rules, first=st.lists(puts, min_size=4, max_size=8))
+    def begin(self, rules: Rules, first: list[dict[str, Any]]) -> None:
+        self.clock.start()
+        self.rules = rules
+        self.begin_with_new()
+        self.put_at_once(first)
+
+    def buffer(self, storage: Any) -> ReplayBuffer:
+        return ReplayBuffer(storage, CODEC.rollout_type, put_timeout=0)
+
+    def teardown(self) -> None:
+        self.clock.stop()
+        self.runner.run(self.other.close())
+        self.runner.close()
+        self.place.leave()
+        shutil.rmtree(self.folder)
+
+    def both(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
+        """Run an operation on both buffers; its result, or error, which has to be the same."""
+        replaybuf.buffer.putting.time.now += 1
+        expected, got = (self.runner.run(outcome(operation, one)) for one in (self.reference, self.other))
+        assert got == expected
+        return got
+
+    def each(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> tuple[Any, Any]:
+        """Run an operation on both buffers; what it gives, or the error, for either."""
+        replaybuf.buffer.putting.time.now += 1
+        expected, got = (self.runner.run(caught(operation, one)) for one in (self.reference, self.other))
+        return expected, got
+
+    def put_at_once(self, many: list[dict[str, Any]]) -> None:
+        rules, next_uid = self.reference.storage.rules, self.reference.storage._next_uid
+        many = [_independent(put, next_uid) for put in many]
+        if rules.limits.capacity is not None and (
+            rules.remover.is_race or any(put["replaces"] or put.get("key") is not None for put in many)
+        ):
+            # Puts that are committed together evict together: by the same chances, but not the same groups; and what
+            # one of them replaces is evicted then, or not yet.
+            for put in many:
+                self.put_one(put)
+            return
+
+        async def operation(buffer: ReplayBuffer) -> Any:
+            calls = [buffer.put(**(put | {"items": make_group(put["items"])})) for put in many]
+            return [plain_error(result) for result in await asyncio.gather(*calls, return_exceptions=True)]
+
+        self.both(operation)
+
+    def put_one(self, put: dict[str, Any]) -> None:
+        async def operation(buffer: ReplayBuffer) -> Any:
+            given, gone = make_group(put["items"]), list[StorageItem]()
+            stored = await buffer.put(**(put | {"items": given, "dropped": gone}))
+            return stored, given, seen({"": sorted(gone, key=lambda item: item.uid)})
+
+        self.both(operation)
+
+    def begin_anew(self) -> None:
+        self.runner.run(self.other.close())
+        self.begin_with_new()
+
+    def begin_with_new(self) -> None:
+        self.leases: list[tuple[Lease, Lease]] = []
+        self.reference = self.buffer(Reference(CODEC, self.rules))
+        self.other = self.buffer(self.place.new(self.rules))
+
+    @invariant()
+    def same(self) -> None:
+        expected, got = (self.runner.run(everything(one)) for one in (self.reference, self.other))
+        assert got["items"] == expected["items"]
+        assert got == expected
+        views = self.runner.run(self.place.views())
+        if views is not None:
+            items = self.runner.run(all_items(self.reference))
+            for row in views["groups"]:
+                del row["trained_step"]  # see `seen.fields`
+            leased = {row["uid"] for row in views["groups"] if row.pop("leased_until") is not None}
+            for name, rows in expected_views(items).items():
+                assert [row for row in views[name] if row["uid"] not in leased] == rows, name
+
+
+def _independent(put: dict[str, Any], next_uid: int) -> dict[str, Any]:
+    """A put as one of several at once, for which it is a matter of time which are committed together.
+
+    It names no group that comes with it, and isn't dropped when that would remove one.
+    """
+    put = put | {"replaces": [uid for uid in put.get("replaces", ()) if uid < next_uid]}
+    stored: dict[str, Any] = {"expired_groups_retryable": True, "keep_unfit": True}
+    return put | stored if put["replaces"] or "key" in put else put
+
+
+class _Clock:
+    """The time as both buffers see it: equal for the same operation."""
+
+    def __init__(self) -> None:
+        import time
+
+        self.now = 1_000_000
+        self.monotonic = time.monotonic
+
+    def time(self) -> float:
+        return float(self.now)
+
+
+class Keeping(Pair):
+    """Checkpoints, snapshots, state dicts, and opening again."""
+
+    @rule(
+        step=st.integers(0, 2),
+        how=st.sampled_from(["checkpoint", "checkpoint", "restore", "restore", "keep new", "drop"]),
+    )
+    def keep_or_restore(self, step: int, how: str) -> None:
+        async def operation(buffer: ReplayBuffer) -> Any:
+            if how == "checkpoint":
+                made = await buffer.checkpoint(step)
+                return made.step, made.groups
+            if how == "drop":
+                return await buffer.drop_checkpoint(step)
+            made = await buffer.restore(step, keep_new=how == "keep new")
+            return made.step, made.groups, [one.step for one in await buffer.checkpoints()]
+
+        self.both(operation)
+        self.same_state()
+
+    @rule(how=st.sampled_from(["snapshot", "state", "reopen"]), crossed=st.booleans())
+    def persist(self, how: str, crossed: bool) -> None:
+        """Both go on from what they have left behind, or both from what the database has."""
+        if how == "snapshot":
+            self.save_and_resume(crossed)
+        elif how == "state":
+            self.carry_state(crossed)
+        elif self.place.durable:
+            self.runner.run(self.other.close())
+            self.other = self.buffer(self.place.again(self.rules))
+            for _, lease in self.leases:
+                lease.storage, lease._putting = self.other.storage, self.other.putting
+
+    def save_and_resume(self, crossed: bool) -> None:
+        folders = [self.folder / "reference", self.folder / "other"]
+        for buffer, folder in zip((self.reference, self.other), folders, strict=True):
+            self.runner.run(buffer.save(folder))
+            filled = self.reference.storage.state().groups or self.runner.run(buffer.checkpoints())
+            with pytest.raises(SnapshotError, check=because("not empty")) if filled else nullcontext():
+                self.runner.run(buffer.resume(folder))
+        self.begin_anew()
+        self.runner.run(self.reference.resume(folders[crossed]))
+        self.runner.run(self.other.resume(folders[1]))
+
+    def carry_state(self, crossed: bool) -> None:
+        self.same_state()
+        states = [buffer.state_dict() for buffer in (self.reference, self.other)]
+        self.begin_anew()
+        self.reference.load_state_dict(states[crossed])
+        self.other.load_state_dict(states[1])
+
+    def same_state(self) -> None:
+        """What the database holds is what the model holds, next uids included."""
+        expected = self.reference.storage.state()
+        got = read_snapshot(self.other.state_dict()["snapshot"], CODEC)
+        assert plain_state(got, payloads=False) == plain_state(expected, payloads=False)
+        assert got.next_uid == expected.next_uid
+
+
+class Leasing(Pair):
+    """Leases of groups and prompts, and how they end."""
+
+    @precondition(lambda self: len(self.reference) > 1)
+    @rule(
+        wanted=st.dictionaries(tasks, sizes, min_size=1),
+        status=statuses,
+        where=sometimes,
+        failures=st.sampled_from([0, 0, 1, 2]),
+    )
+    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int) -> None:
+        """Groups are leased, after others may have failed with them."""
+
+        async def leased(buffer: ReplayBuffer) -> Lease:
+            for failure in range(failures + 1):
+                lease = await buffer.lease_batch(
+                    wanted, group_status=status, where=where, seconds=1000, heartbeat=False
+                )
+                if failure < failures:
+                    await lease.give_back(failed=f"failure {failure}")
+            return lease
+
+        pair = self.each(leased)
+        expected, got = (seen(one.items) if isinstance(one, Lease) else plain_error(one) for one in pair)
+        assert got == expected
+        if isinstance(pair[0], Lease):
+            self.leases.append(pair)
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        which=st.integers(0, 9),
+        part=st.none() | st.lists(st.integers(0, 3), max_size=2),
+        how=st.sampled_from(["acknowledge", "acknowledge", "give back", "failed", "extend"]),
+        priority=st.sampled_from([None, 0, 0.5, 1e3]),
+    )
+    def settle(self, which: int, part: list[int] | None, how: str, priority: float | None) -> None:
+        """A part of a lease, or all that is open, perhaps with a new priority."""
+        pair = self.leases[which % len(self.leases)]
+        there = sorted(pair[0].open)
+        uids = None if part is None else [there[place] for place in part if place < len(there)]
+        if priority is not None:
+            self.both(lambda buffer: buffer.update_priorities(dict.fromkeys(there, priority)))
+
+        async def settled(lease: Lease) -> Any:
+            if how == "acknowledge":
+                return await lease.acknowledge(uids)
+            if how == "extend":
+                return await lease.extend(2000)
+            return await lease.give_back(uids, failed="bad" if how == "failed" else None)
+
+        expected, got = self.each(lambda buffer: settled(pair[0] if buffer is self.reference else pair[1]))
+        assert plain_error(got) == plain_error(expected)
+        assert pair[1].open == pair[0].open
+
+    @rule(numbers=st.lists(st.integers(0, 9), max_size=3), behind=st.sampled_from([0, 0, 0, 1]), keep=st.booleans())
+    def claim(self, numbers: list[int], behind: int, keep: bool) -> None:
+        """Prompts are claimed, and one of them is finished."""
+
+        async def claimed(buffer: ReplayBuffer) -> Any:
+            now = await buffer.cursors.read("data")
+            prompts = [NewGroup(TASKS[0], Status.INIT, 0, make_prompt(number), 1.0) for number in numbers]
+            moved = replace(
+                now, version=now.version - behind, position=now.position + len(numbers), value=bytes(numbers)
+            )
+            return await buffer.cursors.claim(prompts, moved, 1000)
+
+        pair = self.each(claimed)
+        expected, got = (seen(one.items) if isinstance(one, Lease) else one for one in pair)
+        assert got == expected
+        if not isinstance(pair[0], Lease):
+            return
+        self.leases.append(pair)
+        uids = sorted(pair[0].open)[:1]
+
+        async def finished(buffer: ReplayBuffer) -> Any:
+            lease = pair[0] if buffer is self.reference else pair[1]
+            prompt = make_prompt(7)
+            put = lease.save if keep else lease.finish
+            return await put(prompt, TASKS[0], replaces=uids)
+
+        if uids:
+            self.both(finished)
 
 
 class SideBySide(Leasing, Keeping):

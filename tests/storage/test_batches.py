@@ -16,7 +16,7 @@ from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables
-from replaybuf.storage.sql.schema.records import batch
+from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cancellation.ways import take
 from tests.contract.harness import group

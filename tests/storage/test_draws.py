@@ -20,7 +20,7 @@ from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import StorageItem
-from tests.contract.tallying import conserved
+from tests.contract.waiting import conserved
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
@@ -56,19 +56,15 @@ async def test_draws_in_any_order_are_those_of_the_memory(shared_url: str) -> No
         assert await draws(shared_url, field, descending=descending) == expected, (field, descending)
 
 
-@pytest.mark.parametrize("pinned", ["none", "all", "some"])
-async def test_the_most_stale_are_drawn_whichever_are_pinned(shared_url: str, pinned: str) -> None:
-    """By one SELECT or by merging two."""
+async def test_the_most_stale_are_those_of_the_oldest_weights(shared_url: str) -> None:
+    """Whatever staleness they were given, or have before the next refresh; groups without model steps come last."""
     async with build(shared_url, policy="staleness") as buffer:
-        for number, step in enumerate((3, 1, 2, 4)):
-            is_pinned = pinned == "all" or (pinned == "some" and number % 2)
-            rollouts = group(number)
-            if is_pinned:
-                rollouts[0].seq_staleness = 4 - step
-                await buffer.put(rollouts, TASK)
-            else:
-                await buffer.put(rollouts, TASK, model_step=step, current_train_step=5)
-        assert numbers_of(await buffer.get(3, TASK)) == [1, 2, 0]
+        unknown = group(0)
+        unknown[0].seq_staleness = 9
+        await buffer.put(unknown, TASK)
+        for number, (step, at) in enumerate(((3, 5), (1, 5), (2, 9), (4, None)), 1):
+            await buffer.put(group(number), TASK, model_step=step, current_train_step=at)
+        assert numbers_of(await buffer.get(5, TASK)) == [2, 3, 1, 4, 0]
 
 
 @pytest.mark.parametrize(

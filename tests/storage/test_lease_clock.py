@@ -1,21 +1,28 @@
-"""The time of leases, of several hosts and after other starts of a host, whatever their wall clocks say."""
+"""Watching for commits, brief transactions, and the clock of leases."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from replaybuf import Lease, ReplayBuffer, Status
-from replaybuf.storage.sql.engine import lease_clock
+from benchmarks.round_trips import counting_round_trips
+from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf.storage.sql.engine import lease_clock, postgres
+from replaybuf.storage.sql.engine.postgres import Notifications
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
-from tests.contract.lapsing import set_clock
+from tests.contract.leasing import set_clock
 from tests.scripts import run
-from tests.stores import TASK, build, fill, group, numbers_of, until
+from tests.stores import TASK, build, fill, group, numbers_of, set_by, take_all, until
 
 #: A process whose wall clock is so many seconds ahead. It says which group it may lease and which it may take, and
 #: leaves another leased when it ends.
@@ -168,3 +175,155 @@ async def test_retention_is_by_the_clock_of_the_server(
         assert await looked() == 12
         await storage._write(lambda tx: tx.run("UPDATE rb_group SET archived_at = archived_at - 601"))  # type: ignore[attr-defined]
         assert await looked() == 0
+
+
+def where(tx: Transaction) -> str:
+    return threading.current_thread().name
+
+
+async def test_a_brief_write_needs_no_other_thread(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+        await fill(buffer, 1)
+        store = buffer.storage
+        assert await store.thread.run(lambda: store.transactions.write(where, brief=True)) == "replaybuf-database"
+        assert await store.thread.run(lambda: store.transactions.write(where)) != "replaybuf-database"
+
+
+async def test_while_another_process_writes_a_put_waits_and_reads_are_answered(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+        await fill(buffer, 1)
+        other = sqlite3.connect(tmp_path / "buffer.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        put = asyncio.create_task(buffer.put(group(1), TASK))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            assert await buffer.is_ready({TASK: 1})
+        assert not put.done()
+        other.execute("COMMIT")
+        other.close()
+        await put
+        assert await take_all(buffer) == [0, 1]
+
+
+async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+        await fill(buffer, 1)
+        store, begun, go_on = buffer.storage, threading.Event(), threading.Event()
+
+        def long(tx: Transaction) -> bool:
+            begun.set()
+            return go_on.wait(10)
+
+        writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(long)))
+        await set_by(begun, writing, 10)
+        async with asyncio.timeout(5):
+            assert await buffer.is_ready({TASK: 1})
+        go_on.set()
+        assert await writing
+
+
+class Tool:
+    pass
+
+
+async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
+    """Also after puts that took no time, so that a put would be encoded in the store's thread."""
+    asking, asked = threading.Event(), list[int]()
+
+    def convert(_: Tool) -> int:
+        if asking.is_set():
+            asked.append(len(buffer))
+        return 0
+
+    async with ReplayBufferConfig(
+        url=f"sqlite:///{tmp_path}/buffer.db", rollout_type=dict, converters={Tool: ("tool", convert, lambda _: Tool())}
+    ).build() as buffer:
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await buffer.put([{"tool": Tool()}], TASK)
+            asking.set()
+            await buffer.put([{"tool": Tool()}], TASK)
+        assert asked == [3]
+
+
+#: Longer than any of these tests waits.
+NEVER = 60.0
+
+
+async def woken(waiting: ReplayBuffer, other: ReplayBuffer) -> float:
+    """Return the seconds from a commit until a taker in another store has the group."""
+    task = asyncio.create_task(waiting.take_batch({TASK: 1}, timeout=NEVER))
+    await asyncio.sleep(0.3)  # by now it waits
+    await other.put(group(1), TASK)
+    committed = time.monotonic()
+    async with asyncio.timeout(10):
+        await task
+    return time.monotonic() - committed
+
+
+async def test_a_commit_to_a_file_is_noticed_after_a_wait_in_vain_and_after_the_log_was_begun_anew(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    async with build(url) as waiting, build(url) as other:
+        await other.count_where({})
+        for _ in range(3):
+            assert await woken(waiting, other) < 5
+            with pytest.raises(TimeoutError):
+                await waiting.take_batch({TASK: 1}, timeout=0.05)
+            with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatch, postgres_database: str) -> None:
+    async def lose(_: Notifications) -> None: ...
+
+    monkeypatch.setattr(Notifications, "announce", lose)
+    async with build(postgres_database) as waiting, build(postgres_database) as other:
+        await other.count_where({})
+        for _ in range(2):
+            assert await woken(waiting, other) < 5
+
+
+async def test_who_is_woken_asks_once(postgres_database: str) -> None:
+    """Whether the buffer was restored and what is in it: one round trip."""
+    async with counting_round_trips(postgres_database) as (url, count), build(url) as buffer:
+        taken = []
+        for _ in range(50):
+            before = count.value
+            await buffer.storage.fenced_tallies()  # type: ignore[attr-defined]
+            taken.append(count.value - before)
+        assert min(taken) == 1  # for a moment the sweep may ask, too
+
+
+async def test_an_announcement_is_enough(monkeypatch: pytest.MonkeyPatch, postgres_database: str) -> None:
+    """Without further looks."""
+    monkeypatch.setattr(postgres, "_HEARING_SECONDS", NEVER)
+    async with build(postgres_database) as waiting, build(postgres_database) as other:
+        await other.count_where({})
+        for _ in range(3):
+            await woken(waiting, other)
+
+
+async def test_who_waits_for_something_else_is_woken_at_a_bounded_rate(shared_url: str) -> None:
+    """However much others commit: it reads the store whenever it is woken."""
+    async with build(shared_url) as waiting, build(shared_url) as other:
+        await other.count_where({})
+        looks, look = 0, waiting.storage.fenced_tallies  # type: ignore[attr-defined]
+
+        async def counted() -> Any:
+            nonlocal looks
+            looks += 1
+            return await look()
+
+        waiting.storage.fenced_tallies = counted  # type: ignore[attr-defined]
+        task = asyncio.create_task(waiting.wait_ready({"other": 1}, timeout=NEVER))
+        started, puts = time.monotonic(), 0
+        while time.monotonic() < started + 1:
+            await other.put(group(puts), TASK)
+            puts += 1
+        elapsed = time.monotonic() - started
+        assert looks <= 10 + (50 + 10) * elapsed
+        await other.put(group(puts), "other")
+        async with asyncio.timeout(5):
+            await task

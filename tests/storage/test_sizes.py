@@ -13,11 +13,9 @@ import pytest
 
 from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import StorageError
-from replaybuf.rules.query import Node
 from replaybuf.storage.sql import backend
 from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
 from replaybuf.storage.sql.engine.dialect import RowLimit
-from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import matching
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.values import Refresh, StorageItem
@@ -165,12 +163,10 @@ async def test_a_search_lists_a_page_of_uids_at_a_time(
     """In insertion order; what is put meanwhile isn't found, and what is found last may have been removed."""
     pages: list[int] = []
 
-    def noted(
-        tx: Transaction, query: Node, page: matching.Page, size: int
-    ) -> tuple[list[tuple[int, int]], matching.Page]:
-        found, following = find_page(tx, query, page, size)
+    def noted(*arguments: Any) -> tuple[list[tuple[int, int]], int]:
+        found, last = find_page(*arguments)
         pages.append(len(found))
-        return found, following
+        return found, last
 
     find_page = matching.find_page
     monkeypatch.setattr(backend, "FOUND_AT_ONCE", 3)

@@ -277,7 +277,7 @@ def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) 
 
 # Ends
 
-#: What becomes of a store that nobody closes is in `tests/buffer/test_unclosed.py`.
+#: What becomes of a store that nobody closes is in `tests/buffer/test_forks.py`.
 ENDS = {
     "open": "fill(buffer, 3)",
     "a generator that is left in the middle": """

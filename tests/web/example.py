@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, insert, text
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
-from replaybuf.storage.sql.schema import records, tables
+from replaybuf.storage.sql.schema import tables
 
 GROUPS, FAILED_EVERY = 130, 40
 #: What a page must show, and never do.
@@ -66,9 +66,9 @@ async def _insert_records(url: str) -> None:
     now = time.time()
 
     def insert_all(connection: Connection) -> None:
-        connection.execute(delete(records.history))  # a minute may have ended meanwhile
+        connection.execute(delete(tables.history))  # a minute may have ended meanwhile
         for table, rows in _records(now).items():
-            connection.execute(insert(getattr(records, table)), rows)
+            connection.execute(insert(getattr(tables, table)), rows)
         connection.execute(text(_groups_drawn(now)))
 
     await over_sqlalchemy(parse_url(url), insert_all)

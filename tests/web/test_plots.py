@@ -1,14 +1,27 @@
-"""Plots, as functions of their numbers."""
+"""Plots, and how the page ends."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import ConfigError, LockedError
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.web import server
 from replaybuf.web.plots import (
     HEIGHT,
     POINTS,
@@ -20,6 +33,10 @@ from replaybuf.web.plots import (
     write_time,
     x_axis,
 )
+from replaybuf.web.server import bind
+from tests.cli.conftest import run
+from tests.web.browser import serving
+from tests.web.conftest import client_of
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -108,3 +125,137 @@ def test_plots_of_one_run_share_their_axis() -> None:
     plot = lines("mean", {"mean": [(2, 0.5), (3, 0.25)]}, across=Across(times=False, low=1, high=5))
     assert plot is not None
     assert (json.loads(plot.data)["at"], plot.axis) == ([0.25, 0.5], "train step")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build_sync() as buffer:
+        buffer.put([RolloutState(message=[], status=Status.COMPLETED)], "math")
+    return tmp_path / "run.db"
+
+
+def test_a_database_that_goes_away_is_said_and_comes_back(file: Path) -> None:
+    page = client_of(str(file))
+    file.rename(file.with_suffix(".away"))
+    answer = page.get("/")
+    assert answer.status_code == 503
+    assert 'role="alert"' in answer.text
+    assert "Traceback" not in answer.text
+    file.with_suffix(".away").rename(file)
+    assert page.get("/").status_code == 200
+
+
+def test_a_defect_is_answered_without_its_traceback(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = client_of(str(file))
+    monkeypatch.setattr("replaybuf.web.pages.groups.list_groups", lambda *_, **__: 1 / 0)
+    answer = page.get("/groups")
+    assert answer.status_code == 500
+    assert "An unexpected ZeroDivisionError" in answer.text
+    assert "division by zero" not in answer.text
+    assert "division by zero" in capsys.readouterr().err
+
+
+def read(readings: server.Readings, function: Callable[[Any], Any]) -> Coroutine[Any, Any, Any]:
+    """Run a function in a read transaction, in its turn."""
+    return readings.run(lambda reader, seconds: reader.read(function, timeout=seconds))
+
+
+@pytest.mark.parametrize("filled", ["sqlite", "postgres"], indirect=True)
+def test_a_read_that_takes_too_long_is_stopped(filled: str) -> None:
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000) SELECT count(*) FROM n"
+    )
+    readings = server.Readings(open_reader(filled), seconds=0.2)
+    started = time.monotonic()
+    with pytest.raises(LockedError, match=r"took longer than 0\.2 s"):
+        asyncio.run(read(readings, lambda tx: tx.table(endless)))
+    assert time.monotonic() - started < 10
+
+
+def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
+    readings = server.Readings(open_reader(str(file)))
+    now, most, lock = 0, 0, threading.Lock()
+
+    def work(tx: object) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+
+    async def many() -> None:
+        await asyncio.gather(*(read(readings, work) for _ in range(4 * server.AT_ONCE)))
+
+    asyncio.run(many())
+    assert most <= server.AT_ONCE
+
+
+def test_a_read_whose_turn_doesnt_come_says_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TURN_SECONDS", 0.05)
+    readings, release = server.Readings(open_reader(str(file))), threading.Event()
+
+    async def many() -> None:
+        busy = [asyncio.create_task(read(readings, lambda tx: release.wait(10))) for _ in range(server.AT_ONCE)]
+        await asyncio.sleep(0)
+        try:
+            await read(readings, lambda tx: None)
+        finally:
+            release.set()
+            await asyncio.gather(*busy)
+
+    with pytest.raises(LockedError, match="4 other reads"):
+        asyncio.run(many())
+
+
+def test_an_empty_database_has_pages(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        buffer.count("math", "completed")
+    page = client_of(url)
+    for path in ("/", "/groups", "/steps", "/checkpoints", "/workers", "/events"):
+        assert page.get(path).status_code == 200
+
+
+def test_a_port_that_is_taken_is_named(file: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = run("serve", file, "--port", port, code=1).stderr
+    assert said.startswith(f"Error: can't listen at port {port} of 127.0.0.1: ")
+
+
+@pytest.mark.parametrize("host", ["nix.invalid", "203.0.113.1"])
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"machine|can't listen"):
+        bind(host, 0)
+
+
+def test_what_cant_be_served_is_said_before_a_port_is_bound(tmp_path: Path) -> None:
+    (tmp_path / "other.db").write_text("no database, but long enough to be looked at as one" * 40)
+    assert "Error: " in run("serve", tmp_path / "other.db", code=1).stderr
+    assert "there is no database" in run("serve", tmp_path / "nix.db", code=1).stderr
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "anyio"])
+def test_the_extra_is_asked_for_where_it_is_missing(missing: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("replaybuf.web", "starlette", missing))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    said = run("serve", file, code=1).stderr
+    assert "pip install 'replaybuf[web]'" in said
+    assert missing not in said
+
+
+def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:
+    import httpx
+
+    with serving(str(file), "--host", "0.0.0.0") as address:
+        port, token = address.partition("//")[2].partition(":")[2].split("/?token=")
+        assert len(token) >= 32
+        assert httpx.get(f"http://127.0.0.1:{port}").status_code == 401
+        assert "math" in httpx.get(f"http://127.0.0.1:{port}?token={token}", follow_redirects=True).text

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.app import TEXT, Out, Url, option
-from replaybuf.cli.output import print_json
+from replaybuf.cli.commands import TEXT, Url, format_option, option
+from replaybuf.cli.output import Output, print_json
 from replaybuf.common.redact import escape_line
 
 
@@ -30,14 +30,13 @@ def bench(
     payloads: Annotated[
         str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
-    keep: Annotated[bool, option("--keep", "Leave the groups and the buffer behind.")] = False,
-    output: Out = TEXT,
+    output: Annotated[Output, format_option("text or json.")] = TEXT,
 ) -> None:
     """Put load on a database: processes that put and take groups, as workers and trainers do.
 
     It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), and how long the
     processes waited for groups and for room. Every group is accounted for. It ends by itself, and removes what it has
-    put. A database that holds groups of anybody else is refused.
+    put, and a SQLite file that it has made. A database that holds groups of anybody else is refused.
 
     Ctrl-C ends it early. Exit status 1: errors, a process that died, or groups that were lost or doubled.
 
@@ -68,7 +67,6 @@ def bench(
         step_seconds=step_seconds,
         most=most,
         payloads=payloads,
-        keep=keep,
     )
     outcome = run(settings, _tell)
     results = results_of(outcome)

@@ -52,7 +52,6 @@ class BenchSettings:
     step_seconds: float = 0.0
     most: int = 4096
     payloads: str = "database"
-    keep: bool = False
 
     def check(self) -> None:
         """Raise InputError for settings that can't be measured."""

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import BrokenBarrierError
 from types import FrameType
 from typing import Any, Literal
@@ -48,7 +49,7 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What the processes of a load share: when all have opened the buffer, when to stop, when no worker is left."""
+    """Values that the processes of a load share: a barrier for all that have opened the buffer, and two events."""
 
     settings: BenchSettings
     opened: Any
@@ -128,7 +129,7 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
     than those of loads, and ReplayBufError if a process can't open the buffer.
     """
     settings.check()
-    _refuse_others(settings.url)
+    is_new = _refuse_others(settings.url)
     asyncio.run(_open(settings))
     reader = open_reader(settings.url)
     outcome = Outcome(settings, reader.where)
@@ -139,12 +140,14 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
         except StorageError as error:
             outcome.notes.append(f"the database can't be read any more: {error}")
         finally:
-            if not settings.keep:
-                try:
-                    asyncio.run(_remove(settings, reader))
-                    forget_buffer(reader, settings.buffer)
-                except ReplayBufError as error:
-                    outcome.notes.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
+            try:
+                asyncio.run(_remove(settings, reader))
+                forget_buffer(reader, settings.buffer)
+            except ReplayBufError as error:
+                outcome.notes.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
+    if is_new and reader.path and settings.payloads == "database":  # a place belongs to its database
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{reader.path}{suffix}").unlink(missing_ok=True)
     return outcome
 
 
@@ -213,12 +216,14 @@ def _measure(outcome: Outcome, tell: Tell) -> None:
 
 def _why_not(futures: list[Future[Report]]) -> ReplayBufError:
     """Return why the processes of a load couldn't begin: the error of the first that failed by itself."""
-    errors = [error for one in futures if (error := one.exception()) and not isinstance(error, BrokenBarrierError)]
+    errors = [
+        error for future in futures if (error := future.exception()) and not isinstance(error, BrokenBarrierError)
+    ]
     return ReplayBufError(f"the load can't begin: {errors[0] if errors else 'a process did not open the buffer'}")
 
 
 def _collect(outcome: Outcome, role: Role, futures: list[Future[Report]], until: float, shared: _Shared) -> None:
-    """Wait for processes, which are told to stop by a signal, and killed when they don't end in time."""
+    """Wait for processes. A signal stops them; they are killed when they don't end in time."""
     waiting = set(futures)
     while waiting := wait(waiting, timeout=_LOOK_SECONDS).not_done:
         if outcome.signalled or time.monotonic() > until + _ENDING:
@@ -226,9 +231,9 @@ def _collect(outcome: Outcome, role: Role, futures: list[Future[Report]], until:
         if time.monotonic() > until + 2 * _ENDING:
             for process in multiprocessing.active_children():
                 process.kill()
-    for one in futures:
+    for future in futures:
         try:
-            outcome.reports[role].add(one.result())
+            outcome.reports[role].add(future.result())
         except ReplayBufError as error:
             outcome.failed.append(str(error))
         except BrokenProcessPool:
@@ -245,19 +250,20 @@ UNION SELECT buffer FROM rb_checkpoint WHERE buffer NOT LIKE :ours ORDER BY 1"""
 _LEFT = "SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer"
 
 
-def _refuse_others(url: str) -> None:
-    """Raise InputError for a database with groups or checkpoints in buffers other than those of loads."""
+def _refuse_others(url: str) -> bool:
+    """Raise InputError for a database with groups or checkpoints of others. Return whether it doesn't exist yet."""
     try:
         reader = open_reader(url)
         found = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
     except UnreachableError:
-        return  # a file that will be created
+        return True  # a file that will be created
     except StorageError as error:
         if error.reason != "not a database":
             raise
-        return  # without tables, or invalid, which opening the buffer reports
+        return False  # without tables, or invalid, which opening the buffer reports
     if found:
         raise InputError(
             f"{reader.where} holds groups or checkpoints of buffer {units.some(found)}: a load would take disk and "
             "locks from them. Give it a database of its own on the same server or disk (createdb, or another file)"
         )
+    return False

@@ -13,7 +13,6 @@ _INTERRUPTED = 128 + 2
 _URL_HELP = "sqlite:///FILE (or its path, which is created), or postgresql://..."
 _STEPS_HELP = "Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]"
 _WORKERS_HELP = "Processes that generate rollouts."
-_SEED_HELP = "Seed of the prompts and of the answers.  [default: 0, or that of the run that goes on]"
 _RUN_DIR_HELP = "Folder of the weights.  [default: FILE.run beside the SQLite file, replaybuf-demo-DATABASE.run]"
 
 
@@ -21,7 +20,6 @@ def demo(  # options without variables: those of a run aren't for the demo
     url: Annotated[str, Option("--url", help=_URL_HELP, metavar="URL")] = "sqlite:///replaybuf-demo.db",
     steps: Annotated[int | None, Option("--steps", help=_STEPS_HELP, min=1, metavar="N", show_default=False)] = None,
     workers: Annotated[int, Option("--workers", help=_WORKERS_HELP, min=1, max=32, metavar="N")] = 2,
-    seed: Annotated[int | None, Option("--seed", help=_SEED_HELP, min=0, metavar="N", show_default=False)] = None,
     run_dir: Annotated[
         Path | None, Option("--run-dir", help=_RUN_DIR_HELP, metavar="FOLDER", show_default=False)
     ] = None,
@@ -39,12 +37,12 @@ def demo(  # options without variables: those of a run aren't for the demo
     Examples:
       replaybuf demo
       replaybuf demo --url postgresql://user@host/database --steps 500 --workers 4
-      replaybuf demo --url sqlite:///demo.db --seed 1
+      replaybuf demo --url sqlite:///demo.db
     """
     # Read at the import of numpy, in workers too: the demo's arrays are small, and BLAS threads, which spin while they
     # wait for each other, would take the cores from the other processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from replaybuf.cli.demo.trainer import launch
 
-    if not launch(url, run_dir, steps=steps, workers=workers, seed=seed):
+    if not launch(url, run_dir, steps=steps, workers=workers):
         raise typer.Exit(_INTERRUPTED)

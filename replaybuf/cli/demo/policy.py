@@ -80,9 +80,8 @@ def prompt_of(group: Sequence[RolloutState]) -> str:
 
 @dataclass(frozen=True)
 class Prompts(Sequence[RolloutState]):
-    """The first `size` prompts of a seed's endless stream (all in random order, again and again), to be generated."""
+    """The first `size` prompts of an endless stream (all in random order, again and again), to be generated."""
 
-    seed: int
     size: int
 
     def __len__(self) -> int:
@@ -92,14 +91,14 @@ class Prompts(Sequence[RolloutState]):
         if not 0 <= index < self.size:
             raise IndexError(f"prompt {index} of {self.size}")
         epoch, place = divmod(index, len(PROMPTS))
-        text = PROMPTS[_order(self.seed, epoch)[place]]
+        text = PROMPTS[_order(epoch)[place]]
         message = [{"role": "user", "content": text}]
         return RolloutState(message=message, prompt_ids=encode(text), data_source="arithmetic")
 
 
 @lru_cache(maxsize=64)
-def _order(seed: int, epoch: int) -> IntArray:
-    return np.random.default_rng([seed, epoch]).permutation(len(PROMPTS))
+def _order(epoch: int) -> IntArray:
+    return np.random.default_rng(epoch).permutation(len(PROMPTS))
 
 
 _PLACES = MAX_RESPONSE_TOKENS * (VOCABULARY_SIZE + 1)  # of an answer, with each token before it; or none, at its start
@@ -184,8 +183,8 @@ _SECONDS, _TOKENS = 1, 2  # the purposes of a prompt's random numbers
 class Engine:
     """An agent loop over a policy, of a made-up speed. `load` sets new weights."""
 
-    def __init__(self, seed: int, *, token_seconds: float = TOKEN_SECONDS) -> None:
-        self._seed, self._token_seconds = seed, token_seconds
+    def __init__(self, *, token_seconds: float = TOKEN_SECONDS) -> None:
+        self._token_seconds = token_seconds
         self._paused = asyncio.Event()
 
     def load(self, policy: Policy, step: int) -> None:
@@ -203,8 +202,8 @@ class Engine:
     async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
         """Generate the rollouts of a group and write them in place at the end: COMPLETED, or ABORTED after a pause."""
         policy, prompt, number = self._policy, prompt_of(group), int(group[0].group_id or 0)
-        seconds = token_seconds(self._seed, number, self._token_seconds)
-        rng = np.random.default_rng([self._seed, number, _TOKENS, self._step])
+        seconds = token_seconds(number, self._token_seconds)
+        rng = np.random.default_rng([number, _TOKENS, self._step])
         randoms = rng.random((len(group), MAX_RESPONSE_TOKENS))
         ids: list[list[int]] = []
         logprobs: list[list[float]] = []
@@ -241,6 +240,6 @@ def _write(rollout: RolloutState, ids: list[int], log_probs: list[float]) -> Non
         rollout.reward = verify(prompt_of([rollout]), ids)
 
 
-def token_seconds(seed: int, number: int, median: float = TOKEN_SECONDS) -> float:
+def token_seconds(number: int, median: float = TOKEN_SECONDS) -> float:
     """Return the seconds for each token of prompt `number`: log-normal over the prompts."""
-    return float(np.random.default_rng([seed, number, _SECONDS]).lognormal(np.log(max(median, 1e-300)), TOKEN_SPREAD))
+    return float(np.random.default_rng([number, _SECONDS]).lognormal(np.log(max(median, 1e-300)), TOKEN_SPREAD))

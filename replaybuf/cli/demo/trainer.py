@@ -65,20 +65,20 @@ class Workers:
 
     def restart_killed(self) -> None:
         """Restart killed workers. Raises ReplayBufError for one that ended by itself."""
-        for settings, (process, told) in self._running.items():
+        for settings, (process, pipe) in self._running.items():
             if (code := process.exitcode) is None:
                 continue
             if code >= 0:
                 raise ReplayBufError(f"worker {settings.number} failed; what it wrote is above")
-            told.close()
+            pipe.close()
             again, _ = self._running[settings] = _start(settings)
             how = f"was killed ({signal.Signals(-code).name})"
             say(f"worker {settings.number} (pid {process.pid}) {how}; started again as pid {again.pid}")
 
     def stop(self) -> None:
         """End the workers by closing their pipes, or kill them if that takes too long."""
-        for _, told in self._running.values():
-            told.close()
+        for _, pipe in self._running.values():
+            pipe.close()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for process, _ in self._running.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -99,19 +99,19 @@ def _start(settings: WorkerSettings) -> tuple[BaseProcess, Connection]:
 # How a run begins
 
 
-def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int, seed: int | None) -> bool:
+def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -> bool:
     """Run the demo. Return False if Ctrl-C ended it. Raises ReplayBufError."""
     url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
     folder = RunFolder(run_dir or default_folder(url))
 
     async def run() -> None:
         async with buffer_config(url, "trainer").build() as buffer:
-            begun = await begin(buffer, folder, seed, steps or DEFAULT_STEPS)
+            begun = await begin(buffer, folder, steps or DEFAULT_STEPS)
             await train(url, workers, folder, buffer, begun, DEFAULT_SECONDS if steps is None else None)
 
     try:
-        with folder.locked():
-            asyncio.run(run())
+        folder.make()
+        asyncio.run(run())
     except KeyboardInterrupt:
         say("Stopped. Run the same command again to go on from here.")
         return False
@@ -129,7 +129,7 @@ def default_folder(url: str) -> Path:
     )
 
 
-async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps: int) -> Run:
+async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
     """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch."""
     run = folder.load()
     if run is None:
@@ -138,15 +138,10 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, seed: int | None, steps
                 f"the buffer has groups of a demo run whose weights are not in {folder.path}: give its --run-dir, or "
                 "another --url"
             )
-        run = Run(Policy.create(), seed or 0)
+        run = Run(Policy.create())
         await buffer.checkpoint(0)  # before any weights, so that a restore is always possible
-    elif seed not in (None, run.seed):
-        raise ReplayBufError(
-            f"the run in {folder.path} was started with seed {run.seed}: go on with --seed {run.seed}, or give another "
-            "--url"
-        )
     try:
-        await buffer.restore(run.step)  # fences off a trainer that started at the same moment, in another folder
+        await buffer.restore(run.step)  # fences off another trainer
     except CheckpointError as error:
         raise ReplayBufError(
             f"the weights in {folder.path} are of another buffer than this one ({error}): give its --url, or another "
@@ -239,7 +234,7 @@ class Training:
         run = self.run
         if run.step:
             return f"Resuming at step {run.step} of {run.target}"
-        return f"Training a new policy for {run.target} steps (seed {run.seed})"
+        return f"Training a new policy for {run.target} steps"
 
     def status(self, groups: Sequence[Sequence[RolloutState]]) -> str:
         """Return the state of the run after a step on these groups, in a line for people."""

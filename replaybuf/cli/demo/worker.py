@@ -11,15 +11,13 @@ gives back its groups in flight, and ends. The prompts of a killed worker are ha
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,7 +38,7 @@ BATCH_GROUPS = 32  # groups per training step
 STALE_THRESHOLD = 4  # train steps at which a group expires
 _ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
 _PROMPT_SECONDS = 5.0  # after which the prompts of a killed worker are handed out again
-_LAGS = (1, 2)  # a worker loads new weights when it is more than this many steps behind: odd workers are slower
+_LAGS = (1, 2)  # a worker loads new weights when it is more than this many steps behind: every second worker is slower
 _CONCURRENCY = 24  # groups that a worker generates at the same time
 _GRACE_SECONDS = 1.0
 _REJOIN_SECONDS = 0.2
@@ -55,7 +53,6 @@ class Run:
     """
 
     policy: Policy
-    seed: int
     step: int = 0
     target: int = 0
     prompts: int = 0
@@ -64,28 +61,18 @@ class Run:
 
 
 class RunFolder:
-    """The files of a run: the weights, and the lock of the trainer."""
+    """The folder with the weights of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.weights = path / "weights.npz"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the trainer's lock, released even by kill -9. Raises ReplayBufError if another trainer holds it."""
+    def make(self) -> None:
+        """Make the folder, if it isn't there. Raises ReplayBufError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / "lock", "ab")  # noqa: SIM115
         except OSError as error:
             raise ReplayBufError(f"can't write to the run folder {self.path}: {error.strerror}") from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ReplayBufError(
-                    f"another demo is running on {self.path}; wait for it, or give this one its own --url and --run-dir"
-                ) from error
-            yield
 
     def save(self, run: Run) -> None:
         """Save the run; it is on disk when this returns."""
@@ -101,7 +88,7 @@ class RunFolder:
         try:
             with open(self.weights, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 policy = Policy(arrays["weights"], arrays["squares"])
-                names = ("seed", "step", "target", "prompts", "trained", "rewards")
+                names = ("step", "target", "prompts", "trained", "rewards")
                 return Run(policy, **{name: arrays[name].tolist() for name in names})
         except FileNotFoundError:
             return None
@@ -119,9 +106,9 @@ def buffer_config(url: str, worker: str | None = None) -> ReplayBufferConfig:
     )
 
 
-def sampler_of(buffer: ReplayBuffer, seed: int, prompts: int) -> Sampler:
+def sampler_of(buffer: ReplayBuffer, prompts: int) -> Sampler:
     """Return a sampler of the first `prompts` prompts of a run; interrupted and expired ones come first."""
-    return Sampler(buffer, Prompts(seed, prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS)
+    return Sampler(buffer, Prompts(prompts), TASK, prompt_repeat_k=GROUP_SIZE, epochs=1, seconds=_PROMPT_SECONDS)
 
 
 def strategy_of(worker: int) -> AsyncProduceStrategy:
@@ -156,7 +143,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
         return run
 
     first = await asyncio.to_thread(load)
-    engine = Engine(first.seed)
+    engine = Engine()
 
     async def load_weights(state: TrainState) -> int:
         run = await asyncio.to_thread(load)
@@ -169,7 +156,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
                 await produce_loop(
                     strategy_of(number),
                     engine,
-                    sampler_of(buffer, first.seed, first.prompts),
+                    sampler_of(buffer, first.prompts),
                     BATCH_GROUPS,
                     load_weights=load_weights,
                     max_lag=_LAGS[number % len(_LAGS)],
@@ -181,13 +168,13 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
             await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is dead, `stop` is set by then
 
 
-async def _work_until_told(settings: WorkerSettings, told: Connection) -> None:
+async def _work_until_closed(settings: WorkerSettings, pipe: Connection) -> None:
     """Work until the trainer closes its end of a pipe, or dies."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def end_with_trainer() -> None:
         with suppress(EOFError, OSError):
-            told.recv()
+            pipe.recv()
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(stop.set)
         time.sleep(_GRACE_SECONDS)
@@ -197,11 +184,11 @@ async def _work_until_told(settings: WorkerSettings, told: Connection) -> None:
     await work(settings, stop)
 
 
-def main(settings: WorkerSettings, told: Connection) -> None:
+def main(settings: WorkerSettings, pipe: Connection) -> None:
     """Run a worker in a process of its own, until the other end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
     try:
-        asyncio.run(_work_until_told(settings, told))
+        asyncio.run(_work_until_closed(settings, pipe))
     except ReplayBufError as error:
         print(f"worker {settings.number}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -71,7 +71,7 @@ def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
     for uid, data, *raw in rows:  # without texts on PostgreSQL
         bad = [name for name, text in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, text)] if raw else ()
         found.append(_Stored(uid, data, bad))
-    bare = set(uids) - {one.uid for one in found}
+    bare = set(uids) - {item.uid for item in found}
     return found + [_Stored(uid, None) for uid in tx.values(_THERE, uids=list(bare))] if bare else found
 
 
@@ -111,33 +111,25 @@ class _Pass:
                 self.piece(uids[len(uids) // 2 :])
             return
         self.read += len(stored)
-        found = {one.uid: f"it can't be read: {', '.join(one.bad)}" for one in stored if one.bad}
+        found = {item.uid: f"it can't be read: {', '.join(item.bad)}" for item in stored if item.bad}
         self.texts |= found.keys()
-        found |= self._damaged(stored, places)
+        tails = self._tails(stored, places)
+        found |= {item.uid: why for item, tail in zip(stored, tails, strict=True) if (why := _why(item.data, tail))}
         if found:  # those whose payloads aren't there any more were swept meanwhile
-            self.reasons |= {one.uid: found[one.uid] for one in self._about.read(lambda tx: _read(tx, found))}
+            self.reasons |= {item.uid: found[item.uid] for item in self._about.read(lambda tx: _read(tx, found))}
 
-    def _damaged(self, stored: Sequence[_Stored], places: Places) -> dict[int, str]:
-        """Return why some of these groups are damaged. Arrays in a place that can't be reached aren't read."""
-        found = {one.uid: _place_of(one.data) for one in stored}
-        self.unnamed |= {uid for uid, place in found.items() if place not in {None, *places[0]}}
-        read = {None} if self.lost else {None, *places[0]} - self._about.out_of_reach
+    def _tails(self, stored: Sequence[_Stored], places: Places) -> Sequence[Any]:
+        """Return the arrays of each payload that are in a file; None if they are not, or are out of reach."""
+        found = [(item, _place_of(item.data)) for item in stored]
+        self.unnamed |= {item.uid for item, place in found if place not in {None, *places[0]}}
+        reached = places[0].keys() - self._about.out_of_reach if self.lost is None else ()
         try:
-            whole = _reasons_of([one for one in stored if found[one.uid] in read], places)
+            return read_tails(
+                [item.data if place is None or place in reached else None for item, place in found], places
+            )
         except PayloadStoreError as error:
             self.lost = error
-            return self._damaged(stored, places)
-        return whole | _reasons_of([one for one in stored if found[one.uid] not in read], None)
-
-
-def _reasons_of(stored: Sequence[_Stored], places: Places | None) -> dict[int, str]:
-    """Return why some of these payloads are damaged, by uid. Raises PayloadStoreError if a place can't be read.
-
-    Arrays that are kept apart are read if `places` are given.
-    """
-    tails = [None] * len(stored) if places is None else read_tails([one.data for one in stored], places)
-    reasons = ((one.uid, _why(one.data, tail)) for one, tail in zip(stored, tails, strict=True))
-    return {uid: why for uid, why in reasons if why is not None}
+            return [None] * len(stored)
 
 
 def _place_of(data: bytes | None) -> int | None:
@@ -211,7 +203,7 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
 
     Archived groups stay ARCHIVED, and get the reason, too. Leased groups are left to their consumers.
     """
-    for uid, name in [(one.uid, name) for one in _read(tx, reasons) for name in one.bad]:
+    for uid, name in [(item.uid, name) for item in _read(tx, reasons) for name in item.bad]:
         table, _, value = _TEXTS[name]
         tx.change(f"UPDATE {table} SET {name} = :value WHERE uid = :uid", value=value, uid=uid)  # noqa: S608
     homes: dict[tuple[str, str, Status], list[int]] = {}

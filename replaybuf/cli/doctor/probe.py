@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -35,56 +35,56 @@ CALLS = (
 
 
 def _group() -> list[RolloutState]:
-    one = RolloutState(message=[], response="12", response_ids=[1, 2], reward=1.0, status=Status.COMPLETED)
-    return [one, one.model_copy()]
+    made = RolloutState(message=[], response="12", response_ids=[1, 2], reward=1.0, status=Status.COMPLETED)
+    return [made, made.model_copy()]
 
 
-async def _make_all(buffer: Any, other: Any, begin: Callable[[str], None]) -> None:
-    """Make all calls on the buffer, and on the same buffer as another process would open it; `begin` gets each name."""
-    begin("open")
-    for one in (buffer, other):
-        await one.count(_TASK, Status.COMPLETED)
-    begin("put")
+async def _calls(buffer: Any, other: Any) -> AsyncIterator[str]:
+    """Yield the name of each call, and make it, on the buffer and on the same one as another process would open it."""
+    yield "open"
+    for opened in (buffer, other):
+        await opened.count(_TASK, Status.COMPLETED)
+    yield "put"
     await buffer.put(_group(), _TASK, model_step=1, current_train_step=1)
     await buffer.put(_group(), _TASK, key="key", tags={"level": 3}, priority=2.0)
     await other.put(_group(), _TASK, key="key", tags={"level": 4})  # replaces
-    begin("put_many")
+    yield "put_many"
     await buffer.put_many([_group() for _ in range(8)], _TASK)
-    begin("find")
+    yield "find"
     await other.count_where({"tags.level": {"$in": [3, 4]}, "staleness": {"$gte": 0}})
     [_ async for _ in buffer.find({"reward": {"$gte": 0.5}}, order_by="-reward")]
-    begin("update")
+    yield "update"
     [first, *_] = [item.uid async for item in buffer.find({"task_name": _TASK})]
     await other.update_priorities({first: 3.0})
     await buffer.update({"uid": first}, tags={"level": 5})
-    begin("refresh_staleness")
+    yield "refresh_staleness"
     await buffer.refresh_staleness(task_stale_thresholds={_TASK: 4}, current_train_step=2)
-    begin("take_batch")
-    await asyncio.gather(*(one.take_batch({_TASK: 2}, timeout=CALL_SECONDS) for one in (buffer, other)))
-    begin("wait")
+    yield "take_batch"
+    await asyncio.gather(*(opened.take_batch({_TASK: 2}, timeout=CALL_SECONDS) for opened in (buffer, other)))
+    yield "wait"
     with suppress(NotReadyError):  # by its end the store has begun to listen
         await buffer.take_batch({"later": 1}, timeout=_IN_VAIN_SECONDS)
     waiting = asyncio.create_task(buffer.get(1, "later", timeout=CALL_SECONDS, at_least=1))
     await other.put(_group(), "later")
     await waiting
-    begin("lease_batch")
+    yield "lease_batch"
     lease = await buffer.lease_batch({_TASK: 2}, timeout=CALL_SECONDS)
     await lease.extend(60)
     await lease.give_back([min(lease.open)])
     await lease.acknowledge()
-    begin("metrics")
+    yield "metrics"
     await other.metrics()
-    begin("checkpoint")
+    yield "checkpoint"
     await other.checkpoint(2)
-    begin("restore")
+    yield "restore"
     await buffer.restore(2)
-    begin("delete")
+    yield "delete"
     await _delete(buffer)
 
 
 async def _delete(buffer: Any) -> None:
-    for one in await buffer.checkpoints():
-        await buffer.drop_checkpoint(one.step)
+    for made in await buffer.checkpoints():
+        await buffer.drop_checkpoint(made.step)
     await buffer.delete({})
 
 
@@ -92,25 +92,20 @@ def probe(reader: Reader) -> Sequence[Finding]:
     """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
     name = f"replaybuf-probe-{secrets.token_hex(6)}"
     with _logged() as logged:
-        wrong = asyncio.run(_try_all(reader, name)) or _try_locks(reader)
-    left = "" if wrong.startswith("open ") else _forget(reader, name)
-    warnings = [warning(one, _PAGE) for one in dict.fromkeys(logged)] + ([warning(left)] if left else [])
+        wrong, left = asyncio.run(_try_all(reader, name)) or _try_locks(reader), ""
+    if not wrong.startswith("open "):
+        try:
+            forget_buffer(reader, name)
+        except ReplayBufError as error:
+            left = f"the buffer {name} of this trial is left: {error}"
+    warnings = [warning(text, _PAGE) for text in dict.fromkeys(logged)] + ([warning(left)] if left else [])
     made = f"each call was made once: {', '.join(CALLS)}"
     found = [problem(f"{wrong}; {left}" if left else wrong, _PAGE)] if wrong else [*warnings, fine(made)]
-    return [replace(one, check="probe") for one in found]
-
-
-def _forget(reader: Reader, name: str) -> str:
-    """Remove what is left of the trial, and return "", or what couldn't be removed."""
-    try:
-        forget_buffer(reader, name)
-    except ReplayBufError as error:
-        return f"the buffer {name} of this trial is left: {error}"
-    return ""
+    return [replace(finding, check="probe") for finding in found]
 
 
 def _try_locks(reader: Reader) -> str:
-    """Return what is wrong with locks: servers are known that accept their functions, and do nothing."""
+    """Return "", or what is wrong with locks: servers are known that accept their functions, and do nothing."""
     with open_writer(reader) as writer:
         if writer.excludes_others():
             return ""
@@ -122,16 +117,13 @@ async def _try_all(reader: Reader, name: str) -> str:
     url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
     config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
     buffer, other = config.build(), config.build()
-    call = ""
+    call, calls = "", _calls(buffer, other)
     try:
-        async with asyncio.timeout(None) as limit:
-
-            def begin(name: str) -> None:
-                nonlocal call
-                call = name
-                limit.reschedule(asyncio.get_running_loop().time() + CALL_SECONDS)
-
-            await _make_all(buffer, other, begin)
+        while True:
+            async with asyncio.timeout(CALL_SECONDS):
+                call = await anext(calls)
+    except StopAsyncIteration:
+        return ""
     except (ReplayBufError, TimeoutError) as error:
         with suppress(ReplayBufError, TimeoutError):
             async with asyncio.timeout(CALL_SECONDS):
@@ -139,7 +131,6 @@ async def _try_all(reader: Reader, name: str) -> str:
         return f"{call} failed: {str(error) or f'no answer within {CALL_SECONDS:g} s'}"
     finally:
         await asyncio.gather(buffer.close(), other.close())
-    return ""
 
 
 @contextmanager

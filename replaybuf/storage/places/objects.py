@@ -47,8 +47,7 @@ class ObjectStore(PlaceStore):
             ) from error
         self.url = url.rstrip("/")
         self._patience = _PART * patience
-        self._endpoint = _endpoint()
-        client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": self._endpoint.startswith("http://")}
+        client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": _endpoint().startswith("http://")}
         again = {"max_retries": 1000, "retry_timeout": timedelta(seconds=self._patience), "backoff": _BACKOFF}
         try:
             self._store = stores.from_url(self.url, client_options=client, retry_config=again)
@@ -142,22 +141,14 @@ class ObjectStore(PlaceStore):
             raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
 
     def _reason(self, error: Exception) -> str:
-        text = str(error)
-        status = _status(error)
+        status, asked = _status(error), redact(_endpoint()) or "the store"
         refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
         if isinstance(error, refusals) or status in ("401", "403"):
-            if self.url.startswith("s3://") and "AWS_ACCESS_KEY_ID" not in os.environ:
-                return f"{self._asked()} wants credentials, and there is no AWS_ACCESS_KEY_ID in the environment"
-            return "it refuses these credentials; see that those in the environment (AWS_ACCESS_KEY_ID, ...) are right"
-        if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in text:
+            return f"{asked} refuses these credentials; those of the environment are AWS_ACCESS_KEY_ID, ..."
+        if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
             return "there is no such bucket; make it, or correct the name"
         answer = f"answered {status}" if status else "didn't answer"
-        again = f"was asked again for {self._patience:g} s; see that it is up, and that the endpoint is right"
-        return f"{self._asked()} {answer}, and {again}"
-
-    def _asked(self) -> str:
-        """Return the server that requests go to, as far as the environment names one."""
-        return redact(self._endpoint) if self._endpoint else "the store"
+        return f"{asked} {answer}, and was asked again for {self._patience:g} s; is it up, and its endpoint right?"
 
 
 _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
@@ -180,10 +171,5 @@ def _run_here(url: str) -> None:
 
 
 def _endpoint() -> str:
-    """Return the endpoint that the environment names, "" for the provider's own. Raises ConfigError."""
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
-        if given := os.environ.get(name):
-            if not given.startswith(("http://", "https://")):
-                raise ConfigError(f"{name} must begin with http:// or https://, as in http://127.0.0.1:9000")
-            return given
-    return ""
+    """Return the endpoint that the environment names, "" for the provider's own."""
+    return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -126,28 +127,20 @@ def parse_place(payloads: str) -> str | None:
     """Return the place that a setting names, absolute; None for the database. Raises ConfigError."""
     if payloads == IN_DATABASE:
         return None
-    if not payloads or "\x00" in payloads:
-        raise ConfigError("payloads is empty: name 'database', a folder, or an object store such as s3://bucket/prefix")
     scheme, slashes, rest = payloads.partition("://")
-    if not slashes:
-        kind = scheme.split(":")[0]
-        if ":" in scheme and kind in (*SCHEMES, "file", "http", "https"):
-            example = "file:///absolute/path" if kind == "file" else "s3://bucket/prefix"
-            raise ConfigError(f"can't read payloads={payloads!r}: write it as in {example}")
-        return FolderStore(os.path.expanduser(payloads)).url
-    if scheme == "file":
+    if scheme == "file" and slashes:
         found = urlsplit(payloads)
-        if found.netloc not in ("", "localhost") or not found.path.startswith("/"):
-            raise ConfigError(f"payloads={payloads!r} has a host: a folder is file:///absolute/path, with three /")
-        return FolderStore(unquote(found.path)).url
-    if scheme not in SCHEMES:
-        known = ", ".join(f"{one}://" for one in ("file", *SCHEMES))
-        raise ConfigError(f"payloads={scheme}://... is no place that is known: name a folder, or one of {known}")
-    if "@" in rest or "?" in rest:
-        raise ConfigError("payloads holds a user or options: credentials belong in the environment, as for obstore")
-    if not rest.strip("/"):
-        raise ConfigError(f"payloads={payloads!r} names no bucket: write {scheme}://bucket/prefix")
-    return payloads.rstrip("/")
+        if found.netloc in ("", "localhost") and found.path.startswith("/"):
+            return FolderStore(unquote(found.path)).url
+    elif slashes:
+        if scheme in SCHEMES and rest.strip("/") and "@" not in rest and "?" not in rest:
+            return payloads.rstrip("/")
+    elif payloads and "\x00" not in payloads and not re.match(f"({'|'.join(SCHEMES)}|file|https?):", payloads):
+        return FolderStore(os.path.expanduser(payloads)).url
+    raise ConfigError(
+        "payloads names no place: write 'database', a folder (also as file:///absolute/path), or a bucket as in "
+        f"{', '.join(f'{one}://bucket/prefix' for one in SCHEMES)}, whose credentials belong in the environment"
+    )
 
 
 #: URLs of places that open buffers of this process write to, by process id, database and number of the place.

@@ -208,15 +208,15 @@ class SQLStorage(Store):
         if order and (order[0].field not in UIDS or order[0].descending):
             yield await self._read(matching.find_uids, query, order, limit)
             return
-        page = matching.Page()
+        after, last = 0, None
         while limit is None or limit > 0:
             size = FOUND_AT_ONCE if limit is None else min(limit, FOUND_AT_ONCE)
-            found, page = await self._read(matching.find_page, query, page, size)
+            found, last = await self._read(matching.find_page, query, after, last, size)
             if found:
                 yield found
             if len(found) < size:
                 return
-            limit = None if limit is None else limit - size
+            after, limit = found[-1][0], None if limit is None else limit - size
 
     async def _read_groups(self, uids: list[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
         """Return the groups that still match; undecodable ones have an `error` (database's thread)."""

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack
 
-from replaybuf.common.checks import check_history
 from replaybuf.common.passwords import PasswordFunction
 from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
@@ -109,7 +108,7 @@ class Store:
         self._read_only = read_only
         self._password = password
         self._on_any_filesystem = allow_network_filesystem or read_only
-        self._history = check_history(history)
+        self._history = history
         self._worker = worker
         self._lock = threading.Lock()
         self._pid: int | None = None  # of the process that the thread and the tasks belong to
@@ -165,7 +164,7 @@ class Store:
         self.presence = Presence(self.transactions)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
-            self.transactions,
+            self.engine,
             self.codec,
             self._place,
             self._payload_threshold,

@@ -71,7 +71,7 @@ async def copy_to(
         try:
             await target.write(lambda tx: create_schema(tx, path))
             async with (
-                keeping_files(source, scope) as kept,
+                keeping_files(source, scope),
                 source.transaction(scope, write=False) as reading,
                 target.transaction(held, write=True) as writing,
             ):
@@ -79,7 +79,7 @@ async def copy_to(
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
-                    payloads = await read_whole([row["data"] for row in rows], places, kept=kept)
+                    payloads = await read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
                 await _copy_rows(*ends, convert, progress)
@@ -240,8 +240,6 @@ def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]
     groups = _rows(tx, group, "g", _GROUPS, after=after, count=size, lanes=lanes)
     if not groups:
         return [], []
-    for row in groups:
-        row["mixed"] = bool(row["mixed"])
     payloads = _rows(tx, payload, "p", _PAYLOADS, first=groups[0]["uid"], last=groups[-1]["uid"], lanes=lanes)
     for row in payloads:
         if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload

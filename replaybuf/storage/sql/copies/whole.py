@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from replaybuf.errors import AccessError, DecodeError, ReplayBufError, SnapshotError
+from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.storage.decoding import Places, in_thread, joined, names_its_arrays, read_tails
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.database import Database
@@ -23,19 +23,15 @@ _PATIENCE = 60.0
 
 
 @asynccontextmanager
-async def keeping_files(engine: Database, scope: Scope) -> AsyncIterator[bool]:
-    """Keep all existing files during the block, and yield whether they are: with read-only access they aren't.
+async def keeping_files(engine: Database, scope: Scope) -> AsyncIterator[None]:
+    """Keep all existing files during the block. Raises AccessError where there are any, with read-only access.
 
     Raises SnapshotError at the end if they weren't kept all the time, so that some may have been deleted.
     """
     if not (await engine.read(lambda tx: tx.places(), scope))[0]:
-        yield True
+        yield
         return
-    try:
-        await engine.write(keep_files, scope)
-    except AccessError:
-        yield False
-        return
+    await engine.write(keep_files, scope)
     lapsed = False
 
     async def renew() -> None:
@@ -50,7 +46,7 @@ async def keeping_files(engine: Database, scope: Scope) -> AsyncIterator[bool]:
 
     renewing = asyncio.create_task(go_on())
     try:
-        yield True
+        yield
         await renew()
         if lapsed:
             raise SnapshotError(
@@ -61,22 +57,16 @@ async def keeping_files(engine: Database, scope: Scope) -> AsyncIterator[bool]:
         renewing.cancel()
 
 
-async def read_whole(payloads: Sequence[bytes], places: Places, *, kept: bool) -> list[bytes]:
+async def read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
     """Return whole payloads; if the part kept apart is damaged, only the database's part of the payload.
 
-    Raises PayloadStoreError where a place can't be reached, and SnapshotError where a payload was deleted because the
-    files aren't `kept`.
+    Raises PayloadStoreError where a place can't be reached.
     """
     whole = []
     for payload, tail in zip(payloads, await tails_of(payloads, places), strict=True):
         try:
             whole.append(joined(payload, tail))
-        except DecodeError as error:
-            if not kept:
-                raise SnapshotError(
-                    f"{error}; it may have been deleted while it was copied, since this user may not write to "
-                    "the database: copy again as one who may"
-                ) from error
+        except DecodeError:
             whole.append(payload[:-EXTENT_BYTES] if names_its_arrays(payload) else payload)
     return whole
 

@@ -11,6 +11,10 @@ own row and number:
 
 A transaction can be committed only after its client has heard that the number was raised. So a first message that
 arrives after the repeat changes nothing.
+
+A commit waits for a synchronous standby after it is in the primary's own WAL: without a limit, and with all locks of
+its transaction. If the wait is interrupted, the commit stays on the primary, visible to all. Later commits follow it
+in the WAL and wait for both. So one whose wait was given up is in doubt until a later one was confirmed (`READ_STAMP`).
 """
 
 from __future__ import annotations

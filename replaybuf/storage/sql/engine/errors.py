@@ -28,8 +28,8 @@ class OtherServerError(ConnectionResetError):
     """A connection through a pooler is answered by another server than before, and can't be used any more."""
 
 
-class StandbyWaitEnded(TimeoutError):  # noqa: N818
-    """A commit's wait for a synchronous standby was abandoned; the message has the state of the standbys."""
+class CommitUnansweredError(TimeoutError):
+    """A commit was given up: perhaps it waits for a synchronous standby."""
 
 
 @contextmanager
@@ -61,10 +61,11 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
     cause = _driver_error(error)
     if url.get_backend_name() == "sqlite":
         return translate_sqlite(cause, where, str(url.database), lock_timeout)
-    if isinstance(cause, StandbyWaitEnded):
-        waits = UnreachableError(f"{where}: {cause}", reason="standby awaited")
-        waits.in_doubt = True
-        return waits
+    if isinstance(cause, CommitUnansweredError):
+        standby = "see that the standbys of synchronous_standby_names are connected, and at their disks"
+        unanswered = UnreachableError(f"{where}: {cause}: {standby}", reason="commit unanswered")
+        unanswered.in_doubt = True
+        return unanswered
     if _is_configuration(cause):
         return ConfigError(f"{where}: {cause}")
     state = _state(cause)
@@ -162,8 +163,8 @@ def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -
             f"{where} has no connection left: {text}{_advice(error)}, or open fewer buffers at once",
             reason="no connection left",
         )
-    if why := why_not(error):
-        return UnreachableError(f"{where} {why}")
+    if _is_about_tls(error):
+        return UnreachableError(f"{where} can't be reached by TLS: {text}; see TLS in docs/operating.md")
     if what_to_do := _advice(error):
         return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
     questions = "is the server running, and are host and port right"
@@ -220,7 +221,7 @@ def is_telling(error: BaseException) -> bool:
         isinstance(error, ReplayBufError)
         or _state(error) in (*_FINAL, "not admitted")
         or getattr(error, "sqlstate", None) in ("53300", "08P01")  # the latter: as PgBouncer refuses
-        or why_not(error) is not None
+        or _is_about_tls(error)
     )
 
 
@@ -269,24 +270,5 @@ def _advice(error: BaseException) -> str:
     return f"; {known}" if known else ""
 
 
-# TLS
-
-
-def why_not(error: BaseException) -> str | None:
-    """Return why a TLS connection failed, with advice, as the rest of a sentence; None for other errors."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return (
-            f"is not trusted: {error.verify_message.rstrip('.')}; give the certificate of the CA that signed the "
-            "server's (sslrootcert=FILE), and connect by a name that is in a valid one"
-        )
-    if isinstance(error, ssl.SSLError):
-        return (
-            f"can't be reached by TLS: {error.reason or error}; are sslrootcert, sslcert and sslkey right, and does "
-            "the server accept the client's certificate (sslcert) and a version of TLS that is allowed here?"
-        )
-    if "rejected SSL upgrade" in str(error):
-        return (
-            "has no TLS, and sslmode asks for it: switch it on there (ssl = on), or, where the network is trusted, "
-            "take sslmode=disable"
-        )
-    return None
+def _is_about_tls(error: BaseException) -> bool:
+    return isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error)

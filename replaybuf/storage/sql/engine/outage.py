@@ -75,7 +75,7 @@ class Outage:
 
     def begin(self, error: BaseException) -> None:
         """Record that a connection was lost, or that none is available."""
-        if self._since is None and reason_of(error) != "standby awaited":  # which isn't an outage, and was logged
+        if self._since is None:
             self._since = time.monotonic()
             _logger.warning("operations wait for a connection: %s", error)
 
@@ -168,9 +168,7 @@ class Patience:
         if self._outage.hurried:
             return CutShortError(said)
         reason = reason_of(self.reason)
-        if reason == "not admitted":
-            return AccessError(said, reason=reason)
-        return UnreachableError(said, reason=reason if reason == "standby awaited" else "")
+        return AccessError(said, reason=reason) if reason == "not admitted" else UnreachableError(said)
 
     def __str__(self) -> str:
         """The last error and the duration of the attempts, for messages."""

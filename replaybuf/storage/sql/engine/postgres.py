@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,13 +18,13 @@ from typing import Any, TypeVar
 from sqlalchemy.engine import URL
 
 from replaybuf.common.passwords import PasswordFunction
-from replaybuf.errors import FencedError, LockedError, ReplayBufError, UnreachableError
+from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.errors import (
+    CommitUnansweredError,
     OtherServerError,
-    StandbyWaitEnded,
     is_conflict,
     is_lost,
     says_unknown,
@@ -41,6 +42,8 @@ from replaybuf.storage.values import RECONNECT_SECONDS
 _ATTEMPTS = 5
 
 T = TypeVar("T")
+
+_watch_logger = logging.getLogger("replaybuf.watch")
 
 #: For all write transactions. After a wait for a lock, a statement must see concurrent commits: fences, counts and the
 #: creation of the schema depend on that.
@@ -127,42 +130,25 @@ class PostgresDatabase(Database):
                     self._committed(attempt, accepts=accepts)
             return attempt.result  # type: ignore[no-any-return]
 
-        # With a bound on lock waits, a locked transaction isn't retried.
-        return await self._until_done(once, stored="; nothing of it was stored", repeats_locked=patience is None)
+        return await self._until_done(once, stored="; nothing of it was stored")
 
     async def _commit(self, connection: Connection, last: Sequence[str] = (), since: float | None = None) -> None:
         """Commit, after last statements, in the time for attempts that began at `since`, by default now.
 
-        Raises StandbyWaitEnded when the commit waits longer for a standby, and OSError when it has no answer at all.
+        Raises CommitUnansweredError.
         """
-        async with self._answered_by_standby(since):
+        async with self._answered(since):
             await commit(connection, last)
 
     @asynccontextmanager
-    async def _answered_by_standby(self, since: float | None) -> AsyncIterator[None]:
-        loop, began = asyncio.get_running_loop(), time.monotonic()
-        asking: list[asyncio.Task[str]] = []
-
-        async def give_up() -> str:
-            why = await self.pool.servers.waiting_commits()  # asked first: an interrupted commit waits for nothing
-            if not limit.expired():
-                limit.reschedule(loop.time())
-            return why
-
-        seconds = max(COMMIT_SECONDS, self._outage.deadline(began if since is None else since) - began)
-        timer = loop.call_later(seconds, lambda: asking.append(loop.create_task(give_up())))
+    async def _answered(self, since: float | None = None) -> AsyncIterator[None]:
+        began = time.monotonic()
         try:
-            async with self._outage.bounded(None) as limit:
+            least = began + COMMIT_SECONDS - self._outage.seconds
+            async with self._outage.bounded(max(began if since is None else since, least)):
                 yield
         except TimeoutError:
-            waited = f"{time.monotonic() - began:.0f} s"
-            if asking and (why := await asking[0]):
-                raise StandbyWaitEnded(f"{why}; it waited for {waited}") from None
-            raise ConnectionResetError(f"a commit had no answer for {waited}") from None
-        finally:
-            timer.cancel()
-            for task in asking:
-                task.cancel()
+            raise CommitUnansweredError(f"a commit had no answer for {time.monotonic() - began:.0f} s") from None
 
     @property
     def lacking(self) -> str:
@@ -229,9 +215,7 @@ class PostgresDatabase(Database):
 
     # Retries
 
-    async def _until_done(
-        self, once: Callable[[Attempt[T]], Awaitable[T]], *, stored: str = "", repeats_locked: bool = True
-    ) -> T:
+    async def _until_done(self, once: Callable[[Attempt[T]], Awaitable[T]], *, stored: str = "") -> T:
         """Run `once` until it returns. If the answer to COMMIT was lost, the next attempt has its stamp and result."""
         patience, conflicts = Patience(self._outage), 0
         doubtful: Attempt[T] | None = None
@@ -249,12 +233,11 @@ class PostgresDatabase(Database):
                     await asyncio.sleep(0.01 * 2**conflicts)
                     continue
                 if attempt.committing and attempt.stamp is not None:
-                    if error.reason == "standby awaited":
-                        why = f"{error}. The primary has it, and would lose it if it is lost itself"
-                        raise self._in_doubt(attempt, why, "standby awaited") from error
+                    if error.reason == "commit unanswered":
+                        raise self._in_doubt(attempt, f"{error}. The primary may have it", error.reason) from error
                     if self._is_lost(error, attempt):
                         doubtful = attempt
-                again = await self._why_again(error, attempt, doubtful, repeats_locked=repeats_locked)
+                again = self._why_again(error, attempt, doubtful)
                 try:
                     if again is None:
                         raise
@@ -269,19 +252,15 @@ class PostgresDatabase(Database):
                 self._outage.end()
                 return result
 
-    async def _why_again(
-        self, error: ReplayBufError, attempt: Attempt[Any], doubtful: Attempt[Any] | None, *, repeats_locked: bool
+    def _why_again(
+        self, error: ReplayBufError, attempt: Attempt[Any], doubtful: Attempt[Any] | None
     ) -> ReplayBufError | None:
         """Return the error for which an attempt is repeated; None if it isn't."""
         if not self.opened:
             return None
-        if self._is_lost(error, attempt):
-            return error
-        is_locked = isinstance(error, LockedError) or error.reason == "pool busy"
-        if is_locked and repeats_locked and (why := await self.pool.servers.waiting_commits()):
-            return UnreachableError(f"{error}; {why}", reason="standby awaited")
-        # Perhaps the lock is that of the transaction whose answer was lost.
-        return error if is_locked and doubtful is not None else None
+        # Perhaps a lock is that of the transaction whose answer was lost.
+        waits = doubtful is not None and (isinstance(error, LockedError) or error.reason == "pool busy")
+        return error if waits or self._is_lost(error, attempt) else None
 
     def _is_lost(self, error: ReplayBufError, attempt: Attempt[Any]) -> bool:
         if self._outage.on and not attempt.connected and error.reason == "pool busy":
@@ -307,7 +286,7 @@ class PostgresDatabase(Database):
         assert stamp is not None
         async with (
             self._connected(asking) as connection,
-            self._answered_by_standby(None),
+            self._answered(),
             connection.transaction(isolation="read_committed"),
         ):
             number = await connection.fetchval(READ_STAMP, stamp.row, stamp.number - 1)
@@ -356,13 +335,16 @@ SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
 _LONGEST_SECONDS = 5.0
 #: The seconds between two polls: of a server that may not deliver notifications, and once one has been heard.
 _POLL_SECONDS, _HEARING_SECONDS = 0.5, 1.0
+#: What it means for a run that a server has no LISTEN or NOTIFY, or no snapshots.
+_NO_HINTS = "waits notice by polling, within half a second, what others have put"
+_NO_SNAPSHOTS = "who waits reads the buffer twice a second"
 
 
 class Notifications(CommitWatch):
     """NOTIFY as an immediate hint, and polls of the server's snapshot as the guarantee.
 
     A notification may be lost with its sender, and a LISTEN connection can die silently. Where a server lacks either
-    feature, waiting calls poll (`tasks.commit_watch`).
+    feature, waiting calls poll (`tasks.commit_watch`), which a warning says once.
     """
 
     announces = True
@@ -371,6 +353,7 @@ class Notifications(CommitWatch):
         self._pool, self._hint = pool, hint
         self._listening: Connection | None = None
         self._snapshot: str | None = None
+        self._lacking: set[str] = set()
         self._seconds = _POLL_SECONDS
 
     async def look(self) -> bool:
@@ -378,10 +361,11 @@ class Notifications(CommitWatch):
             await self.close()
         if self._listening is None and self.announces:
             self._listening = await self._pool.take()
-            with self._learning():
+            with self._learning(_NO_HINTS):
                 await self._listening.add_listener(_CHANNEL, self._heard)
             await self.announce()  # hearing it oneself shows that notifications arrive
-        before, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
+        with self._learning(_NO_SNAPSHOTS):
+            before, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
         return self._snapshot != before
 
     def _heard(self, *_: object) -> None:
@@ -393,16 +377,19 @@ class Notifications(CommitWatch):
 
     async def announce(self) -> None:
         # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
-        with self._learning():
+        with self._learning(_NO_HINTS):
             await self._ask(_ANNOUNCE)
 
     @contextlib.contextmanager
-    def _learning(self) -> Iterator[None]:
-        """Use no notifications any more once the server refuses this block as unknown."""
+    def _learning(self, effect: str) -> Iterator[None]:
+        """Warn once of the effect when the server refuses this block as unknown, and ask for no more notifications."""
         try:
             yield
         except Exception as error:
-            self.announces = not says_unknown(error)
+            if says_unknown(error) and effect not in self._lacking:
+                self._lacking.add(effect)
+                _watch_logger.warning("the server lacks what a wait asks for (%s): %s", error, effect)
+            self.announces = _NO_HINTS not in self._lacking
             raise
 
     async def _ask(self, statement: str) -> Any:

@@ -11,16 +11,13 @@ reaches another server than before: a promoted standby, or the same server after
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import asyncpg
 from sqlalchemy.engine import URL
 
-from replaybuf.common.units import number_of
 from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.errors import is_telling
@@ -32,8 +29,6 @@ _GRACE_SECONDS = 1.0
 _CLOSING_SECONDS = 2.0
 #: How long a connection to the followed server may take before all servers are tried.
 _DIRECT_SECONDS = 2.0
-#: The timeout of the query for commits that wait for a standby, and how long they must have waited.
-_ANSWER_SECONDS, _TELLING_SECONDS = 5.0, 0.5
 #: How long commit stamps are remembered: rows of connections are deleted a day later (`statements.upkeep`).
 _REMEMBERED_SECONDS = 6 * 86_400
 
@@ -143,7 +138,6 @@ class Servers:
         self.followed: Standing | None = None
         self.seen = Seen()
         self.lost = ""
-        self._waiting: tuple[float, asyncio.Future[str]] | None = None  # the last query for waiting commits
 
     async def connect(self) -> Connection:
         """Return a connection to the server that the URL asks for."""
@@ -218,28 +212,6 @@ class Servers:
             why = next(telling, type(none)(f"{self._where}: {none}", reason=none.reason))
         raise why
 
-    async def waiting_commits(self) -> str:
-        """Return a sentence about commits that wait for a synchronous standby at the moment, "" if none does."""
-        if self._waiting is None or time.monotonic() > self._waiting[0] + _GRACE_SECONDS:
-            self._waiting = time.monotonic(), asyncio.ensure_future(self._ask_for_waiting())
-        return await asyncio.shield(self._waiting[1])
-
-    async def _ask_for_waiting(self) -> str:
-        # On a separate connection: all of the pool may be in use by waiting commits.
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                connection = await self.connect()
-                try:
-                    row: Any = await connection.fetchrow(_ASK_WAITING, _TELLING_SECONDS)
-                finally:
-                    connection.terminate()
-            names, standbys, waiting = row
-            if waiting:
-                said = _WAITS.format(names, number_of(standbys, "standby"))
-                _logger.warning("%s: %s", self._where, said)
-                return said
-        return ""
-
     # Another server than before
 
     async def _meet(self, connection: Connection, chosen: Host | None) -> None:
@@ -303,25 +275,3 @@ async def _enter(connection: Connection, timeline: int) -> None:
         return  # no tables yet, or a read-only server
     except asyncpg.InsufficientPrivilegeError as error:
         _logger.warning("numbers of groups may be given a second time after a failover: %s", error)
-
-
-# Commits that wait for a synchronous standby
-#
-# PostgreSQL waits for the standby after the commit is in the primary's own WAL: without a limit, and with all locks of
-# the transaction. If the wait is interrupted (a cancelled statement, a lost connection), the commit stays on the
-# primary, visible to all. Later commits follow it in the WAL, and wait for both. So a confirmed commit is on the
-# standby, and one whose wait was abandoned is in doubt until a later commit was replicated
-# (`engine.commit_stamp.READ_STAMP`).
-
-# Roles without rights to other roles' sessions see only their own.
-_ASK_WAITING = """
-SELECT coalesce(current_setting('synchronous_standby_names', true), ''),
-    (SELECT count(*) FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup'),
-    (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'
-        AND query_start < clock_timestamp() - make_interval(secs => $1))
-"""
-_WAITS = (
-    "the commit waits for a synchronous standby: synchronous_standby_names = '{0}', and {1} connected; start the "
-    "standby, with a name (application_name in its primary_conninfo) that is in this list, and look at its disk and "
-    "network; or let commits wait for none: ALTER SYSTEM SET synchronous_standby_names = ''; SELECT pg_reload_conf()"
-)

@@ -242,7 +242,7 @@ class DataVersion(CommitWatch):
         self._connection: SqliteConnection | None = None
         self._version: int | None = None
         self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
-        self._seconds = _FIRST_POLL
+        self._seconds = _LONGEST_POLL
 
     async def look(self) -> bool:
         if self._connection is None:

@@ -1,22 +1,22 @@
-"""Connections to SQLite, each with a thread of its own.
+"""Connections to SQLite, each with aiosqlite's thread.
 
-The thread is sent whole transactions: one of eight statements, each sent by itself, would switch threads sixteen times,
-and wait for the GIL each time when the training loop is busy.
+aiosqlite gives every connection a thread and sends it one statement at a time. A transaction of eight statements would
+switch threads sixteen times, each time waiting for the GIL when the training loop is busy. So a transaction is sent as
+one script: a function in the place of its text (`Script`), which our class of `sqlite3` connections calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import aiosqlite
 from sqlalchemy.engine import URL
 
 from replaybuf.errors import LockedError
@@ -41,41 +41,63 @@ _MOST_LENT = 8
 _ENDING_SECONDS = 1.0
 
 
-class SqliteConnection:
-    """A connection with a daemon thread of its own, in which functions run one after the other.
+class Script(str):
+    """A script whose `function` is called in place of its text."""
 
-    `connect` returns the `sqlite3` connection, and is called in the thread.
+    __slots__ = ("function",)
+
+    def __new__(cls, function: Callable[[], object]) -> Script:
+        made = super().__new__(cls)
+        made.function = function
+        return made
+
+    function: Callable[[], object]
+
+
+class RawConnection(sqlite3.Connection):
+    """A connection of `sqlite3` that runs functions as scripts."""
+
+    def executescript(self, script: str, /) -> sqlite3.Cursor:
+        """Run a script of SQL, or call the function of a `Script`."""
+        if not isinstance(script, Script):
+            return super().executescript(script)
+        script.function()
+        return self.cursor()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with FORK_GUARD:
+            super().close()
+
+
+class SqliteConnection:
+    """A connection with a thread of its own, in which functions run one after the other.
+
+    `connect` returns the `sqlite3` connection, and is called in the thread. The process doesn't wait for the thread
+    when it ends.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], files: OpenFiles | None = None) -> None:
+    def __init__(self, connect: Callable[[], RawConnection], files: OpenFiles | None = None) -> None:
         self._connect, self._files = connect, files
+        self._worker: threading.Thread | None = None
         self._session: SqliteSession | None = None
         self._sent = self._done = 0  # each counted by one thread
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=_call_each, args=(self._calls,), daemon=True)
-        self._thread.start()
+        self._connection = _made_by_a_daemon(lambda: aiosqlite.Connection(self._connect_here, iter_chunk_size=64))
+
+    def _connect_here(self) -> RawConnection:
+        self._worker = threading.current_thread()
+        with FORK_GUARD:
+            raw = self._connect()
+        self._session = SqliteSession(raw, self._files)
+        return raw
 
     async def open(self) -> None:
         """Open the connection; it has to be closed, even if this fails."""
-
-        def open_it() -> None:
-            with FORK_GUARD:
-                self._session = SqliteSession(self._connect(), self._files)
-
-        await self._run(open_it)
+        await self._connection
 
     async def close(self) -> None:
         """Close the connection, after the functions that were sent before."""
-
-        def close_it() -> None:
-            if self._session is not None:
-                with FORK_GUARD:
-                    self._session.raw.close()
-
-        try:
-            await self._run(close_it)
-        finally:
-            self._calls.put(None)
+        await self._connection.close()
 
     @property
     def session(self) -> SqliteSession:
@@ -91,43 +113,31 @@ class SqliteConnection:
     @property
     def has_ended(self) -> bool:
         """Whether the thread has ended."""
-        return not self._thread.is_alive()
+        return self._worker is not None and not self._worker.is_alive()
 
     async def in_thread(self, function: Callable[[SqliteSession], T]) -> T:
-        """Run `function(session)` in the connection's thread, also if the caller is cancelled."""
+        """Run `function(session)` in the connection's thread."""
+        result: list[T] = []
         session = self.session
-        return await self._run(lambda: function(session))
 
-    async def _run(self, function: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def run() -> None:
-            outcome: Any = None
-            settle: Callable[[Any], object] = answer.set_result
+        def call() -> None:
             try:
-                outcome = function()
-            except BaseException as error:
-                outcome, settle = error, answer.set_exception
-            self._done += 1
-            with contextlib.suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(_settle, answer, settle, outcome)
-            del outcome  # an error refers to this frame
+                result.append(function(session))
+            finally:
+                self._done += 1
 
         self._sent += 1
-        self._calls.put(run)
-        return await answer
+        await self._connection.executescript(Script(call))
+        return result.pop()
 
 
-def _settle(answer: asyncio.Future[T], settle: Callable[[Any], object], outcome: Any) -> None:
-    if not answer.done():
-        settle(outcome)
-
-
-def _call_each(calls: SimpleQueue[Callable[[], object] | None]) -> None:
-    while call := calls.get():
-        call()
-        del call  # and all that it refers to
+def _made_by_a_daemon(make: Callable[[], T]) -> T:
+    """Call `make` in a daemon thread, so that the threads that it starts are daemons; return its result."""
+    made: list[T] = []
+    thread = threading.Thread(target=lambda: made.append(make()), daemon=True)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 class Connections:
@@ -169,7 +179,7 @@ class Connections:
             raise
         return connection
 
-    def _connect_read(self) -> sqlite3.Connection:
+    def _connect_read(self) -> RawConnection:
         with self._files.read():
             return self._connect()
 
@@ -218,13 +228,13 @@ def connect(
     *,
     check: Callable[[], object] | None = None,
     **options: Any,
-) -> sqlite3.Connection:
+) -> RawConnection:
     """Return a `sqlite3` connection with these pragmas, usable by any thread; `check()` runs before it is opened."""
     check_version()
     if check is not None:
         _patiently(check, lock_timeout)
-    raw: sqlite3.Connection = sqlite3.connect(
-        path, timeout=lock_timeout, isolation_level=None, check_same_thread=False, **options
+    raw = sqlite3.connect(
+        path, timeout=lock_timeout, isolation_level=None, check_same_thread=False, factory=RawConnection, **options
     )
     try:
         for pragma in pragmas:

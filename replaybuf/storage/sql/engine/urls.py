@@ -40,6 +40,7 @@ _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
 _PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?|pgsql)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(?::(.*))?", re.DOTALL)
 _PLACE = "hosts.invalid"
+_PORTS = range(1, 65536)
 
 
 def hosts_as_options(url: str) -> str:
@@ -48,14 +49,11 @@ def hosts_as_options(url: str) -> str:
     if found is None:
         return url
     scheme, user, listed, rest = found.groups()
+    if listed.rpartition("]")[2].count(":") == 1 or "," in listed:
+        _read(listed.split(","))
     if "," not in listed:
-        if listed.rpartition("]")[2].count(":") == 1:
-            _read([listed])  # checks its port, for which SQLAlchemy's error is no help
         return url
-    _read(listed.split(","))
     rest = rest if rest.startswith("/") else f"/{rest}"
-    if re.search(r"[?&](host|port)=", rest):
-        raise ConfigError(f"the url names hosts in two places: leave out the options host and port; {_EXAMPLE}")
     return f"{scheme}://{user}{rest}{'&' if '?' in rest else '?'}host={quote(listed)}"
 
 
@@ -70,15 +68,15 @@ def _read(listed: Sequence[str]) -> list[Host]:
     Errors quote nothing, since what seems to be a host or a port may be a part of a password.
     """
     hosts = []
-    for place, text in enumerate(map(unquote, listed)):
+    for position, text in enumerate(map(unquote, listed), 1):
         found = _HOST.fullmatch(text)
-        if found is None or not (found[1] or len(listed) == 1):
-            raise ConfigError(f"the host in place {place + 1} of the url has no name that can be read; {_EXAMPLE}")
-        port = found[2]
-        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            which = f"of the host in place {place + 1} of the url" if len(listed) > 1 else "in the url"
-            raise ConfigError(f"the port {which} must be a number from 1 to 65535")
-        hosts.append(Host(found[1].strip("[]"), int(port) if port else None))
+        name, port = found.groups() if found else ("", None)
+        if not (name or len(listed) == 1) or not re.fullmatch("[0-9]{0,5}", port or "") or int(port or 1) not in _PORTS:
+            where = f"in place {position} " if len(listed) > 1 else ""
+            raise ConfigError(
+                f"the host {where}of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}"
+            )
+        hosts.append(Host(name.strip("[]"), int(port) if port else None))
     return hosts
 
 
@@ -144,7 +142,7 @@ def parse_url(url: str) -> URL:
     if parsed.drivername in _POSTGRES_NAMES:
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
-        _check_places(url, parsed)
+        _check_parts(url, parsed)
         return _checked_postgres(parsed.set(drivername="postgresql+asyncpg"))
     raise ConfigError(f"{parsed.drivername!r} is not supported; use {_EXPECTED}")
 
@@ -219,17 +217,19 @@ def _one(values: str | Sequence[str] | None) -> str | None:
     return values if values is None or isinstance(values, str) else values[-1]
 
 
-def _check_places(url: str, parsed: URL) -> None:
+def _check_parts(url: str, parsed: URL) -> None:
     """Raise ConfigError when a user, password or host is in the place of another part of the URL."""
-    if "@" in (parsed.host or "") or ("@" in (parsed.username or "") and "%40" not in url):
-        raise ConfigError("the url has more than one @: in a user or password it is written %40 (/ %2F, % %25)")
-    if any(sign in (parsed.database or "") and quote(sign) not in url for sign in "@:"):
+    database = parsed.database or ""
+    if (
+        "@" in (parsed.host or "")
+        or ("@" in (parsed.username or "") and "%40" not in url)
+        or any(sign in database and quote(sign) not in url for sign in "@:")
+        or "password=" in database
+    ):
         raise ConfigError(
-            "the url has a : or @ in the name of the database, which are written %3A and %40 there; expected "
-            "postgresql://user@host/database"
+            "the url has a sign of another part: expected postgresql://user:password@host/database?options; "
+            "in these : is written %3A, / %2F, @ %40, ? %3F, and % %25"
         )
-    if "password=" in (parsed.database or ""):
-        raise ConfigError("the url has options in the name of the database: they begin with ?")
 
 
 def _checked_postgres(url: URL) -> URL:
@@ -238,8 +238,6 @@ def _checked_postgres(url: URL) -> URL:
     if len(listed := _listed(query.get("host", ""))) > 1:
         query["host"] = ",".join(map(str, _read(listed)))
     if "port" in query:
-        if len(listed) > 1:
-            raise ConfigError(f"the url has several hosts and an option port: write a port after each; {_EXAMPLE}")
         [(_, port)] = _read([f":{_one(query['port'])}"])
         if url.host:
             url, _ = url.set(port=url.port or port), query.pop("port")
@@ -252,22 +250,13 @@ def _checked_postgres(url: URL) -> URL:
     for name, value in options.items():
         if name not in _KNOWN:
             # A text that is no identifier, or follows a password with an &, may be a part of the password.
-            shown = name.isidentifier() and not secret
-            unknown = f"there is no option {name!r}" if shown else "one of its options is unknown"
+            unknown = f"there is no option {name!r}" if name.isidentifier() and not secret else "an option is unknown"
             known = ", ".join(sorted({*_KNOWN, *_SPELLINGS, "user", "password"}))
             raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
-        if name in _NUMBERS:
-            try:
-                number = _NUMBERS[name](str(value))
-            except ValueError:
-                given = f", not {value!r}" if str(value).isalnum() else ""
-                raise ConfigError(f"the PostgreSQL url: the option {name} must be a number{given}") from None
-            if not number >= 0 or (number == 0 and name != "statement_cache_size"):
-                raise ConfigError(f"the PostgreSQL url: the option {name} must be larger than 0")
-        elif name in _FILES and value and value != _SYSTEM:
-            options[name] = path = os.path.abspath(str(value))
-            if not os.access(path, os.R_OK):
-                raise ConfigError(f"the PostgreSQL url: {name}: {path} can't be read, or isn't there")
+        if name in _NUMBERS and not _is_valid(name, str(value)):
+            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number larger than 0")
+        if name in _FILES and value and value != _SYSTEM:
+            options[name] = os.path.abspath(str(value))
     unused = [name for name in options if name in _FILES and "ssl" in name and options[name] != _SYSTEM]
     if unused and options.get("sslmode", "prefer") in ("prefer", "allow"):
         raise ConfigError(
@@ -275,6 +264,13 @@ def _checked_postgres(url: URL) -> URL:
             "it a server without TLS is accepted, too"
         )
     return url.set(query=options)
+
+
+def _is_valid(name: str, value: str) -> bool:
+    try:
+        return float(_NUMBERS[name](value)) > (-1 if name == "statement_cache_size" else 0)
+    except ValueError:
+        return False
 
 
 def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:

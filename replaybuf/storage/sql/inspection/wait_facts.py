@@ -52,7 +52,7 @@ class Waiter:
     limits: Limits | None
 
 
-#: The workers, last seen first, with their activity and waits (`schema.records`).
+#: The workers, last seen first, with their activity and waits (`schema.tables`).
 _WORKERS = """
 SELECT name, host, pid, machine, started_at AS began, seen_at AS seen, ended_at AS ended, activity, waits
 FROM rb_worker WHERE buffer = :buffer AND seen_at > :after ORDER BY seen_at DESC, name, pid LIMIT 1000"""

@@ -17,7 +17,13 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
                 (`engine.lease_clock`)
 
-The history of draws, workers and events is in the tables of `records`.
+The history of a run, for people:
+
+    rb_batch     a row for each draw: its worker, its train step, and figures of its groups
+    rb_worker    a row for each worker name of a process that has the buffer open: its last heartbeat, its activity and
+                 its current waits
+    rb_event     rare events: lapsed leases, groups set aside, restores, ...
+    rb_history   the tallies of each buffer once a minute, for plots
 
 The staleness of a group is `lane.step - oldest_step - 1`, so that a refresh updates the lane's step and not its groups.
 Groups with another staleness (given with the put, without model steps, or expired at the last refresh) have it in
@@ -48,6 +54,20 @@ has them, NULL for none: a restore that keeps this group doesn't bring them back
 
 `worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
 `trained_step` the train step of the group's last draw without a lease, or acknowledgement. NULL where not given.
+
+Batches are written in the transaction of their draw, and most events in the transaction that they are about. Workers
+and history are written every few seconds by their own process: a killed process leaves its last rows behind, with its
+last heartbeat. All are bounded: the background task removes old rows.
+
+The `activity` of a worker has its counts since the buffer was opened, and `marks`: for each period of
+`ACTIVITY_SECONDS` of the last hour in which it sent a heartbeat, the same counts, in order, at the last one; `limits`
+are those in force for it, and `draws` says whether it draws. Its `waits` are those at its last heartbeat. The `id` is
+random.
+
+The groups of a batch are in `rb_past`, as its `draw`. `lease` is the token, NULL for draws without a lease; `settled`
+counts consumed groups: all at once, or those acknowledged for the lease. `epoch` is the number of restores before it,
+`first_uid` and `last_uid` are the lowest and the highest uid. Batches are looked up by step and by lease; the latest
+ones have the highest ids. Each further index would add a page to the write of every draw.
 """
 
 from __future__ import annotations
@@ -70,6 +90,8 @@ from sqlalchemy import (
     TextClause,
     UniqueConstraint,
     case,
+    func,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
@@ -110,7 +132,6 @@ group = Table(
     Column("oldest_step", BigInteger),
     Column("pinned_staleness", BigInteger),
     Column("pinned_step", BigInteger),
-    Column("mixed", Boolean, nullable=False),
     Column("priority", Number, nullable=False),
     Column("times_sampled", Integer, nullable=False),
     Column("created_at", Number, nullable=False),
@@ -259,6 +280,74 @@ DIGEST = "digest"
 #: The name of the fact with the database's unique id, random: it tells leases of different databases apart.
 IDENTITY = "identity"
 
+#: The periods of the marks of workers and of `rb_history`, in seconds.
+ACTIVITY_SECONDS = 300
+HISTORY_SECONDS = 60
+
+batch = Table(
+    "rb_batch",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("buffer", Name, nullable=False),
+    Column("taken_at", Number, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("step", BigInteger),
+    Column("status", Name, nullable=False),
+    Column("worker", Name),
+    Column("lease", BigInteger),
+    Column("groups", Integer, nullable=False),
+    Column("settled", Integer, nullable=False),
+    Column("reward", Number),
+    Column("min_reward", Number),
+    Column("max_reward", Number),
+    Column("staleness", Number),
+    Column("max_staleness", BigInteger),
+    Column("oldest_step", BigInteger),
+    Column("newest_step", BigInteger),
+    Column("first_uid", BigInteger, nullable=False),
+    Column("last_uid", BigInteger, nullable=False),
+)
+
+worker = Table(
+    "rb_worker",
+    metadata,
+    Column("buffer", Name, primary_key=True),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Name, nullable=False),
+    Column("host", Name, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("machine", Name),
+    Column("started_at", Number, nullable=False),
+    Column("seen_at", Number, nullable=False),
+    Column("ended_at", Number),
+    Column("activity", Json, nullable=False),
+    Column("waits", Json, nullable=False),
+)
+
+event = Table(
+    "rb_event",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("buffer", Name, nullable=False),
+    Column("happened_at", Number, nullable=False),
+    Column("kind", Name, nullable=False),
+    Column("task_name", Name),
+    Column("worker", Name),
+    Column("step", BigInteger),
+    Column("groups", BigInteger, nullable=False),
+    Column("uids", Json),
+    Column("detail", Text),
+    sqlite_autoincrement=True,
+)
+
+history = Table(
+    "rb_history",
+    metadata,
+    Column("buffer", Name, primary_key=True),
+    Column("since", BigInteger, primary_key=True, autoincrement=False),
+    Column("data", Json, nullable=False),
+)
+
 #: Pinned groups to be processed by the next refresh of their lane, as text of SQL. (Groups without model steps have
 #: staleness 0 for good once they are refreshed.)
 UNSETTLED = "pinned_staleness IS NOT NULL AND (oldest_step IS NOT NULL OR pinned_step IS NULL)"
@@ -272,20 +361,10 @@ def partial_index(
 
 
 Index("rb_group_in_order", group.c.lane, group.c.uid)
-partial_index(
-    "rb_group_by_step",
-    group.c.lane,
-    group.c.oldest_step,
-    group.c.uid,
-    where=group.c.pinned_staleness.is_(None),
-)
-partial_index(
-    "rb_group_by_pinned",
-    group.c.lane,
-    group.c.pinned_staleness.desc(),
-    group.c.uid,
-    where=group.c.pinned_staleness.is_not(None),
-)
+#: The order of staleness: by the oldest model step, groups without one last. As text of SQL, and as a column.
+STEP_ORDER = "coalesce(oldest_step, 9223372036854775807)"
+step_order: ColumnElement[int] = func.coalesce(group.c.oldest_step, literal_column("9223372036854775807"))
+Index("rb_group_by_step", group.c.lane, step_order, group.c.uid)
 partial_index("rb_group_unsettled", group.c.lane, where=text(UNSETTLED))
 partial_index("rb_group_key", group.c.scoped_key, where=group.c.scoped_key.is_not(None), unique=True)
 # Includes the priority, so that the sum of priorities for importance weights is an index-only scan.
@@ -305,6 +384,9 @@ partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None
 partial_index("rb_past_of_draw", past.c.draw, where=past.c.draw > 0)
 partial_index("rb_past_kept", past.c.until, past.c.lane, where=past.c.until.is_not(None))
 partial_index("rb_file_empty", file.c.id, where=file.c.groups == 0)
+Index("rb_batch_by_step", batch.c.step, batch.c.buffer)  # people seldom name the buffer
+partial_index("rb_batch_by_lease", batch.c.lease, where=batch.c.lease.is_not(None))
+Index("rb_event_by_time", event.c.buffer, event.c.happened_at)
 Index("rb_checkpoint_of_step", checkpoint.c.buffer, checkpoint.c.step, unique=True)
 
 #: The staleness of a row of `rb_group`, as text of SQL without its lane; 0 steps after the put in a lane without one.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.reports import ACTIVITIES
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS
+from replaybuf.storage.sql.schema.tables import ACTIVITY_SECONDS
 from replaybuf.values.rollouts.outline import PREVIEW_CHARS
 
 _STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"

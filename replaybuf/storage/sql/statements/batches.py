@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import batch
+from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.statements.past import lock, may_sweep, record, record_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased

@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticke
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of, runs_race
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.past import OURS, bring_back, changed_since, keep, leave, put_since
+from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, read_rows, uid_in
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
@@ -182,7 +182,7 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     join(tx)
     kept = find_checkpoint(tx, step)
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
-    put = put_since(tx, kept.id, kept.last_uid) if keep_new else []
+    put = changed_since(tx, kept.id, kept.last_uid, IS_NEW) if keep_new else []
     new = _set_new_apart(tx, put) if put else []
     stay = set(put)
     leave(tx, [uid for uid in changed_since(tx, kept.id, kept.last_uid) if uid not in stay])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select
@@ -37,26 +36,23 @@ def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """Return the uids of the groups that match, in order, each with the size of its payload in bytes (0 if damaged)."""
-    found = tx.tuples(finding(tx, query, order, limit))
+    return _sized(tx.tuples(finding(tx, query, order, limit)))
+
+
+def find_page(
+    tx: Transaction, query: Node, after: int, last: int | None, size: int
+) -> tuple[list[tuple[int, int]], int]:
+    """Return the next groups that match after a uid, in the order of uids, at most `size`, and the `last` uid.
+
+    The search ends with that one, by default the last uid at its first page.
+    """
+    last = last_uid(tx) if last is None else last
+    chosen = select_matching(tx, query, group.c.uid, group.c.bytes).where(group.c.uid.between(after + 1, last))
+    return _sized(tx.tuples(chosen.order_by(group.c.uid).limit(size))), last
+
+
+def _sized(found: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     return [(uid, size if type(size) is int else 0) for uid, size in found]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The place of a search in the order of uids: it goes on after a uid, and ends with another once that is known."""
-
-    after: int = 0
-    last: int | None = None
-
-
-def find_page(tx: Transaction, query: Node, page: Page, size: int) -> tuple[list[tuple[int, int]], Page]:
-    """Return the next groups that match, in the order of uids, at most `size`, and the page after them."""
-    last = last_uid(tx) if page.last is None else page.last
-    between = group.c.uid.between(page.after + 1, last)
-    chosen = select_matching(tx, query, group.c.uid, group.c.bytes).where(between)
-    found = tx.tuples(chosen.order_by(group.c.uid).limit(size))
-    sizes = [(uid, size if type(size) is int else 0) for uid, size in found]
-    return sizes, Page(found[-1][0] if found else last, last)
 
 
 def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Select[Any]:

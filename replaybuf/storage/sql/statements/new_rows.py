@@ -1,10 +1,9 @@
 """New groups as rows: encoded payloads and metadata, their sizes and columns, and their INSERTs.
 
-Rows are dicts of columns, which leave out what is NULL. They are inserted one by one, or together on PostgreSQL: such a
+Rows are dicts of columns, which leave out what is NULL. They are inserted one by one, or together (`put_at_once`): that
 statement has one array parameter for each column (unnest; payloads are one parameter, cut by the server), and is one
 message. An array is NULL if no row has a value, and unnest then yields as many NULLs as there are rows: asyncpg is slow
-per element. The unnests are in the SELECT list
-and not in FROM, where PostgreSQL would first spill large ones to a file.
+per element. The unnests are in the SELECT list and not in FROM, where PostgreSQL would spill large ones to a file.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ _MOST_PAYLOADS = 1 << 19
 _LARGE = 1 << 20
 #: Columns with one value for all rows in nearly all calls, which is then sent once.
 _SHARED = ("worker", "put_step")
-_TEXTS = ("marks", "tags", "scoped_key", "error")
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 _logger = logging.getLogger("replaybuf.rewards")
@@ -69,7 +67,6 @@ class EncodedGroup:
     payload: bytes
     extent: Extent | None
     oldest_step: int | None
-    mixed: bool
     reward: float | None
     marks: str
     outline: str
@@ -83,15 +80,12 @@ class EncodedGroup:
 
 
 class Apart(Protocol):
-    """Writes the tails of payloads to files."""
+    """Collects the tails of payloads that go to files."""
 
     threshold: int
 
     def add(self, split: SplitPayload) -> Extent:
         """Queue the tail of a payload; return its extent."""
-
-    def flush(self) -> None:
-        """Write all queued tails."""
 
 
 def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
@@ -108,14 +102,6 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
     return describe(group, group.rollouts, split.head + extent.packed(), codec.rollout_type, extent=extent)
-
-
-def encode_groups(codec: Codec, apart: Apart | None, groups: Sequence[NewGroup]) -> list[EncodedGroup]:
-    """Return the groups encoded as by `encode_group`, after writing their tails."""
-    encoded = [encode_group(codec, one, apart) for one in groups]
-    if apart is not None:
-        apart.flush()
-    return encoded
 
 
 def describe(
@@ -136,7 +122,6 @@ def describe(
         payload=payload,
         extent=extent,
         oldest_step=marks.oldest_step,
-        mixed=marks.mixed,
         reward=marks.mean_reward,
         marks=dump_json(marks.to_json()),
         outline=dump_json(records),
@@ -209,7 +194,6 @@ def group_row(
         "lane": home.id,
         "oldest_step": oldest,
         "pinned_staleness": None if follows else new.staleness,
-        "mixed": encoded.mixed,
         "priority": new.priority,
         "times_sampled": new.times_sampled,
         "created_at": new.created_at,
@@ -273,16 +257,8 @@ def aside_since(new: NewGroup) -> float | None:
 
 def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_group` and `rb_payload`."""
-    if not groups:
-        return
-    if not (tx.dialect.is_remote and _fit(groups, payloads)):
-        _insert(tx, group, groups)
-        insert_payloads(tx, payloads)
-    elif are_light(payloads):
-        tx.tuples(_INSERT_BOTH, count=len(groups), **arrays(group, groups), **arrays(payload, payloads))
-    else:
-        tx.tuples(_INSERT_GROUPS, count=len(groups), **arrays(group, groups))
-        insert_payloads(tx, payloads)
+    _insert(tx, group, groups)
+    insert_payloads(tx, payloads)
 
 
 def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
@@ -329,7 +305,7 @@ def arrays(table: Table, rows: Sequence[Row]) -> dict[str, Any]:
     return found
 
 
-def insertion(table: Table, made: Mapping[str, str], source: str = "") -> str:
+def insertion(table: Table, made: Mapping[str, str], source: str) -> str:
     """Return the INSERT of `arrays` into a table; `made` has SQL for columns computed from the `source`.
 
     `:count` is the number of rows.
@@ -353,17 +329,6 @@ def _value(column: Column[Any]) -> str:
     return f"unnest({values}) * 0 + CAST({NOW} AS float8)" if column is group.c.archived_at else f"unnest({values})"
 
 
-def _fit(groups: Sequence[Row], payloads: Sequence[Row]) -> bool:
-    """Return whether the metadata of these groups fits into one statement."""
-    texts: Iterable[Any] = (row.get(name) for row in groups for name in _TEXTS)
-    outlines: Iterable[Any] = (row.get(name) for row in payloads for name in ("outline", "prompt"))
-    return sum(map(len, filter(None, chain(texts, outlines)))) <= MOST_BYTES // 4  # at most 4 bytes per character
-
-
 def are_light(payloads: Iterable[Row]) -> bool:
     """Return whether payloads are sent in the same statement as their groups."""
     return sum(len(row["data"]) for row in payloads) <= _MOST_PAYLOADS
-
-
-_INSERT_GROUPS = insertion(group, {})
-_INSERT_BOTH = f"WITH groups AS ({_INSERT_GROUPS}) {insertion(payload, {})}"

@@ -6,7 +6,7 @@ group's key. The first random draw gives keys to groups of lanes that run none y
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, select
 
 from replaybuf.errors import ConfigError
-from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm, in_order
+from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.storage.sql.engine.dialect import Dialect, Statement
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane, payload
+from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane, payload, step_order
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, runs_race, set_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
@@ -127,10 +127,6 @@ _GO_ON = """UPDATE rb_lane SET clock = CASE WHEN clock < :time THEN :time ELSE c
     idle_clock = CASE WHEN idle_clock < :idle THEN :idle ELSE idle_clock END WHERE id = :id"""
 
 
-#: Two sets of groups, merged for an order by staleness: groups that follow their lane's step, and pinned ones.
-_FOLLOWING, _PINNED = False, True
-
-
 class Ordered(NamedTuple):
     """A group, and the values of its sort fields."""
 
@@ -147,21 +143,12 @@ class Source:
 
     def first(self, tx: Transaction, size: int, order: Order) -> list[Ordered]:
         """Return the first `size` groups."""
-        if _merges(order):
-            return self._merged(tx, size, order, self._read(tx, _Query(order, _PINNED), size))
-        return _ordered(self._read(tx, _Query(order), size))
+        rows = self._read(tx, _Query(order), size)
+        return [Ordered(row[0], row[1], tuple(row[2:])) for row in rows]
 
     def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
         """Return the first `size` groups as rows, with their payloads."""
-        if not _merges(order):
-            rows = self._read(tx, _Query(order, whole=True), size)
-        elif pinned := self._read(tx, _Query(order, _PINNED), size):
-            uids = [one.uid for one in self._merged(tx, size, order, pinned)]
-            found = {row[0]: row for row in tx.tuples(_BY_UID[False], uids=tx.dialect.listed(uids))}
-            rows = [found[uid] for uid in uids if uid in found]
-        else:
-            rows = self._read(tx, _Query(order, _FOLLOWING, whole=True), size)
-        return [GroupRow.drawn(row, self.lane) for row in rows]
+        return [GroupRow.drawn(row, self.lane) for row in self._read(tx, _Query(order, whole=True), size)]
 
     def is_sparse(self, tx: Transaction, size: int) -> bool:
         """Return whether a random draw from this lane would pass over too many groups that don't match.
@@ -192,7 +179,7 @@ class Source:
         while left and len(rows) < size:  # others may have locked some
             chosen, left = left[: size - len(rows)], left[size - len(rows) :]
             uids = tx.dialect.listed(chosen)
-            found = {row[0]: row for row in tx.tuples(_BY_UID[True], lane=home.id, uids=uids)}
+            found = {row[0]: row for row in tx.tuples(_BY_UID, lane=home.id, uids=uids)}
             rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
         for row in rows:
             row.is_afresh = True
@@ -201,28 +188,15 @@ class Source:
     def read_checked(self, tx: Transaction, size: int, order: Order) -> list[GroupRow] | None:
         """Return the first groups as `read` does, in one statement; None if the lane or the buffer's epoch changed.
 
-        None of an order by staleness while any group there is pinned. Notes the newest checkpoint.
+        Notes the newest checkpoint.
         """
-        query = _Query(order, _FOLLOWING if _merges(order) else None, whole=True, checked=True)
-        rows = self._read(tx, query, size)
+        rows = self._read(tx, _Query(order, whole=True, checked=True), size)
         for row in rows[:1]:
             *_, epoch, newest, unchanged = row
             if epoch != tx.scope.epoch or not unchanged:
                 return None
             tx.newest = newest
         return [GroupRow.drawn(row, self.lane) for row in rows]
-
-    def _merged(self, tx: Transaction, size: int, order: Order, pinned: Sequence[Sequence[Any]]) -> list[Ordered]:
-        """Return the first groups by staleness, given the first pinned ones.
-
-        Groups that follow the lane are ordered by their oldest step, pinned ones by their own staleness, each by an
-        index.
-        """
-        following = self._read(tx, _Query(order, _FOLLOWING), size)
-        if not (following and pinned):
-            return _ordered(following or pinned)
-        places = {term.field: place for place, term in enumerate(order)}
-        return in_order(_ordered([*following, *pinned]), order, lambda row, name: row.values[places[name]])[:size]
 
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:
@@ -243,23 +217,13 @@ class Source:
 
 
 class _Query(NamedTuple):
-    """A statement's shape: the order, the set of groups, whether uids are skipped, and whether it reads whole groups or
+    """A statement's shape: the order, whether uids are skipped, and whether it reads whole groups or
     only sort fields."""
 
     order: Order
-    pinned: bool | None = None
     skipping: bool = False
     whole: bool = False
     checked: bool = False
-
-
-def _merges(order: Order) -> bool:
-    """Return whether an order merges two indexes."""
-    return bool(order) and order[0].field == "staleness"
-
-
-def _ordered(rows: Iterable[Sequence[Any]]) -> list[Ordered]:
-    return [Ordered(row[0], row[1], tuple(row[2:])) for row in rows]
 
 
 @lru_cache(maxsize=128)
@@ -269,16 +233,11 @@ def _statement(query: _Query, where: Node | None) -> Statement:
 
 
 def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
-    order, fields = query.order, _fields(query)
-    values = (fields[term.field].label(f"order_{i}") for i, term in enumerate(order))
+    order, fields = query.order, _FIELDS
+    values = (_order_value(term).label(f"order_{i}") for i, term in enumerate(order))
     statement = select(*STORED, _PAYLOAD) if query.whole else select(group.c.uid, group.c.priority, *values)
-    if query.pinned is not None:
-        missing = group.c.pinned_staleness.is_(None)
-        statement = statement.where(~missing if query.pinned else missing)
     if query.checked:
         statement = statement.add_columns(*_CHECKS)
-        if query.pinned is not None:
-            statement = statement.where(_NONE_PINNED)
     if where is not None:
         statement = statement.where(compile_sql(where, fields, dialect.name))
     for term in order:
@@ -286,7 +245,7 @@ def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
             statement = statement.where(fields[term.field].is_not(None))
     if query.skipping:
         statement = statement.where(~dialect.one_of(group.c.uid, "skip"))
-    keys = [_sort_key(term, fields, query.pinned is _FOLLOWING) for term in order]
+    keys = [_sort_key(term) for term in order]
     newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
     return dialect.first_of_lane(statement, keys, backwards=newest_first)
 
@@ -308,33 +267,19 @@ _CHECKS = (
     select(func.coalesce(func.max(checkpoint.c.id), 0)).where(checkpoint.c.buffer == _BUFFER).scalar_subquery(),
     select(lane.c.id).where(_known).exists(),
 )
-_other = group.alias("other")
-# Not EXISTS: if other lanes have many pinned groups, PostgreSQL would scan the whole table for one of this lane.
-_NONE_PINNED = (
-    select(_other.c.uid)
-    .where(_other.c.lane == _LANE, _other.c.pinned_staleness.is_not(None))
-    .order_by(_other.c.pinned_staleness.desc())
-    .limit(1)
-    .scalar_subquery()
-    .is_(None)
-)
 
 
 # A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
 _PAYLOAD = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
 
 
-def _by_uid(lock: bool) -> Statement:
-    """Return the SELECT of all columns of groups by uid; with a lane, FOR UPDATE SKIP LOCKED of those in it."""
-
-    def build(dialect: Dialect) -> Select[Any]:
-        found = select(*STORED, _PAYLOAD).where(dialect.one_of(group.c.uid, "uids"))
-        return dialect.for_update(found.where(group.c.lane == _LANE), of=group, skip_locked=True) if lock else found
-
-    return Statement(build)
+def _locked_by_uid(dialect: Dialect) -> Select[Any]:
+    """Return the SELECT of all columns of those groups by uid that are in a lane, FOR UPDATE SKIP LOCKED."""
+    found = select(*STORED, _PAYLOAD).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
+    return dialect.for_update(found, of=group, skip_locked=True)
 
 
-_BY_UID = {lock: _by_uid(lock) for lock in (False, True)}
+_BY_UID = Statement(_locked_by_uid)
 
 
 @lru_cache(maxsize=128)
@@ -347,31 +292,32 @@ def _matching(where: Node | None, *, counted: bool = False) -> Statement:
         )
         found = select(*columns).select_from(group).where(group.c.lane == _LANE)
         if where is not None:
-            found = found.where(compile_sql(where, _fields(_Query(())), dialect.name))
+            found = found.where(compile_sql(where, _FIELDS, dialect.name))
         return found.where(group.c.uid <= bindparam("last", type_=group.c.uid.type)) if counted else found
 
     return Statement(build)
 
 
-def _fields(query: _Query) -> dict[str, ColumnElement[Any]]:
-    """Return the columns of the query language's fields; those of the lane are parameters."""
-    following = bindparam("step", type_=group.c.oldest_step.type) - group.c.oldest_step - 1
-    staleness: ColumnElement[Any] = func.coalesce(group.c.pinned_staleness, following)
-    if query.pinned is not None:
-        staleness = group.c.pinned_staleness if query.pinned else following
-    return {
-        **FIELDS,
-        "task_name": _TASK,
-        "status": _STATUS,
-        "staleness": staleness,
-        **dict.fromkeys(KEYS, group.c.random_key),
-    }
+#: The columns of the query language's fields; those of the lane are parameters.
+_FIELDS: dict[str, ColumnElement[Any]] = {
+    **FIELDS,
+    "task_name": _TASK,
+    "status": _STATUS,
+    "staleness": func.coalesce(
+        group.c.pinned_staleness, bindparam("step", type_=group.c.oldest_step.type) - group.c.oldest_step - 1
+    ),
+    **dict.fromkeys(KEYS, group.c.random_key),
+}
 
 
-def _sort_key(term: OrderTerm, fields: Mapping[str, ColumnElement[Any]], by_step: bool) -> ColumnElement[Any]:
-    column, descending = fields[term.field], term.descending
-    if term.field == "staleness" and by_step:
-        # The most stale groups have the oldest step, which is indexed.
-        column, descending = group.c.oldest_step, not descending
+def _order_value(term: OrderTerm) -> ColumnElement[Any]:
+    """Return the value that groups of several lanes are ordered by."""
+    return -step_order if term.field == "staleness" else _FIELDS[term.field]
+
+
+def _sort_key(term: OrderTerm) -> ColumnElement[Any]:
+    column, descending = _FIELDS[term.field], term.descending
+    if term.field == "staleness":  # the most stale groups have the oldest step
+        column, descending = step_order, not descending
     key = column.desc() if descending else column.asc()
     return key.nulls_last() if NULLABLE.get(term.field) else key

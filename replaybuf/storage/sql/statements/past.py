@@ -118,19 +118,12 @@ _RECORDED = "draw > 0 AND EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = draw)"
 #: The rows of the buffer's lanes.
 OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 _VALID = f"until >= :checkpoint AND since < :checkpoint AND {OURS}"
+#: A condition of `changed_since`: the checkpoint doesn't have the group.
+IS_NEW = f"AND uid NOT IN (SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
 
 
-def changed_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
+def changed_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str = "") -> list[int]:
     """Return the groups that were put or changed since a checkpoint, or restored from an earlier one."""
-    return _begun_since(tx, checkpoint, last_uid)
-
-
-def put_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
-    """Return those of `changed_since` that the checkpoint doesn't have."""
-    return _begun_since(tx, checkpoint, last_uid, f"AND uid NOT IN (SELECT uid FROM rb_past WHERE {_VALID})")  # noqa: S608
-
-
-def _begun_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str = "") -> list[int]:
     values = {"buffer": tx.scope.buffer, "checkpoint": checkpoint}
     begun = f"SELECT uid FROM rb_group WHERE +{OURS} AND since >= :checkpoint {condition}"  # noqa: S608
     if not last_uid:

@@ -18,7 +18,7 @@ from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.reports import ACTIVITIES, EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.records import ACTIVITY_SECONDS, HISTORY_SECONDS
+from replaybuf.storage.sql.schema.tables import ACTIVITY_SECONDS, HISTORY_SECONDS
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.storage.sql.statements.rows import GroupRow
 
@@ -215,13 +215,6 @@ def _noted_wait(waiting: Waiting, now: float, ahead: float) -> dict[str, Any]:
 
 
 # Once a minute, by the first process
-
-
-def is_noted(tx: Transaction) -> bool:
-    """Return whether this minute's statistics of the buffer are recorded."""
-    since = _period(tx.dialect.clock(tx), HISTORY_SECONDS)
-    noted = "SELECT 1 FROM rb_history WHERE buffer = :buffer AND since = :since"
-    return bool(tx.tuples(noted, buffer=tx.scope.buffer, since=since))
 
 
 def note_minute(tx: Transaction) -> bool:

@@ -17,7 +17,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import UNSETTLED
+from replaybuf.storage.sql.schema.tables import STEP_ORDER, UNSETTLED
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
@@ -67,19 +67,13 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     """Set the lane's step, and unpin groups pinned since the last refresh if their staleness can follow it."""
     tx.change("UPDATE rb_lane SET step = :step WHERE id = :lane", step=step, lane=home.id)
-    # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
-    # ahead of the train step.
-    zero = "oldest_step IS NULL OR (mixed AND oldest_step >= :step)"
-    pinned = f"pinned_staleness = CASE WHEN {zero} THEN 0 END, pinned_step = CASE WHEN {zero} THEN :step END"
-    _pin(tx, home, step, f"lane = :lane AND {UNSETTLED}", pinned)
-    too_new = "lane = :lane AND pinned_staleness IS NULL AND oldest_step >= :step AND mixed"
-    _pin(tx, home, step, too_new, "pinned_staleness = 0, pinned_step = :step")
-
-
-def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) -> None:
+    # Staleness 0 can't be derived from the step for groups without model steps.
+    pinned = """pinned_staleness = CASE WHEN oldest_step IS NULL THEN 0 END,
+pinned_step = CASE WHEN oldest_step IS NULL THEN CAST(:step AS bigint) END"""
+    condition = f"lane = :lane AND {UNSETTLED}"
     if newest(tx):
-        keep(tx, tx.values(f"SELECT uid FROM rb_group WHERE {condition}", lane=home.id, step=step))  # noqa: S608
-    tx.change(f"UPDATE rb_group SET {values} WHERE {condition}", lane=home.id, step=step)  # noqa: S608
+        keep(tx, tx.values(f"SELECT uid FROM rb_group WHERE {condition}", lane=home.id))  # noqa: S608
+    tx.change(f"UPDATE rb_group SET {pinned} WHERE {condition}", lane=home.id, step=step)  # noqa: S608
 
 
 def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
@@ -108,8 +102,8 @@ def _expire(
     if thresholds:
         # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
         newest_expired = step - 1 - min(thresholds)
-        old = """SELECT uid, CAST(marks AS text) FROM rb_group
-WHERE lane = :lane AND pinned_staleness IS NULL AND oldest_step <= :newest"""
+        old = f"""SELECT uid, CAST(marks AS text) FROM rb_group
+WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  # noqa: S608
         candidates.update((uid, text) for uid, text in tx.tuples(old, lane=home.id, newest=newest_expired))
     alike: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
@@ -160,7 +154,7 @@ def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> N
     rows = []
     for marks, uids in expired:
         staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())
-        values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text, None
+        values = target.id, marks.oldest_step, staleness, None, marks.mean_reward, text, None
         rows += [(uid, *values) for uid in uids]
     rows.sort(key=itemgetter(0))
     keep(tx, [uid for uid, *_ in rows])
@@ -176,4 +170,4 @@ def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving)
 
 
 _MASKED = ("marks",)
-_EXPIRED = ("lane", "oldest_step", "pinned_staleness", "pinned_step", "mixed", "reward", "marks", "archived_at")
+_EXPIRED = ("lane", "oldest_step", "pinned_staleness", "pinned_step", "reward", "marks", "archived_at")

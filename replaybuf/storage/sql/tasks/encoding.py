@@ -10,7 +10,7 @@ from replaybuf.common.progress import in_pieces
 from replaybuf.errors import DecodeError, ReplayBufError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.eviction import decode_removed, read_removed
-from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_groups
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.transactions import Transactions
@@ -51,8 +51,9 @@ class Encoding:
         None must mean that nothing was stored.
         """
         apart = self.files.batch()
-        encode = partial(encode_groups, self.codec, apart)
-        encoded = await self.files.written(apart, self._transactions.compute(encode, groups))
+        encode = partial(encode_group, self.codec, apart=apart)
+        encoded = await self._transactions.compute(lambda new: [*map(encode, new)], groups)
+        await self.files.write(apart)
         try:
             result = await self._transactions.write(lambda tx: function(tx, encoded))
         except ReplayBufError as error:

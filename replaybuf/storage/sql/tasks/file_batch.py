@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ _JOINED = 8 << 10
 
 @dataclass(slots=True)
 class FileBatch:
-    """Payloads to be written together (in any one thread), to a place with this number.
+    """Payloads to be written together, to a place with this number.
 
     `threshold` is the tail size from which payloads are kept apart. With `sync`, files are durable once written.
     """
@@ -28,7 +27,6 @@ class FileBatch:
     _store: PlaceStore
     _sync: bool
     _files: list[_NewFile] = field(default_factory=list)
-    _writing_since: float | None = None
 
     def add(self, split: SplitPayload) -> Extent:
         """Return the extent of a payload's tail, which is written by `flush`."""
@@ -43,16 +41,8 @@ class FileBatch:
     def flush(self) -> None:
         """Write the added tails. Raises PayloadStoreError or StorageError."""
         files, self._files = self._files, []
-        if not files:
-            return
-        self._writing_since = time.monotonic()
-        self._store.write([(file_name(one.number), one.buffers) for one in files], sync=self._sync)
-        self._writing_since = None
-
-    def hangs(self, patience: float) -> bool:
-        """Return whether a write in progress has taken longer than `patience` seconds."""
-        since = self._writing_since
-        return since is not None and time.monotonic() - since >= patience
+        if files:
+            self._store.write([(file_name(one.number), one.buffers) for one in files], sync=self._sync)
 
 
 class _NewFile:

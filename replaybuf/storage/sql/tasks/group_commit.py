@@ -204,10 +204,11 @@ class GroupCommit:
         try:
             apart = self._files.batch()
             encode = partial(self._encode_all, apart)
-            if here:
-                failed = encode(batch)
-            else:
-                failed = await self._files.written(apart, self._transactions.compute(encode, batch))
+            failed = encode(batch) if here else await self._transactions.compute(encode, batch)
+            try:
+                await self._files.write(apart)
+            except Exception as error:
+                failed += _unwritten(batch, error)
             self._answer(failed)
         except BaseException as error:
             self._fail(batch, error)
@@ -238,11 +239,6 @@ class GroupCommit:
                 failed.append((pending, error.with_traceback(None)))
             except Exception as error:
                 failed.append((pending, error))
-        if apart is not None:
-            try:
-                apart.flush()
-            except Exception as error:
-                failed += _unwritten(batch[:count], error)
         self._seconds, self._bytes = (time.thread_time() - began) / count, size / count
         return failed
 

@@ -21,9 +21,9 @@ from functools import partial
 from replaybuf.common.worker_name import host_name
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.reports import Waiting, WorkerEvent, kind_of_wait
-from replaybuf.storage.sql.schema.records import HISTORY_SECONDS
+from replaybuf.storage.sql.schema.tables import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
-from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, is_noted, note_minute, write_beat
+from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, note_minute, write_beat
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.rollouts.rollout import Status
@@ -175,8 +175,7 @@ class Presence:
         minute = int((time.time() - self._behind) // HISTORY_SECONDS)
         if minute == self._minute:
             return
-        noted = await self._engine.read(is_noted, self._transactions.scope)
-        if noted or await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE):
+        if await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE):
             self._minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _failed(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,13 +17,13 @@ from replaybuf.errors import PayloadStoreError, ReplayBufError
 from replaybuf.storage.decoding import in_thread
 from replaybuf.storage.places.owners import unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name, file_number
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks.file_batch import FileBatch
 from replaybuf.storage.sql.tasks.place_reader import PlaceReader, claimed, open_own_place
-from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
 
 #: Files that are deleted at once.
@@ -50,7 +50,7 @@ class PayloadFiles:
 
     def __init__(
         self,
-        transactions: Transactions,
+        engine: Database,
         codec: Codec,
         place: str | None,
         threshold: int,
@@ -58,18 +58,17 @@ class PayloadFiles:
         sync: bool,
         patience: float,
     ) -> None:
-        self._transactions = transactions
-        self._engine = transactions.engine
+        self._engine = engine
         self._scope = Scope()
         self._place = place
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = sync
         self._patience = min(patience, READING_SECONDS / 2)
-        self.reader = PlaceReader(transactions, codec, self._patience)
+        self.reader = PlaceReader(engine, codec, self._patience)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
-        self._changed = False  # files may be empty since the last maintenance
-        self._tidying: asyncio.Task[bool] | None = None
+        self._due = False  # there may be files to delete
+        self._tidying: asyncio.Task[None] | None = None
         self._read: list[int] = []  # removed groups, whose payloads were read
         self._unnamed: set[int] = set()  # files that this process wrote for nothing
         self._look_at = 0.0
@@ -95,7 +94,7 @@ class PayloadFiles:
             await self._release_read()
             if self._tidying is not None:
                 await asyncio.wait([self._tidying], timeout=_CLOSING_SECONDS)
-                self._tidied() if self._tidying.done() else self._tidying.cancel()
+                self._tidying.cancel()
             async with asyncio.timeout(_CLOSING_SECONDS):
                 while self.writes and await self._delete():
                     pass
@@ -114,25 +113,10 @@ class PayloadFiles:
         """Return a batch for payloads to be written now, None if they stay in the database."""
         return None if self._here is None else FileBatch(self._threshold, *self._here, self._sync)
 
-    async def written(self, batch: FileBatch | None, work: Awaitable[T]) -> T:
-        """Return the result of `work`, which encodes groups and writes a batch in another thread.
-
-        Raises PayloadStoreError if writing hangs, as on a mount with an unreachable server; that thread keeps hanging.
-        """
-        if batch is None:
-            return await work
-        task = asyncio.ensure_future(work)
-        try:
-            while not (await asyncio.wait([task], timeout=self._patience))[0]:
-                if batch.hangs(self._patience):
-                    self._transactions.replace_threads()
-                    raise PayloadStoreError(
-                        f"payloads could not be written within {self._patience:g} s to {self._place}; nothing of the "
-                        "put was stored: see that it is mounted and answers"
-                    )
-            return task.result()
-        finally:
-            task.cancel()
+    async def write(self, batch: FileBatch | None) -> None:
+        """Write a batch, in another thread. Raises PayloadStoreError, also if that hangs, and StorageError."""
+        if batch is not None:
+            await self._in_thread(batch.flush)
 
     def discard(self, groups: Iterable[EncodedGroup], stored: Iterable[EncodedGroup] = ()) -> None:
         """Let the files of groups be deleted that only some of them were stored; their transaction must have ended."""
@@ -152,38 +136,28 @@ class PayloadFiles:
     async def tend(self, changed: bool) -> bool:
         """Do one small step of due maintenance; return whether more is due, also for the sweep.
 
-        `changed`: files may be empty by now.
+        `changed`: files may be empty by now. They are deleted in a task, since sweeps go on though a place hangs.
         """
-        read = await self._release_read()
-        self._changed |= changed and self.writes
-        if self._tidying is not None and not self._tidying.done():
-            return read
-        more, now = self._tidied(), time.monotonic()
-        if not (more or self._changed or read or now >= self._look_at):
-            return False
+        read, now = await self._release_read(), time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
             self._unreachable.clear()
-        self._changed = False
-        self._tidying = asyncio.get_running_loop().create_task(self._tidy())
-        return more or read
+            self._due = True
+        self._due |= read or (changed and self.writes)
+        if self._due and (self._tidying is None or self._tidying.done()):
+            self._due = False
+            self._tidying = asyncio.get_running_loop().create_task(self._tidy())
+        return read or self._due
 
-    def _tidied(self) -> bool:
-        """Return whether the last maintenance left more to do."""
-        tidied, self._tidying = self._tidying, None
-        if tidied is None or tidied.cancelled():
-            return False
-        error = tidied.exception()
-        if error is not None:
+    async def _tidy(self) -> None:
+        """Delete what can be deleted. Raises nothing: the next time may succeed."""
+        try:
+            if self.writes and time.monotonic() >= self._list_at:
+                self._list_at = time.monotonic() + LISTING_SECONDS
+                await self._delete_nobodys()
+            self._due |= await self._delete()
+        except Exception as error:
             _logger.debug("files were not deleted: %s", error, exc_info=not isinstance(error, ReplayBufError))
-        return error is None and tidied.result()
-
-    async def _tidy(self) -> bool:
-        """Delete what can be deleted; sweeps go on meanwhile, though a place doesn't answer."""
-        if self.writes and time.monotonic() >= self._list_at:
-            self._list_at = time.monotonic() + LISTING_SECONDS
-            await self._delete_nobodys()
-        return await self._delete()
 
     async def _release_read(self) -> bool:
         """Let the sweep delete payloads that were read; return whether there were any."""

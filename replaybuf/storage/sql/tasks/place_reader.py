@@ -21,7 +21,6 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import handles_of
-from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import is_apart
 
@@ -32,10 +31,9 @@ class PlaceReader:
     Reads time out after `patience` seconds.
     """
 
-    def __init__(self, transactions: Transactions, codec: Codec, patience: float) -> None:
-        self._transactions = transactions
+    def __init__(self, engine: Database, codec: Codec, patience: float) -> None:
         self._codec = codec
-        self._engine = transactions.engine
+        self._engine = engine
         self.scope = Scope()
         self.patience = patience
         self.stores: dict[int, PlaceStore] = {}
@@ -50,14 +48,7 @@ class PlaceReader:
         if not apart:
             return
         await self.open(_places(apart))
-        try:
-            read = partial(self._fetch, deferred)
-            await asyncio.wait_for(self._transactions.compute(read, apart), self.patience)
-        except TimeoutError as error:
-            self._transactions.replace_threads()  # those that hang
-            raise PayloadStoreError(
-                f"payloads could not be read within {self.patience:g} s from {self._names(apart)}; nothing was taken"
-            ) from error
+        await in_thread(partial(self._fetch, deferred, apart), self.patience, self._names(apart))
 
     async def open(self, wanted: Collection[int]) -> None:
         """Open the places of these ids that the database knows. Raises PayloadStoreError."""

@@ -37,7 +37,7 @@ class Transactions:
         self._watch = watch
         self._writes = 0
         self._restoring = asyncio.Lock()
-        self._executor = _threads()
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
 
     async def read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
         """Run `function(tx)` in a read transaction; `brief` and `single` as in `Database.read`."""
@@ -119,11 +119,6 @@ class Transactions:
             return function(argument)
         return await future
 
-    def replace_threads(self) -> None:
-        """Replace the threads of `compute`, which hang, for all later work."""
-        self._executor.shutdown(wait=False)
-        self._executor = _threads()
-
     def end_computing(self, *, wait: bool) -> None:
         """End the threads of `compute` (any thread)."""
         self._executor.shutdown(wait=wait)
@@ -137,7 +132,3 @@ def _behind_fence(function: Callable[[Transaction], T]) -> Callable[[Transaction
         return function(tx)
 
     return guarded
-
-
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")

@@ -1,0 +1,207 @@
+"""`replaybuf export`, `replaybuf import`: write groups to files of rows, and read groups from files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from replaybuf.cli.commands import (
+    TEXT,
+    Limit,
+    OfStatus,
+    OfTask,
+    OneBuffer,
+    OrderBy,
+    Out,
+    Url,
+    Where,
+    argument,
+    buffer_option,
+    on_storage,
+    option,
+    read_limit,
+    status_of,
+    with_bar,
+)
+from replaybuf.cli.groups import nothing_in, order_of, query_of
+from replaybuf.cli.output import Output
+from replaybuf.common import units
+from replaybuf.common.progress import OnProgress
+from replaybuf.common.redact import escape_line, redact
+from replaybuf.errors import InputError
+from replaybuf.files.exporting import Exported, ExportQuery, export_file, export_lines
+from replaybuf.files.foreign_rows import ColumnMapping
+from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
+from replaybuf.files.sources import RolloutFile
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose, tasks_of
+from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
+from replaybuf.view.columns import columns
+
+_ToFile = Annotated[str, argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
+_UNREADABLE_SHOWN = 5
+
+
+def export(
+    url: Url,
+    file: _ToFile,
+    output: Out = TEXT,
+    where: Where = None,
+    buffer: OneBuffer = None,
+    task: OfTask = None,
+    status: OfStatus = None,
+    order_by: OrderBy = None,
+    limit: Limit = "all",
+    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
+) -> None:
+    """Write groups with their full texts and tokens to a file, while the run goes on.
+
+    Groups aren't consumed. Those that match when the export begins are written; those that leave before they are read
+    are left out, and counted. Leased groups are left out. The file gets its name when it is complete. "replaybuf
+    import" makes groups of it again.
+
+    \b
+    Examples:
+      replaybuf export run.db rollouts.jsonl
+      replaybuf export run.db good.parquet --where '{"reward": {"$gte": 0.9}}'
+      replaybuf export postgresql://rl@db/run7 rollouts.jsonl.gz --task math
+      replaybuf export run.db - --limit 1 | jq .response
+    """
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit))
+    reader = open_reader(url)
+    name = reader.read(lambda tx: choose(tx, buffer))
+    if task is not None and task not in reader.read(lambda tx: tasks_of(tx, name)):
+        raise InputError(f"nothing was exported: {nothing_in(reader, name, task)}")
+
+    async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
+        if file == "-":
+            return await export_lines(storage, chosen, sys.stdout.buffer, tell)
+        return await export_file(storage, chosen, Path(file), force=force, progress=tell)
+
+    def run(tell: OnProgress) -> Exported:
+        read_only = opens_read_only(reader)
+        return on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=read_only)
+
+    done, _ = with_bar("exported", run)
+    if done.left:
+        output.note(f"{units.number(done.left)} groups left the buffer before they were read")
+    for text in done.warnings:
+        typer.echo(escape_line(f"Warning: {text}"), err=True)
+    if done.unreadable:
+        shown = ", ".join(map(str, done.unreadable[:_UNREADABLE_SHOWN]))
+        typer.echo(f"{len(done.unreadable)} groups can't be decoded and were left out: {shown}", err=True)
+    if not done.groups and not done.unreadable and (where or task or status):
+        output.note(nothing_in(reader, name, task))
+    if file == "-":
+        typer.echo(f"{units.number(done.groups)} groups, {units.number(done.rollouts)} rollouts", err=True)
+    else:
+        counts = {"groups": done.groups, "rollouts": done.rollouts, "left": done.left}
+        counts["unreadable"] = len(done.unreadable)
+        row = {"url": reader.where, "buffer": name, "file": file, **counts, "bytes": done.bytes}
+        output.rows([row], columns("buffer", "file", "groups", "rollouts", "bytes"))
+
+
+_FromFile = Annotated[str, argument("FILE", "JSONL or Parquet.")]
+_Imported = Annotated[
+    str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
+]
+
+
+def import_(
+    url: Url,
+    file: _FromFile,
+    output: Out = TEXT,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
+    buffer: _Imported = None,
+    task: OfTask = None,
+    status: OfStatus = None,
+    field: Annotated[
+        list[str] | None,
+        option("--field", "The column of a field, as response=completion. Repeatable.", metavar="OURS=THEIRS"),
+    ] = None,
+    as_task: Annotated[str | None, option("--as-task", "The task of rows that don't name one.", metavar="NAME")] = None,
+    as_status: Annotated[
+        str | None, option("--as-status", "The status of others' rows, whatever they say.", metavar="STATUS")
+    ] = None,
+    key: Annotated[
+        str | None,
+        option("--key", "The column with the group's key: one of the same key is replaced.", metavar="COLUMN"),
+    ] = None,
+    as_they_are: Annotated[
+        bool, option("--as-they-are", "Keep unknown columns as fields, for rollouts that are dicts.")
+    ] = False,
+    partial: Annotated[
+        bool, option("--partial", "Import what is whole of a file that was cut short; else nothing.")
+    ] = False,
+    again: Annotated[bool, option("--again", "Import once more what was imported before.")] = False,
+) -> None:
+    """Put the groups of a file into a buffer, each exactly once.
+
+    The file is read to its end first, and nothing is put of one that is damaged. An import that was interrupted goes on
+    when it is called again; a second one of the same file finds nothing to do. A SQLite file that isn't there is made.
+
+    \b
+    Examples:
+      replaybuf import run.db rollouts.jsonl --dry-run
+      replaybuf import run.db completions.parquet --as-task math --field response=completion
+    """
+    wanted = ImportOptions(task, status_of(status), partial, again, dry_run)
+    mapped = ColumnMapping(_fields(field), as_task, status_of(as_status), key, as_they_are)
+    target, name = Target.at(url), buffer or DEFAULT
+    source, there = RolloutFile(file, mapped), exists(target)
+
+    def work(tell: OnProgress) -> Imported:
+        # A dry run without a database imports into an empty one in memory.
+        into = target.url if there or not dry_run else "memory://"
+        return on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
+
+    found = with_bar("imported", work, counting="read")[0].found
+    _tell(found, output)
+    if found.groups or not output.for_people:
+        names = ("task_name", "status", "groups", "rollouts", "there", "new")
+        output.rows(_rows(target.where, name, found), columns(*names, there="there before"))
+    if dry_run:
+        output.note("nothing was imported (--dry-run)")
+
+
+def _fields(fields: list[str] | None) -> dict[str, str]:
+    mapping: dict[str, str] = {}
+    for text in fields or ():
+        ours, sign, theirs = text.partition("=")
+        if not (ours and sign and theirs):
+            raise typer.BadParameter(
+                f"{redact(text)!r} is no mapping; write response=completion.", param_hint="--field"
+            )
+        mapping[ours] = theirs
+    return mapping
+
+
+def _tell(found: Survey, output: Output) -> None:
+    # Also with machine-readable output, in which such groups don't stand out.
+    for notice, count in found.notices.items():
+        text = f"Note: {notice} ({units.number_of(count, 'group')}, the first at {found.examples[notice]})"
+        typer.echo(escape_line(text), err=True)
+    if found.ends is not None:
+        output.note(f"{found.ends}; what is before it is imported")
+    if not found.groups:
+        output.note("there are no such groups in the file")
+
+
+def _rows(where: str, buffer: str, found: Survey) -> list[dict[str, Any]]:
+    return [
+        {
+            "url": where,
+            "buffer": buffer,
+            "task_name": task,
+            "status": str(status),
+            "groups": n,
+            "rollouts": found.rollouts[task, status],
+            "there": found.there[task, status],
+            "new": n - found.there[task, status],
+        }
+        for (task, status), n in sorted(found.groups.items())
+    ]

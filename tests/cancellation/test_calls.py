@@ -1,0 +1,353 @@
+"""Calls that are cancelled: closing, draws, other calls, and loops and processes that end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import textwrap
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf.errors import ClosedError
+from replaybuf.rules.transitions import Tally
+from tests.cancellation.ways import ENDINGS, by_cancel, end_background_work, locked, no_connection_out, take
+from tests.faults.test_postgres_restarts import is_waiting
+from tests.postgres import new_database
+from tests.scripts import run
+from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, set_by, take_all, until
+
+
+async def test_a_cancelled_close_still_closes(url: str) -> None:
+    chance = random.Random(10)
+    for _ in range(10):
+        buffer = build(url)
+        put = await buffer.put(group(1), TASK)
+        assert put is not None
+        await by_cancel(buffer.close(), chance.random() * 0.01)
+        await buffer.close()
+        assert not buffer.storage.thread._thread.is_alive()
+        with pytest.raises(ClosedError):
+            await buffer.get(1, TASK)
+
+
+async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
+    """With its result or with ClosedError; what was delivered and what is left make up the whole."""
+    chance = random.Random(11)
+    durable = ":memory:" not in url
+    expected: list[int] = []
+    delivered: list[int] = []
+    for round_ in range(6):
+        buffer = build(url)
+        await fill(buffer, 5, 5 * round_)
+        expected += range(5 * round_, 5 * round_ + 5)
+        takes = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
+        others = [
+            asyncio.create_task(buffer.put(group(10_000 + 3 * round_ + i), "other"), name="put") for i in range(3)
+        ]
+        others += [
+            asyncio.create_task(buffer.wait_ready({TASK: 10_000}, timeout=30)),
+            asyncio.create_task(buffer.take_batch({TASK: 10_000}, timeout=30)),
+            asyncio.create_task(buffer.count_where({})),
+        ]
+        await asyncio.sleep(chance.random() * 0.01)
+        async with asyncio.timeout(10):
+            await asyncio.gather(buffer.close(), buffer.close())
+            results = await asyncio.gather(*takes, *others, return_exceptions=True)
+        for result in results[:3]:
+            if isinstance(result, BaseException):
+                assert isinstance(result, ClosedError)
+            else:
+                delivered += numbers_of(result)
+        assert all(isinstance(r, (ClosedError, int)) for r in results[3:])
+    if durable:
+        async with build(url) as buffer:
+            delivered += await take_all(buffer)
+        assert sorted(delivered) == expected
+
+
+async def test_close_waits_for_calls_that_wait_for_a_lock(shared_url: str) -> None:
+    buffer = build(shared_url)
+    await fill(buffer, 3)
+    async with locked(shared_url):
+        take = asyncio.create_task(buffer.get(1, TASK))
+        await asyncio.sleep(0.1)
+        closing = asyncio.create_task(buffer.close())
+        await asyncio.sleep(0.1)
+        assert not closing.done()
+    await closing
+    assert numbers_of(await take) == [0]
+
+
+async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str) -> None:
+    """A loop that is busy, in another thread, when the buffer is closed, and cancels its take afterwards."""
+    buffer = build(shared_url)
+    await fill(buffer, 3)
+    started, go_on = threading.Event(), threading.Event()
+    taken: list[int] = []
+
+    async def consume() -> None:
+        task = asyncio.create_task(buffer.get(3, TASK))
+        await asyncio.sleep(0)
+        started.set()
+        assert go_on.wait(10)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ClosedError):
+            taken.extend(numbers_of(await task))
+
+    thread = threading.Thread(target=lambda: asyncio.run(consume()))
+    thread.start()
+    await asyncio.to_thread(started.wait, 10)
+    await asyncio.sleep(0.1)
+    await buffer.close()
+    go_on.set()
+    await asyncio.to_thread(thread.join)
+    async with build(shared_url) as again:
+        assert sorted(taken + await take_all(again)) == [0, 1, 2]
+
+
+async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:
+    """Those that another transaction holds are there, but can't be drawn."""
+    with new_database(postgres_url) as url:
+        async with build(url) as buffer:
+            await fill(buffer, 3)
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                await other.execute("SELECT FROM rb_group LIMIT 1 FOR UPDATE")
+                with pytest.raises(NotReadyError, match="others hold some"):
+                    await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
+            await other.close()
+            assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
+
+
+async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(postgres_url: str) -> None:
+    """It waits for the sweep, which goes by the record of the draw: no version of the groups is left behind."""
+    with new_database(postgres_url) as url:
+        async with build(url) as buffer:
+            await end_background_work(buffer)
+            await fill(buffer, 2)
+            undo = await take(buffer, 2)
+            other = await asyncpg.connect(url)
+            async with other.transaction():
+                await other.execute("UPDATE rb_past SET removed_at = NULL")  # as of a recorded draw
+                await other.execute("DELETE FROM rb_payload")
+                undoing = asyncio.create_task(undo())
+                await until(partial(is_waiting, url))
+            await undoing
+            assert await other.fetchval("SELECT count(*) FROM rb_past") == 0
+            await other.close()
+            assert await take_all(buffer) == [0, 1]
+
+
+async def test_a_take_that_is_cancelled_before_it_began_blocks_no_later_call(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 3)
+    buffer.storage.thread.post(time.sleep, 0.1)  # so that the call and its end are noticed together
+    await by_cancel(buffer.get(3, TASK), 0.02)
+    async with asyncio.timeout(5):
+        assert await take_all(buffer) == [0, 1, 2]
+
+
+ROUNDS = 20
+
+
+async def test_a_put_that_was_cancelled_is_settled_before_the_next_call(buffer: ReplayBuffer) -> None:
+    chance = random.Random(5)
+    for number in range(ROUNDS):
+        await by_cancel(buffer.put(group(number), TASK), chance.random() * 0.002)
+        count = await buffer.count_where({})
+        await asyncio.sleep(0.002)
+        assert await buffer.count_where({}) == count
+
+
+async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    chance = random.Random(9)
+    await fill(buffer, 30)
+    whole = 0
+    for number in range(4):
+        folder = tmp_path / str(number)
+        await by_cancel(buffer.save(folder), chance.random() * 0.06)
+        await buffer.count_where({})
+        if (folder / "replaybuf.sqlite").exists():
+            async with build("sqlite:///:memory:") as copy:
+                await copy.resume(folder)
+                assert sorted(await take_all(copy)) == list(range(30))
+            whole += 1
+    await buffer.save(tmp_path / "last")
+    assert sorted(path.name for path in (tmp_path / "last").iterdir()) == ["replaybuf.sqlite"]
+
+
+async def cancelled_at_every_turn(task: asyncio.Task[None]) -> None:
+    """Cancel a task again and again until it has ended, as anyio's cancel scopes do."""
+    async with asyncio.timeout(30):
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_a_lease_block_settles_its_groups_however_often_it_is_cancelled(
+    buffer: ReplayBuffer, is_done: bool
+) -> None:
+    """Given back, uncounted, when it was cancelled; acknowledged when its work was done."""
+    await fill(buffer, 4)
+    for left in (2, 0) if is_done else (4, 4):
+        inside = asyncio.Event()
+
+        async def work(inside: asyncio.Event = inside) -> None:
+            async with buffer.lease_batch({TASK: 2}):
+                inside.set()
+                if not is_done:
+                    await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await set_by(inside, task)
+        await cancelled_at_every_turn(task)
+        await buffer.count_where({})
+        found = [item async for item in buffer.find({})]
+        assert (len(found), sum(item.deliveries for item in found)) == (left, 0)
+        assert sum(n for (*_, name), n in (await buffer.tallies()).items() if name == Tally.LEASED) == 0
+
+
+async def test_a_find_that_is_left_in_the_middle_holds_nothing(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 10)
+    finding = buffer.find({})
+    assert number_of((await anext(finding)).item) == 0
+    await no_connection_out(buffer)
+    assert len(await take_all(buffer)) == 10
+    await finding.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_storm_of_cancellations_loses_nothing(url: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(seed)
+    caplog.set_level(logging.INFO)
+    taken: list[int] = []
+    put: set[int] = set()
+    async with build(url) as buffer:
+
+        async def produce(number: int) -> None:
+            if await ENDINGS[number % 2](buffer.put(group(number), TASK), chance.random() * 0.01) is not None:
+                put.add(number)
+
+        async def consume(number: int) -> None:
+            call = buffer.get(2, TASK) if number % 2 else buffer.take_batch({TASK: 2}, timeout=0.01)
+            try:
+                result = await ENDINGS[number % 2](call, chance.random() * 0.02)
+            except NotReadyError:
+                return
+            groups = result if isinstance(result, list) else result[0][TASK] if result else []
+            taken.extend(numbers_of(groups))
+
+        for first in range(0, 600, 30):
+            await asyncio.gather(*(f(n) for n in range(first, first + 30) for f in (produce, consume)))
+        taken += await take_all(buffer)
+    assert len(set(taken)) == len(taken)
+    assert put <= set(taken)
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(url: str) -> None:
+    """asyncio.run cancels what still runs."""
+    chance = random.Random(12)
+    taken: list[int] = []
+    with opened(url) as buffer:
+        asyncio.run(fill(buffer, 60))
+
+        async def main() -> None:
+            tasks = [asyncio.create_task(buffer.get(2, TASK)) for _ in range(2)]
+            for task in tasks:
+                task.add_done_callback(lambda t: None if t.cancelled() else taken.extend(numbers_of(t.result())))
+            await asyncio.sleep(chance.random() * 0.006)
+
+        for _ in range(15):
+            asyncio.run(main())
+        taken += asyncio.run(take_all(buffer))
+    assert sorted(taken) == list(range(60))
+
+
+def test_a_loop_that_is_closed_with_a_pending_take_loses_nothing(url: str) -> None:
+    chance = random.Random(13)
+    taken: list[int] = []
+    with opened(url) as buffer:
+        asyncio.run(fill(buffer, 20))
+        for _ in range(20):
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(buffer.get(1, TASK))
+            loop.run_until_complete(asyncio.sleep(chance.random() * 0.005))
+            loop.close()
+            if task.done():
+                taken += numbers_of(task.result())
+            else:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # closing it like this is bad style
+            del task
+
+        async def all_back() -> bool:
+            gc.collect()  # that is what tells of the take that nobody can go on with
+            return len(buffer) + len(taken) == 20
+
+        asyncio.run(until(all_back, 60))
+        taken += asyncio.run(take_all(buffer))
+    assert sorted(taken) == list(range(20))
+
+
+BEGINNING = """
+import atexit
+def report(groups):
+    print(*numbers_of(groups), flush=True)
+buffer = build(url)
+asyncio.run(buffer.count_where({}))
+"""
+ENDS = {
+    "cancelled take": """
+        async def main():
+            task = asyncio.create_task(buffer.get(3, "math"))
+            await asyncio.sleep({delay})
+            task.cancel()
+            try:
+                report(await task)
+            except asyncio.CancelledError:
+                pass
+        asyncio.run(main())
+    """,
+    "take in a loop that just stops": """
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(buffer.get(3, "math"))
+        loop.run_until_complete(asyncio.sleep({delay}))
+        if task.done():
+            report(task.result())
+        else:
+            task._log_destroy_pending = False
+        atexit.register(loop.close)
+    """,
+    "exit inside of a coroutine": """
+        async def main():
+            task = asyncio.create_task(buffer.get(3, "math"))
+            task.add_done_callback(lambda t: t.cancelled() or report(t.result()))
+            await asyncio.sleep({delay})
+            sys.exit(0)
+        asyncio.run(main())
+    """,
+}
+
+
+@pytest.mark.parametrize("end", list(ENDS))
+def test_a_process_that_ends_in_the_middle_of_a_take_loses_nothing(shared_url: str, end: str) -> None:
+    chance = random.Random(14)
+    with opened(shared_url) as buffer:
+        asyncio.run(fill(buffer, 12))
+    taken: list[int] = []
+    for _ in range(2):
+        script = BEGINNING + textwrap.dedent(ENDS[end]).replace("{delay}", str(chance.random() * 0.006))
+        taken += map(int, run(script, shared_url).split())
+    with opened(shared_url) as buffer:
+        taken += asyncio.run(take_all(buffer))
+    assert sorted(taken) == list(range(12))

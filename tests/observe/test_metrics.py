@@ -1,0 +1,355 @@
+"""Metrics: their figures, formats, page and dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.util._once import Once
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
+from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, flatten
+from replaybuf.produce import TrainState, publish
+from replaybuf.view.metrics import METRICS, prometheus, read_figures
+from replaybuf.view.metrics.catalogue import OF_DATABASE
+from replaybuf.view.metrics.completions import KINDS, NAMES
+from tests import sql_example
+from tests.cli.conftest import run, run_json
+from tests.cli.example import fill
+from tests.observe.test_spans import group, numbers
+from tests.pages import DOCS, Page
+
+OF_A_PROCESS = {metric.name for metric in METRICS if metric.path.startswith("waits/")}
+OF_PLACES = {metric.name for metric in METRICS if "/places/" in metric.path}
+TRAINERS = {metric.name for metric in METRICS if metric.path.startswith("trainer/")}
+
+
+def test_the_tasks_are_those_of_metrics(empty: str) -> None:
+    async def metrics() -> Any:
+        await fill(empty)
+        async with ReplayBufferConfig(url=empty, archive=10).build() as buffer:
+            await buffer.take_batch({"math": 1})
+            await buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False)
+            return (await buffer.metrics())["tasks"]
+
+    tasks = asyncio.run(metrics())
+    found = read_figures(empty)["buffers"]["default"]["tasks"]
+    for task, theirs in tasks.items():
+        assert {name: found[task][name] for name in theirs} == theirs
+        for field in DISTRIBUTIONS:  # of those that can be drawn, without leased ones
+            assert sum(theirs[field]["counts"].values()) == theirs["buffered"]["completed"]
+
+
+def test_what_groups_hold_is_read_in_one_scan(filled: str) -> None:
+    stats = {(row["task_name"], row["status"]): row for row in run_json("stats", filled)["groups"]}
+    for task, numbers_ in read_figures(filled)["buffers"]["default"]["tasks"].items():
+        rows = [row for (name, _), row in stats.items() if name == task]
+        assert numbers_["bytes"] == sum(row["bytes"] for row in rows)
+        assert numbers_["reward"]["mean"] == pytest.approx(stats[task, "completed"]["reward"])
+        assert numbers_["staleness"]["max"] == stats[task, "completed"]["max_staleness"]
+
+
+def test_groups_are_not_scanned_beyond_a_number(filled: str) -> None:
+    tasks = read_figures(filled, scanned=12)["buffers"]["default"]["tasks"]
+    assert all("staleness" not in numbers_ and numbers_["put"] for numbers_ in tasks.values())
+
+
+def test_overdue_leases_are_counted(busy: str) -> None:
+    found = read_figures(busy)["buffers"]
+    assert {name: (n["tasks"]["math"]["leased"], n["tasks"]["math"]["overdue"]) for name, n in found.items()} == {
+        "default": (2, 1),
+        "eval": (0, 0),
+    }
+
+
+def test_how_far_a_run_is(empty: str) -> None:
+    async def going() -> None:
+        await fill(empty)
+        async with ReplayBufferConfig(url=empty).build() as buffer:
+            await publish(buffer, TrainState(train_step=43, model_step=42))
+            await buffer.checkpoint(41)
+            await buffer.checkpoint(42)
+            await buffer.restore(42)
+
+    asyncio.run(going())
+    found = read_figures(empty)["buffers"]["default"]
+    assert (found["checkpoints"]["count"], found["checkpoints"]["step"], found["restores"]) == (2, 42, 1)
+    assert abs(found["checkpoints"]["created_at"] - time.time()) < 60
+    assert (found["trainer"]["train_step"], found["trainer"]["model_step"]) == (43, 42)
+
+
+def test_the_command_prints_the_exposition(busy: str) -> None:
+    found = numbers(parse(run("stats", busy, "--format=prometheus").stdout))
+    assert found["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
+    assert "none of text, json, csv, prometheus" in run("stats", busy, "--format=nl", code=2).stderr
+
+
+def test_hostile_names_stay_in_their_labels(hostile: str) -> None:
+    found = numbers(parse(run("stats", hostile, "--format=prometheus").stdout))
+    [(_, labels)] = [key for key in found if key[0] == "replaybuf_groups_put_total"]
+    assert "\x1b" in dict(labels)["task"]
+
+
+def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
+    asyncio.run(sql_example.fill(empty))
+    found = read_figures(empty)["buffers"]["default"]
+    assert found["workers"] == {"working": 3, "silent": 1, "ended": 0}
+    assert found["last_hour"] == {"groups": 36, "rollouts": 72, "tokens": 28800, "failures": 1, "taken": 17}
+    [(kind, waits)] = found["waiters"].items()
+    assert (kind, waits["count"]) == ("groups", 1)
+    assert waits["longest_seconds"] > 0
+    assert found["events_last_hour"]
+    last = found["last_batch"]
+    assert (last["step"], last["groups"]) == (414, 2)
+    assert last["min_reward"] <= last["reward"] <= last["max_reward"]
+    assert 0 <= last["staleness"] <= last["max_staleness"]
+    assert abs(last["taken_at"] - time.time()) < 60
+    names = {name for name, _ in numbers(parse(prometheus(read_figures(empty))))}
+    missing = {series for metric in METRICS for series in metric.series} - names
+    assert not missing - OF_A_PROCESS - {"replaybuf_prompts_drawn", *TRAINERS, *OF_PLACES}
+
+
+#: Figures with a number for every metric.
+EVERYTHING: dict[str, Any] = {
+    "database": {
+        "bytes": 4096,
+        "unswept_payloads": 2,
+        "places": {"/scratch/run": {"files": 3, "groups": 7, "bytes": 200}},
+    },
+    "buffers": {
+        "default": {
+            "tasks": {
+                "math": {
+                    "buffered": {"completed": 3},
+                    "leased": 4,
+                    "archived": 5,
+                    "overdue": 1,
+                    "bytes": 6000,
+                    "oldest_at": 1.7e9,
+                    "staleness": {"counts": {0: 1, 5: 2}},
+                    "times_sampled": {"counts": {0: 3}},
+                    "reward": {"mean": 0.5, "min": 0.0, "max": 1.0},
+                    **{name: 10 + i for i, name in enumerate(TOTALS)},
+                }
+            },
+            "restores": 1,
+            "waits": {"groups": {"count": 1, "seconds": 2.5, "timeouts": 0}},
+            "waiters": {"groups": {"count": 1, "longest_seconds": 3.5}},
+            "workers": {"working": 2, "silent": 1},
+            "last_hour": {"groups": 1, "rollouts": 2, "tokens": 3, "failures": 4, "taken": 5},
+            "events_last_hour": {"restored": 1},
+            "last_batch": {
+                "step": 7,
+                "groups": 8,
+                "reward": 0.25,
+                "min_reward": 0.0,
+                "max_reward": 1.0,
+                "staleness": 1.5,
+                "max_staleness": 3,
+                "taken_at": 1.7e9,
+            },
+            "trainer": {"train_step": 8, "model_step": 7},
+            "prompts": {"gsm8k": 100},
+            "checkpoints": {"count": 2, "step": 6, "created_at": 1.7e9},
+        }
+    },
+}
+
+
+def test_every_metric_is_exported_with_its_labels() -> None:
+    found = numbers(parse(prometheus(EVERYTHING)))
+    assert {name for name, _ in found} == {series for metric in METRICS for series in metric.series}
+    for metric in METRICS:
+        labels = {name for series, pairs in found for name, _ in pairs if series in metric.series}
+        assert labels - {"buffer", "le"} == set(metric.labels)
+
+
+def test_every_metric_has_its_type_and_a_text() -> None:
+    """Prometheus's format writes a gauge histogram as a histogram and two gauges."""
+    text = prometheus(EVERYTHING)
+    for metric in METRICS:
+        kind = "histogram" if metric.bounds else metric.kind
+        assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {kind}\n" in text
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    found = {pairs["le"]: value for name, pairs, value in (
+        (name, dict(pairs), value) for (name, pairs), value in numbers(parse(prometheus(EVERYTHING))).items()
+    ) if name == "replaybuf_staleness_bucket"}  # fmt: skip
+    assert [found[bound] for bound in ("0", "4", "6", "64", "+Inf")] == [1, 1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ['a"b\\c\nd', "\x1b[31m", "\ud800", "{}=,", "\u202e\x00", "# EOF\n"])
+def test_names_are_any_text(name: str) -> None:
+    figures = {"tasks": {name: {"put": 3}, "math": {"put": 4}}}
+    found = numbers(parse(prometheus(figures, buffer=name)))
+    assert len([series for series, _ in found if series == "replaybuf_groups_put_total"]) == 2
+    if name.isprintable() or "\\" in name:
+        assert ("replaybuf_groups_put_total", (("buffer", name), ("task", name))) in found
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -0.0, True])
+def test_numbers_are_any_number(value: float) -> None:
+    text = prometheus({"tasks": {"math": {"reward": {"mean": value}}}})
+    found = numbers(parse(text))["replaybuf_reward_mean", (("buffer", "default"), ("task", "math"))]
+    assert found == float(value) or (math.isnan(found) and math.isnan(value))
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert prometheus({"tasks": {"math": {"reward": {"mean": None}}}}) == prometheus({"tasks": {}})
+
+
+async def test_metrics_of_an_open_buffer() -> None:
+    async with ReplayBufferConfig(url="memory://", max_times_sampled=2).build() as buffer:
+        for _ in range(3):
+            await buffer.put([RolloutState(message=[], response="x", status=Status.COMPLETED)], "math")
+        for _ in range(2):
+            await buffer.take_batch({"math": 1})
+        text = prometheus(await buffer.metrics(), buffer="train")
+    found = {name: value for (name, pairs), value in numbers(parse(text)).items() if dict(pairs).get("task") == "math"}
+    totals = {
+        name: found[f"replaybuf_groups_{name}_total"] for name in ("put", "sampled_new", "sampled_again", "taken")
+    }
+    assert totals == {"put": 3, "sampled_new": 1, "sampled_again": 1, "taken": 1}
+    assert "per_second" not in text
+
+
+PAGE = Page("metrics.md")
+NAMES_PAGE = (DOCS / "reference.md").read_text("utf-8")
+
+
+def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order: they go on with one run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
+    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 5
+    for code, output in PAGE.examples:
+        PAGE.check(code, output)
+
+
+def section(begin: str, end: str = "\n## ") -> str:
+    return PAGE.text[PAGE.text.index(begin) :].split(end, 1)[0]
+
+
+def test_the_metrics_without_the_label_of_a_buffer_are_named() -> None:
+    said = NAMES_PAGE.partition("but for")[2].partition(".")[0]
+    assert re.findall(r"`(\w+)`", said) == [metric.name for metric in OF_DATABASE]
+
+
+async def test_every_name_of_a_logger_is_in_the_reference() -> None:
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await buffer.put(group(), "math")
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({"math": 2}, timeout=0.01)
+        names = set(flatten(await buffer.metrics()))
+    statuses = "|".join(Status)
+    names = {re.sub(rf"/buffered/({statuses})$", "/buffered/STATUS", name) for name in names}
+    names = {re.sub("^waits/(groups|room)/", "waits/KIND/", name) for name in names}
+    assert _loggers_names() == {name.replace("/math/", "/TASK/") for name in names}
+
+
+def _loggers_names() -> set[str]:
+    """Return the names for a logger in the reference; `min` after a name is that name with another end."""
+    found = set()
+    for cell in re.findall(r"(?m)^\| (`.*?`) \|", NAMES_PAGE):
+        first, *others = re.findall(r"`(\S+?)`", cell)
+        stem = first.removesuffix("/STATUS").rpartition("/")[0]
+        found |= {first, *(f"{stem}/{name}" for name in others)}
+    return found
+
+
+def test_every_name_of_a_batch_is_on_the_page() -> None:
+    told = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
+    assert told == {f"batch/{kind}/{name}" for kind in KINDS for name in NAMES}
+
+
+async def test_every_span_and_attribute_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
+        for _ in range(4):
+            await buffer.put(group(), "math", model_step=3, current_train_step=4)
+        await buffer.take_batch({"math": 1}, current_train_step=4)
+        with pytest.raises(NotReadyError):
+            await buffer.take_batch({"code": 1}, timeout=0.2)
+        async with buffer.lease_batch({"math": 2}) as lease:
+            one, other = (item.uid for item in lease.items["math"])
+            await lease.save(group(), "math", replaces=[one])
+            await lease.finish(group(), "math", replaces=[other])
+        await (await buffer.lease_batch({"math": 1})).give_back(failed="no")
+        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=5)
+        await buffer.checkpoint(5)
+        await buffer.restore(5)
+    finished = memory.get_finished_spans()
+    attributes = {name for span in finished for name in span.attributes or {}} | {"replaybuf.cancelled"}
+    told = set(re.findall(r"`(replaybuf\.[a-z_]+)`", section("| span |")))
+    assert told == {span.name for span in finished} | attributes
+
+
+FOLDER = DOCS / "grafana"
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "replaybuf.json").read_text("utf-8"))
+ALERTS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts.yml").read_text("utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+OF_PANELS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+OF_VARIABLES = [one["query"]["query"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
+OF_ALERTS = [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
+EVERY = [*OF_PANELS, *OF_VARIABLES, *OF_ALERTS, *(one["expr"] for one in DASHBOARD["annotations"]["list"])]
+
+SERIES = {series: metric for metric in METRICS for series in metric.series}
+_SERIES = re.compile(r"replaybuf_\w+")
+#: What every metric has, and what Prometheus adds.
+_ALWAYS = {"buffer", "job", "instance"}
+
+
+@pytest.mark.parametrize("expression", EVERY)
+def test_every_series_is_exported_with_the_labels_that_are_asked_for(expression: str) -> None:
+    metrics = [SERIES[name] for name in _SERIES.findall(expression)]
+    assert metrics
+    labels = {label for metric in metrics for label in metric.labels} | _ALWAYS
+    labels |= {"le"} if any(metric.bounds for metric in metrics) else set()
+    grouped = " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", expression))
+    asked = [*re.findall(r"(\w+)=~?\"", expression), *re.findall(r"\w+", grouped)]
+    assert set(asked) <= labels
+
+
+def test_every_metric_has_a_panel() -> None:
+    shown = {SERIES[name].name for expression in OF_PANELS for name in _SERIES.findall(expression)}
+    assert shown == {metric.name for metric in METRICS}
+
+
+def test_every_query_asks_the_data_source_that_is_chosen() -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    assert all(one["datasource"] == chosen for panel in PANELS for one in (panel, *panel["targets"]))
+    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource", "job", "buffer", "task"]
+
+
+def test_panels_have_their_own_places_and_numbers() -> None:
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    assert all(at["x"] >= 0 and at["x"] + at["w"] <= 24 for at in places)
+    for one, other in combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+
+
+def test_a_rate_over_a_restore_is_left_out() -> None:
+    """A restore takes the counters back, which Prometheus would take for a restart from 0."""
+    rates = [one for one in OF_PANELS if "rate(replaybuf_groups_" in one]
+    assert rates
+    assert all("unless on (buffer, instance) changes(replaybuf_restores" in one for one in rates)

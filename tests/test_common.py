@@ -1,0 +1,168 @@
+"""What the common modules write: redacted texts, tokens, names of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.common.redact import redact, redact_path
+from replaybuf.common.worker_name import worker_name, working_as
+from replaybuf.errors import InputError
+from replaybuf.view.tokens import strip
+
+
+@pytest.mark.parametrize("password", ["secret", "sec@ret", "@secret@", "sec/ret", "sec:ret", "se?c#ret", "sec\nret"])
+def test_no_part_of_a_password_is_shown(password: str) -> None:
+    assert redact(f"postgresql://rl:{password}@db:5432/run") == "postgresql://rl:***@db:5432/run"
+
+
+@pytest.mark.parametrize("sign", ["%3A", "%3a", "/", " ", "?", "#"])
+def test_what_follows_a_mistyped_colon_is_not_shown(sign: str) -> None:
+    assert redact(f"postgresql://rl{sign}secret@db/run") == "postgresql://***"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://rl@db/run",
+        "sqlite:///run.db",
+        "sqlite:run.db",
+        "sqlite:/run.db",
+        "postgresql://r%40l@db/run",
+        "postgresql://@db",
+        "a.b://h:1/",
+    ],
+)
+def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
+    assert redact(url) == url
+
+
+def test_a_folder_is_shown_as_it_is() -> None:
+    assert redact_path("runs/2026-11-22T11:30") == "runs/2026-11-22T11:30"
+
+
+def rollout(**fields: Any) -> dict[str, Any]:
+    return {"response_ids": [5, 6, 7], **fields}
+
+
+def shades(found: Any) -> list[str]:
+    return [one.shade for one in found.tokens]
+
+
+def test_a_rollout_without_ids_has_no_tokens() -> None:
+    assert strip({"response_ids": None}, "abc", None, 10) is None
+    assert strip({"response_ids": []}, "abc", None, 10) is None
+    assert strip({"response_ids": ["a", {}]}, "abc", None, 10) is None
+
+
+def test_log_probabilities_are_shaded_from_sure_to_unlikely() -> None:
+    found = strip(rollout(logprobs=np.array([-0.01, -0.7, -20.0], dtype=np.float32)), None, None, 10)
+    assert found is not None
+    assert (found.by, shades(found)) == ("logprob", ["lp0", "lp2", "lp6"])
+    assert found.tokens[1].facts == "token 1  id 6  logprob -0.7"
+
+
+def test_every_model_step_has_a_colour_and_a_name() -> None:
+    found = strip(rollout(response_model_steps=[41, 41, 43]), None, "step", 10)
+    assert found is not None
+    assert shades(found) == ["step0", "step0", "step1"]
+    assert found.legend == (("step0", "model step 41"), ("step1", "model step 43"))
+
+
+@pytest.mark.parametrize("name", ["response_mask", "loss_mask", "action_mask"])
+def test_masks_of_other_frameworks_are_known(name: str) -> None:
+    found = strip(rollout(**{name: [0, 1, 1]}), None, None, 10)
+    assert found is not None
+    assert (found.by, shades(found)) == ("mask", ["mask0", "mask1", "mask1"])
+
+
+def test_values_for_the_prompt_before_those_of_the_response_are_left_out() -> None:
+    found = strip(rollout(logprobs=[-9.0, -9.0, -0.01, -0.01, -0.01]), None, None, 10)
+    assert found is not None
+    assert shades(found) == ["lp0"] * 3
+
+
+def test_values_that_arent_one_a_token_are_left_out() -> None:
+    found = strip(rollout(logprobs=[-1.0], response_mask="111", response_model_steps=[[1], [2], [3]]), None, None, 10)
+    assert found is not None
+    assert (found.shades, shades(found)) == ((), ["", "", ""])
+
+
+@pytest.mark.parametrize(
+    ("fields", "response", "texts"),
+    [
+        ({"extra_fields": {"pieces": ["Hel", "lo", "!"]}}, "Hello!", ["Hel", "lo", "!"]),
+        ({}, "abc", ["a", "b", "c"]),
+        ({}, "ab", ["a", "b", ""]),
+        ({"response_ids": [195, 164, 33]}, "ä!", ["ä", "", "!"]),
+        ({}, "aab", None),
+        ({"response_ids": [5, 5, 7]}, "abc", None),
+        ({}, "a long response", None),
+        ({"extra_fields": {"pieces": ["x", "y", "z"]}}, "a long response", None),
+        ({}, None, None),
+    ],
+)
+def test_a_response_is_cut_into_tokens_only_where_the_data_says_how(
+    fields: dict[str, Any], response: str | None, texts: list[str] | None
+) -> None:
+    found = strip(rollout(**fields), response, None, 10)
+    assert found is not None
+    assert found.texts == (texts is not None)
+    assert [one.text for one in found.tokens] == (texts or [str(one) for one in rollout(**fields)["response_ids"]])
+
+
+def test_many_tokens_are_counted_and_the_first_shown() -> None:
+    found = strip({"response_ids": list(range(5000))}, None, None, 100)
+    assert found is not None
+    assert (len(found.tokens), found.count) == (100, 5000)
+
+
+def test_without_any_it_is_that_of_the_process() -> None:
+    assert worker_name() == f"{socket.gethostname()}:{os.getpid()}"
+
+
+def test_that_of_the_block_comes_before_that_of_the_config() -> None:
+    buffer = ReplayBufferConfig(url="memory://", worker="trainer").build()
+    assert buffer.worker == "trainer"
+    with working_as("rollout-7"):
+        assert buffer.worker == "rollout-7"
+        with working_as(None):
+            assert buffer.worker == "rollout-7"
+    assert buffer.worker == "trainer"
+
+
+def test_each_task_has_its_own() -> None:
+    async def work(name: str) -> str:
+        with working_as(name):
+            await asyncio.sleep(0)
+            return worker_name()
+
+    async def both() -> list[str]:
+        return await asyncio.gather(work("a"), work("b"))
+
+    assert asyncio.run(both()) == ["a", "b"]
+
+
+def test_a_forked_process_has_its_own() -> None:
+    ours, (reading, writing) = worker_name(), os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, worker_name().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 1000).decode() == ours.replace(str(os.getpid()), str(child))
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 201])
+def test_it_is_one_that_databases_can_hold(name: str) -> None:
+    with pytest.raises(InputError, match="worker"), working_as(name):
+        pass
+    with pytest.raises(ConfigError, match="worker"):
+        ReplayBufferConfig(url="memory://", worker=name).build()
