@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 from replaybuf.buffer.putting import PUT_TIMEOUT
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.common.checks import check_history, check_seconds, check_task_name
+from replaybuf.common.checks import check_seconds, check_task_name
 from replaybuf.common.passwords import PasswordFunction, password_function
 from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import ConfigError, InputError, MissingDriverError
@@ -150,7 +150,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     max_deliveries: int = 5
     """A group is set aside as FAILED after this many failed deliveries; 0 means no limit."""
 
-    keep_checkpoints: int | None = KEEP_CHECKPOINTS
+    keep_checkpoints: int | None = Field(default=KEEP_CHECKPOINTS, ge=1)
     """The number of last step checkpoints that are kept (None: all)."""
 
     durability: Literal["normal", "full"] = "normal"
@@ -219,7 +219,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     worker: str | None = None
     """The name recorded with this process's puts and draws, for `worker` in queries and SQL; by default "host:pid"."""
 
-    history: int | None = HISTORY
+    history: int | None = Field(default=HISTORY, ge=0)
     """The number of last draws whose groups, worker and train step stay on record (None: all)."""
 
     @field_validator("url")
@@ -247,7 +247,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         password = None if self.password is None else password_function(self.password)
         try:
             check_task_name(self.name, "name")
-            check_history(self.history)
             rollout_type = RolloutType(
                 self.rollout_type,
                 types=self.types,

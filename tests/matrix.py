@@ -73,7 +73,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
     ("produce/test_workers.py::*", _STRATEGY),
-    ("produce/test_repeatable.py::*", _STRATEGY),
+    ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_produce_processes.py::*sqlite-work-partial*", ("sqlite",)),
     ("produce/test_produce_processes.py::*postgresql-produce-sync*", ("postgresql",)),
     ("produce/test_produce_processes.py::*once_though*", ()),
@@ -167,7 +167,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("web/test_page.py::*password*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "page")),
     ("demo/test_demo_run.py::test_groups_of_others*", ("sqlite",)),
-    ("demo/test_demo_kills.py::test_workers_*", ("sqlite",)),
+    ("demo/test_demo_run.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     *((f"places/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "files.py::test_a_writer_that")),
     ("places/test_buffers.py::test_bytes_are_on_the_disk*", _DATABASES),
@@ -208,9 +208,9 @@ _LONG = (
     "cli/test_watch.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
     "cli/test_why.py::test_the_reason_is_named*postgres-*",  # on SQLite: the reason is found by the same rules
     "cli/test_why.py::test_leases_of_a_predecessor*postgres*",  # on SQLite: who holds a lease is told by the same rule
-    "demo/test_demo_kills.py::test_killed_at_each_point*",  # random moments, in an example
-    "demo/test_demo_kills.py::test_killed_at_random*",  # examples
-    "demo/test_demo_kills.py::test_workers_killed*",  # examples: trainer and workers
+    "demo/test_demo_run.py::test_killed_at_each_point*",  # random moments, in an example
+    "demo/test_demo_run.py::test_killed_at_random*",  # examples
+    "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "demo/test_demo_run.py::test_a_run_may_be_cut*",
     "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
@@ -309,7 +309,7 @@ _SLOW = (
     "produce/test_sources.py",
     "produce/test_produce_processes.py",
     "produce/test_records.py",
-    "produce/test_repeatable.py",
+    "produce/test_hooks.py",
     "produce/test_sources.py",
     "produce/test_worker",
 )

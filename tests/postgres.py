@@ -207,9 +207,8 @@ def execute(url: str, statement: str) -> None:
 class Databases:
     """Databases that are used again: each is emptied before it is given out, which is quicker than a new one."""
 
-    def __init__(self, server_url: str, **settings: str) -> None:
+    def __init__(self, server_url: str) -> None:
         self._server_url = server_url
-        self._settings = settings  # of each database
         self._made = ExitStack()
         self._free: list[str] = []
 
@@ -230,9 +229,7 @@ class Databases:
 
     def _empty_one(self) -> str:
         if not self._free:
-            url = self._made.enter_context(new_database(self._server_url))
-            set_default(url, **self._settings)
-            return url
+            return self._made.enter_context(new_database(self._server_url))
         url = self._free.pop()
         execute(url, _EMPTY)
         return url

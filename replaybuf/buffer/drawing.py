@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from replaybuf.buffer.tracing import of_drawn, traced
 from replaybuf.buffer.waits import Waits
-from replaybuf.common.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_train_step
+from replaybuf.common.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_whole
 from replaybuf.errors import InputError
 from replaybuf.rules.query import Query, parse
 from replaybuf.storage.sql.backend import SQLStorage
@@ -66,7 +66,7 @@ class DrawRequest:
             needed = check_at_least(at_least, wanted)
         else:
             needed = wanted if patience > 0 else {}
-        step = None if current_train_step is None else check_train_step(current_train_step, "current_train_step")
+        step = None if current_train_step is None else check_whole(current_train_step, "current_train_step")
         draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred)
         return cls(draw, patience, exponent)
 

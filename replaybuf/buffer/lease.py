@@ -15,7 +15,7 @@ from replaybuf.buffer.putting import PutOptions, Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import notebook
 from replaybuf.common.cancellation import to_its_end
-from replaybuf.common.checks import check_list, check_reason, check_seconds, check_train_step, check_uids, refused
+from replaybuf.common.checks import check_list, check_reason, check_seconds, check_uids, check_whole, refused
 from replaybuf.errors import (
     ClosedError,
     FencedError,
@@ -139,7 +139,7 @@ class Lease(Generic[R]):
             )
         chosen, leased = self._chosen(uids), self._leased
         if train_step is not None:
-            leased = replace(leased, named_step=check_train_step(train_step, "train_step"))
+            leased = replace(leased, named_step=check_whole(train_step, "train_step"))
         await self.storage.acknowledge(leased, chosen)
         self._settle(chosen)
 

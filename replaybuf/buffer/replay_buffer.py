@@ -24,7 +24,6 @@ from replaybuf.common.checks import (
     Tags,
     check_by_task,
     check_folder,
-    check_keep,
     check_limit,
     check_list,
     check_priorities,
@@ -39,7 +38,7 @@ from replaybuf.common.checks import (
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.worker_name import check_worker, working_as
 from replaybuf.errors import ClosedError, InputError, SnapshotError, StorageError
-from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_dataset, to_pandas
+from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
 from replaybuf.files.sources import RolloutFile
@@ -90,7 +89,7 @@ class ReplayBuffer(Generic[R]):
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
-        self._keep_checkpoints = check_keep(keep_checkpoints)
+        self._keep_checkpoints = keep_checkpoints
         self.waits = Waits(storage, self._check_open, lambda: self.worker)
         self.putting = Putting(
             storage,
@@ -608,20 +607,6 @@ class ReplayBuffer(Generic[R]):
         """Return groups as a pandas DataFrame with the rows of `export`; all of them are in memory. Needs pandas."""
         return await to_pandas(self.storage, self._chosen(**selection))
 
-    async def to_dataset(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        progress: OnProgress | None = None,
-        **selection: Unpack[Selection],
-    ) -> Any:
-        """Return groups as a Hugging Face `datasets.Dataset`, which reads its rows lazily from `folder`.
-
-        The folder gets `rollouts.parquet`, as `export` writes it, and what datasets makes of it, and may be deleted
-        after the dataset. Needs the packages datasets and pyarrow. Raises the errors of `export`.
-        """
-        return await to_dataset(self.storage, self._chosen(**selection), check_folder(folder), progress)
-
     async def import_from(
         self,
         source: str | os.PathLike[str],
@@ -685,7 +670,7 @@ class ReplayBuffer(Generic[R]):
         of the config; default 3). Their payloads take space until they are dropped.
         """
         self._check_open()
-        return await self.storage.checkpoint(check_whole(check_step(step, "step"), "step"), self._keep_checkpoints)
+        return await self.storage.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
 
     @traced("replaybuf.restore", lambda made: {"groups": made.groups})
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:

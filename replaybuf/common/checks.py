@@ -232,25 +232,10 @@ def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
-    number = _whole_or_none(limit, 0, "limit must be a number of groups of at least 0, or None")
+    number = whole(limit)
+    if limit is not None and (number is None or number < 0):
+        raise InputError(f"limit must be a number of groups of at least 0, or None, got {limit!r:.100}")
     return None if number is None else min(number, _MANY)
-
-
-def _whole_or_none(value: Any, least: int, expected: str) -> int | None:
-    number = whole(value)
-    if value is not None and (number is None or number < least):
-        raise InputError(f"{expected}, got {value!r:.100}")
-    return number
-
-
-def check_keep(keep: Any) -> int | None:
-    """Check the number of step checkpoints to keep: at least 1, or None for all."""
-    return _whole_or_none(keep, 1, "keep_checkpoints must be a whole number of at least 1, or None for all")
-
-
-def check_history(history: Any) -> int | None:
-    """Check the number of batches in a buffer's history of draws: at least 0, or None for all."""
-    return _whole_or_none(history, 0, "history must be a whole number of batches, or None for all")
 
 
 def check_step(step: Any, what: str) -> int:
@@ -262,18 +247,11 @@ def check_step(step: Any, what: str) -> int:
 
 
 def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufError] = InputError) -> int:
-    """Check a whole number of at least `least`. Raises this error for anything else."""
+    """Check a whole number of at least `least`, below 2**53. Raises this error for anything else."""
     checked = whole(number)
-    if checked is None or checked < least:
-        raise error(f"{what} must be a whole number of at least {least}, got {number!r:.100}")
+    if checked is None or not least <= checked < MAX_STEP:
+        raise error(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
     return checked
-
-
-def check_train_step(step: Any, what: str) -> int:
-    """Check the train step of a draw or an acknowledgement: at least 0."""
-    if (number := check_step(step, what)) < 0:
-        raise InputError(f"{what} must be a whole number of at least 0 (a training step), got {number!r:.100}")
-    return number
 
 
 def check_threshold(threshold: Any, what: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Exports: groups that match a query, from any store, in batches, to files, DataFrames and datasets.
+"""Exports: groups that match a query, from any store, in batches, to files and DataFrames.
 
 A file gets its final name when it is complete.
 """
@@ -230,12 +230,3 @@ async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
         async for rows, _ in batches:
             every += await in_thread(lambda rows=rows: [as_json(row, plain) for row in rows])  # type: ignore[misc]
     return await in_thread(lambda: pandas.DataFrame.from_records(every))
-
-
-async def to_dataset(storage: SQLStorage, chosen: ExportQuery, folder: Path, progress: OnProgress | None = None) -> Any:
-    """Write groups to a Parquet file in `folder`, and return a dataset that reads its rows from Arrow files there."""
-    datasets = needed("datasets", "to_dataset() needs the package datasets: pip install datasets pyarrow")
-    await in_thread(lambda: folder.mkdir(parents=True, exist_ok=True))
-    file = folder / "rollouts.parquet"
-    await export_file(storage, chosen, file, force=True, progress=progress)
-    return await in_thread(lambda: datasets.Dataset.from_parquet(str(file), cache_dir=str(folder / "arrow")))

@@ -33,7 +33,6 @@ _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
 #: The formats, for the error about a file that has none of them.
 READABLE: Final = "what can be read is JSONL (also .gz) and Parquet"
-_WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 def dump(row: Row) -> bytes:
@@ -50,7 +49,6 @@ def numbered_lines(path: Path) -> Generator[tuple[int, bytes], None, None]:
         is_gzip = raw.read(2) == _GZIP
         raw.seek(0)
         stream: Any = gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw
-        begun = False
         for number in itertools.count(1):
             try:
                 line = stream.readline(_LONGEST + 1)
@@ -65,12 +63,7 @@ def numbered_lines(path: Path) -> Generator[tuple[int, bytes], None, None]:
                 raise FileError(f"line {number} has more than {_LONGEST:,} bytes; is this a file of lines of JSON?")
             if number == 1:
                 line = line.removeprefix(_BOM)
-                if line.startswith(_WIDE_BOMS):
-                    raise FileError("line 1: the file is UTF-16; write it as UTF-8")
             if line.strip():
-                if not begun:
-                    _check_begin(line, number)
-                    begun = True
                 yield number, line
 
 
@@ -81,27 +74,17 @@ def read_rows(path: Path) -> Generator[Placed, None, None]:
             yield f"line {number}", parsed(line, number)
 
 
-def _check_begin(line: bytes, number: int) -> None:
-    """Raise FileError unless the first line begins an object: otherwise the file isn't JSON lines."""
-    begin = line.strip()
-    if begin.startswith(b"["):
-        raise FileError(f"line {number}: a JSON array; write one object a line: jq -c '.[]'")
-    if begin == b"{":
-        raise FileError(f"line {number}: an object over several lines; write one object a line: jq -c .")
-    if not begin.startswith(b"{"):
-        shown = begin[:40].decode("utf-8", "replace")
-        raise FileError(f"line {number}: no JSON object: {shown!r}; {READABLE}")
-
-
 def parsed(line: bytes, number: int) -> Row:
     """Return the object in a line of JSON. Raises FileError."""
-    whole = line.endswith(b"\n")
+    whole = line.endswith(b"\n") or not line.lstrip().startswith(b"{")
     try:
         row = _DECODER.decode(line.decode("utf-8").strip())
     except UnicodeDecodeError as error:
         if not whole and error.end >= len(line):
             raise FileError(f"line {number}: the file ends within a character", reason="ends") from error
-        raise FileError(f"line {number}: byte {error.start} is no UTF-8; write the file as UTF-8") from error
+        raise FileError(
+            f"line {number}: byte {error.start} is no UTF-8; write the file as UTF-8; {READABLE}"
+        ) from error
     except RecursionError as error:
         raise FileError(f"line {number}: nested too deeply") from error
     except FileError as error:
@@ -109,9 +92,9 @@ def parsed(line: bytes, number: int) -> Row:
     except ValueError as error:
         if not whole:
             raise FileError(f"line {number}: the file ends within a row ({error!s:.100})", reason="ends") from error
-        raise FileError(f"line {number}: no JSON ({error!s:.100})") from error
+        raise FileError(f"line {number}: no JSON object ({error!s:.100}); write one a line; {READABLE}") from error
     if type(row) is not dict:
-        raise FileError(f"line {number}: expected an object, got {row!r:.60}")
+        raise FileError(f"line {number}: expected an object, got {row!r:.60}; write one a line; {READABLE}")
     return row
 
 
@@ -168,10 +151,6 @@ _PICKLED: Final = (
 _OTHERS: Final = {
     _SQLITE: _DATABASE,
     **dict.fromkeys((b"PK\x03\x04", b"\x80"), _PICKLED),
-    **dict.fromkeys(
-        (b"ARROW1", b"\xff\xff\xff\xff", b"\x28\xb5\x2f\xfd"),
-        f"this is an Arrow file, or compressed by zstd: {READABLE}",
-    ),
 }
 #: Extensions of files that are never empty, as opposed to plain lines.
 _FILLED: Final = (".gz", ".parquet")

@@ -13,7 +13,7 @@ from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.waits import check_possible
-from replaybuf.common.checks import check_step, check_timeout, check_train_step, check_whole
+from replaybuf.common.checks import check_step, check_timeout, check_whole
 from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
@@ -121,7 +121,7 @@ class ProduceStrategy(ReadableConfig):
         batch = BatchPlan(
             sampler,
             check_size(batch_size, sampler),
-            check_train_step(train_step, "train_step"),
+            check_whole(train_step, "train_step"),
             check_step(model_step, "model_step"),
             check_timeout(timeout),
         )

@@ -202,6 +202,13 @@ class PrioritizedPolicy(ReplayPolicy):
     order = (OrderTerm(PRIORITIZED), OrderTerm("timestamp_id"))
 
 
+class LowestPriorityPolicy(ReplayPolicy):
+    """Lowest priority first, then oldest."""
+
+    name = "lowest_priority"
+    order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
+
+
 class StalenessPolicy(ReplayPolicy):
     """By the oldest model step, without one last, then oldest: old data is used before it expires."""
 

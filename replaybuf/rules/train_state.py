@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from replaybuf.common.checks import check_step, check_train_step
+from replaybuf.common.checks import check_step, check_whole
 from replaybuf.errors import InputError
 
 #: The name of the state's cursor, in the table in which prompt ledgers keep their positions.
@@ -28,7 +28,7 @@ class TrainState:
     finished: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "train_step", check_train_step(self.train_step, "train_step"))
+        object.__setattr__(self, "train_step", check_whole(self.train_step, "train_step"))
         object.__setattr__(self, "model_step", check_step(self.model_step, "model_step"))
         if self.weights is not None and not isinstance(self.weights, str):
             raise InputError(f"weights must be a text that says where they are, or None, got {self.weights!r:.100}")

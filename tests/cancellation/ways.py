@@ -72,8 +72,6 @@ async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
 #: (`asyncio.timeout` cancels the task that is in it, as `by_cancel` does.)
 ENDINGS = [by_cancel, by_wait_for]
 
-Ending = Callable[[Coroutine[Any, Any, Any], float], Coroutine[Any, Any, Any]]
-
 
 def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
     """From now on groups are decoded only after `release` is set."""

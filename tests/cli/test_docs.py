@@ -26,7 +26,7 @@ from tests.pages import DOCS
 MEASURING = [("bench",)]
 
 PAGES = [DOCS / "outages.md", DOCS / "cli.md"]
-#: Its outputs are of other runs: tests/cli/test_why.py, tests/cli/test_trace_page.py.
+#: Its outputs are of other runs: tests/cli/test_why.py, tests/cli/test_trace.py.
 OTHER_RUNS = DOCS / "looking.md"
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 

@@ -138,10 +138,11 @@ def test_another_schema_is_a_problem_and_left_alone(
     monkeypatch.setattr(revisions, "REVISIONS", ("0000", *revisions.REVISIONS))
     execute(url, "DELETE FROM rb_version" if revision is None else f"UPDATE rb_version SET version_num = '{revision}'")
     before = everything(url)
-    found = examine(url, code=1)
+    code = 0 if revision is None and url.startswith("postgresql") else 1  # a server may have no tables yet
+    found = examine(url, code=code)
     assert list(found) == ["revision"]
     assert mend in found["revision"][0]["mend"]
-    assert examine(url, "--repair", code=1) == found
+    assert examine(url, "--repair", code=code) == found
     assert everything(url) == before
 
 

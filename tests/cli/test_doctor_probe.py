@@ -88,18 +88,6 @@ def found(url: str, check: str) -> list[tuple[str, str]]:
     return [(row["level"], row["text"]) for row in examine(url, code=None)[check]]
 
 
-def test_a_user_without_rights(url: str) -> None:
-    execute(url, "DO $$ BEGIN CREATE ROLE rb_reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
-    try:
-        execute(url, "GRANT SELECT ON ALL TABLES IN SCHEMA public TO rb_reader")
-        reader = make_url(url).set(username="rb_reader").render_as_string(hide_password=False)
-        [(level, text)] = found(reader, "access")
-        assert (level, "rb_reader lacks INSERT" in text) == ("problem", True)
-    finally:
-        execute(url, "DROP OWNED BY rb_reader")
-        execute(url, "DROP ROLE rb_reader")
-
-
 def test_an_index_that_was_not_finished_is_made_anew(url: str) -> None:
     execute(url, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'rb_group_by_step'::regclass")
     [(level, text)] = found(url, "indexes")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import attrs
 import pydantic
 import pytest
-from typing_extensions import TypedDict
 
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import round_trip
-
-T = TypeVar("T")
 
 
 @pydantic.dataclasses.dataclass
@@ -71,20 +68,6 @@ class NeedsArguments:
         return super().__new__(cls)
 
 
-@dataclasses.dataclass
-class Sample(Generic[T]):
-    info: T
-
-
-class Keys(TypedDict, Generic[T]):
-    info: T
-
-
-@dataclasses.dataclass
-class Info:
-    a: int = 0
-
-
 @pytest.mark.parametrize(
     "instance",
     [
@@ -106,16 +89,6 @@ def test_a_class_whose_fields_are_not_those_of_the_dataclass_it_inherits_from_is
         RolloutType(BelowPlain)
     with pytest.raises(RolloutError, match=r"BelowPlain can't be stored: add converters="):
         round_trip(BelowPlain())
-
-
-@pytest.mark.parametrize(
-    ("alias", "rollout"),
-    [(Sample[Info], Sample(Info(1))), (Keys[Info], {"info": Info(1)})],
-    ids=["dataclass", "TypedDict"],
-)
-def test_a_generic_class_with_its_arguments_is_a_rollout_type(alias: Any, rollout: Any) -> None:
-    codec = Codec(RolloutType(alias))
-    assert codec.decode(codec.encode([rollout])) == [rollout]
 
 
 @dataclasses.dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.codec.payload import Codec
-from tests.contract import DurableContract, ExactContract, TransactionLaws
+from tests.contract import DurableContract, TransactionLaws
 from tests.contract.contract import ModelledLaws
 from tests.contract.drawing import ChanceLaws
 from tests.contract.durable import SamePlace
@@ -35,29 +35,3 @@ class TestPostgres(Postgres, TransactionLaws, DurableContract):
 @pytest.mark.long
 class TestPostgresLikeTheModel(Postgres, ModelledLaws, ChanceLaws):
     """What `side_by_side` and `storage/test_same_draws.py` compare by default."""
-
-
-@pytest.fixture(scope="module")
-def databases_by_default(postgres_url: str) -> Iterator[dict[str, Databases]]:
-    """Databases whose transactions are of another isolation unless they say so, by that isolation."""
-    levels = ("repeatable read", "serializable")
-    databases = {level: Databases(postgres_url, default_transaction_isolation=level) for level in levels}
-    yield databases
-    for made in databases.values():
-        made.close()
-
-
-@pytest.mark.long
-class TestPostgresRepeatableRead(Postgres, ExactContract, DurableContract):
-    """By default, the laws that rest on the isolation: `faults/test_postgres_defaults.py`."""
-
-    @pytest.fixture
-    def postgres_databases(self, databases_by_default: dict[str, Databases]) -> Databases:
-        return databases_by_default["repeatable read"]
-
-
-@pytest.mark.long
-class TestPostgresSerializable(Postgres, ExactContract, DurableContract):
-    @pytest.fixture
-    def postgres_databases(self, databases_by_default: dict[str, Databases]) -> Databases:
-        return databases_by_default["serializable"]

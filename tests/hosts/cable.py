@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 _TUNSETIFF, _TUN, _NO_PACKET_INFO = 0x400454CA, 0x0001, 0x1000
@@ -114,7 +115,7 @@ class Host:
         return ["ip", "netns", "exec", self.space, *arguments]
 
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = Path(__file__).parents[2]
 
 
 def hosts(count: int, made: ExitStack) -> list[Host]:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.storage.places.owners import open_place
-from replaybuf.storage.places.store import FILES, PlaceStore, file_name
+from replaybuf.storage.places.store import FILES, file_name
 from tests.faults.copies import transact
 from tests.stores import TASK, build, group, until
 
@@ -48,12 +48,6 @@ def numbers_in(groups: Iterable[list[Any]]) -> list[int]:
 def apart(url: str, place: str | Path, **options: Any) -> ReplayBuffer:
     """A buffer that keeps arrays in a place."""
     return build(url, **(OPTIONS | {"payloads": str(place)} | options))
-
-
-def place_of(buffer: ReplayBuffer) -> PlaceStore:
-    """The place that a buffer keeps arrays in."""
-    [store] = buffer.storage.files.reader.stores.values()
-    return store
 
 
 async def put(buffer: ReplayBuffer, *numbers: int, **options: Any) -> list[int]:

@@ -10,7 +10,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.owners import claim, open_place
 from replaybuf.storage.places.store import PlaceStore
 from replaybuf.storage.sql.tasks import file_batch, sweeper
@@ -73,17 +72,6 @@ def place(request: pytest.FixtureRequest) -> str:
 def store(place: str) -> Iterator[PlaceStore]:
     """An open place, which is marked."""
     store = open_place(place, PATIENCE)
-    store.check_writable()
-    claim(store, "d" * 32, 1, HOME)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def network_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderStore]:
-    """A folder that is taken for one on a network file system."""
-    monkeypatch.setattr("replaybuf.storage.places.folder.filesystem_type", lambda path: "nfs4")
-    store = FolderStore(str(folder))
     store.check_writable()
     claim(store, "d" * 32, 1, HOME)
     yield store

@@ -414,6 +414,7 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         answer = page.get(path)
         assert answer.status_code in (400, 404)
         assert 'role="alert"' in answer.text
+        assert 'id="live"' not in answer.text  # nothing on it changes
     assert "there is no group 999999: there never was" in read(page, "/groups/999999", 404)
 
 

@@ -291,7 +291,6 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     import_from = mirrored(ReplayBuffer[R].import_from, run)
     export = mirrored(ReplayBuffer[R].export, run)
     to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
-    to_dataset = mirrored(ReplayBuffer[R].to_dataset, run)
 
     check_fence = mirrored(ReplayBuffer[R].check_fence, run)
     checkpoint = mirrored(ReplayBuffer[R].checkpoint, run)

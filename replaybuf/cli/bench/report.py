@@ -139,7 +139,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     else:
         words = ("lost", "doubled") if ledger["balanced"] else ("LOST", "DOUBLED")
         yield "ledger", f"{counts}: {ledger['lost']:,} {words[0]}, {ledger['doubled']:,} {words[1]}"
-    errors = (f"{one['count']:,} {one['call']} {one['error']:.300}" for one in results["errors"])
+    errors = (f"{error['count']:,} {error['call']} {error['error']:.300}" for error in results["errors"])
     yield "errors", "; ".join(errors) or "none"
     for failed in (*results["failed"], *results["notes"]):
         yield "failed", failed

@@ -216,12 +216,14 @@ def _measure(outcome: Outcome, tell: Tell) -> None:
 
 def _why_not(futures: list[Future[Report]]) -> ReplayBufError:
     """Return why the processes of a load couldn't begin: the error of the first that failed by itself."""
-    errors = [error for one in futures if (error := one.exception()) and not isinstance(error, BrokenBarrierError)]
+    errors = [
+        error for future in futures if (error := future.exception()) and not isinstance(error, BrokenBarrierError)
+    ]
     return ReplayBufError(f"the load can't begin: {errors[0] if errors else 'a process did not open the buffer'}")
 
 
 def _collect(outcome: Outcome, role: Role, futures: list[Future[Report]], until: float, shared: _Shared) -> None:
-    """Wait for processes, which are told to stop by a signal, and killed when they don't end in time."""
+    """Wait for processes. A signal stops them; they are killed when they don't end in time."""
     waiting = set(futures)
     while waiting := wait(waiting, timeout=_LOOK_SECONDS).not_done:
         if outcome.signalled or time.monotonic() > until + _ENDING:
@@ -229,9 +231,9 @@ def _collect(outcome: Outcome, role: Role, futures: list[Future[Report]], until:
         if time.monotonic() > until + 2 * _ENDING:
             for process in multiprocessing.active_children():
                 process.kill()
-    for one in futures:
+    for future in futures:
         try:
-            outcome.reports[role].add(one.result())
+            outcome.reports[role].add(future.result())
         except ReplayBufError as error:
             outcome.failed.append(str(error))
         except BrokenProcessPool:

@@ -65,20 +65,20 @@ class Workers:
 
     def restart_killed(self) -> None:
         """Restart killed workers. Raises ReplayBufError for one that ended by itself."""
-        for settings, (process, told) in self._running.items():
+        for settings, (process, pipe) in self._running.items():
             if (code := process.exitcode) is None:
                 continue
             if code >= 0:
                 raise ReplayBufError(f"worker {settings.number} failed; what it wrote is above")
-            told.close()
+            pipe.close()
             again, _ = self._running[settings] = _start(settings)
             how = f"was killed ({signal.Signals(-code).name})"
             say(f"worker {settings.number} (pid {process.pid}) {how}; started again as pid {again.pid}")
 
     def stop(self) -> None:
         """End the workers by closing their pipes, or kill them if that takes too long."""
-        for _, told in self._running.values():
-            told.close()
+        for _, pipe in self._running.values():
+            pipe.close()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for process, _ in self._running.values():
             process.join(max(0.0, deadline - time.monotonic()))

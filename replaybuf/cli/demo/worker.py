@@ -38,7 +38,7 @@ BATCH_GROUPS = 32  # groups per training step
 STALE_THRESHOLD = 4  # train steps at which a group expires
 _ARCHIVED_GROUPS = 20 * BATCH_GROUPS  # trained groups that stay for SQL
 _PROMPT_SECONDS = 5.0  # after which the prompts of a killed worker are handed out again
-_LAGS = (1, 2)  # a worker loads new weights when it is more than this many steps behind: odd workers are slower
+_LAGS = (1, 2)  # a worker loads new weights when it is more than this many steps behind: every second worker is slower
 _CONCURRENCY = 24  # groups that a worker generates at the same time
 _GRACE_SECONDS = 1.0
 _REJOIN_SECONDS = 0.2
@@ -168,13 +168,13 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
             await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is dead, `stop` is set by then
 
 
-async def _work_until_told(settings: WorkerSettings, told: Connection) -> None:
+async def _work_until_closed(settings: WorkerSettings, pipe: Connection) -> None:
     """Work until the trainer closes its end of a pipe, or dies."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def end_with_trainer() -> None:
         with suppress(EOFError, OSError):
-            told.recv()
+            pipe.recv()
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(stop.set)
         time.sleep(_GRACE_SECONDS)
@@ -184,11 +184,11 @@ async def _work_until_told(settings: WorkerSettings, told: Connection) -> None:
     await work(settings, stop)
 
 
-def main(settings: WorkerSettings, told: Connection) -> None:
+def main(settings: WorkerSettings, pipe: Connection) -> None:
     """Run a worker in a process of its own, until the other end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
     try:
-        asyncio.run(_work_until_told(settings, told))
+        asyncio.run(_work_until_closed(settings, pipe))
     except ReplayBufError as error:
         print(f"worker {settings.number}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Checks of the database itself: a SQLite file and its disk, or the rights of a role; the schema of both."""
+"""Checks of the database itself: a SQLite file and its disk, and the schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.user_sql import read_columns
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.revisions import HEAD, State, state_of
-from replaybuf.storage.sql.schema.tables import metadata, uid_sequence
+from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 
 SAVE_THE_REST = "stop the run, and save what can be read: docs/outages.md, What is left of a damaged file"
@@ -43,7 +43,7 @@ def check_files(about: Examination) -> Iterator[Finding]:
         what = f"on a network file system ({kind}), where the write-ahead log is unsafe"
         yield problem(what, "a local disk, or PostgreSQL")
     else:
-        yield fine(f"{path.name} and what is beside it can be written")
+        yield fine(f"{path.name} and the files next to it can be written")
 
 
 def check_disk(about: Examination) -> Iterator[Finding]:
@@ -85,25 +85,6 @@ def check_integrity(tx: Transaction, about: Examination) -> Iterator[Finding]:
 def _reindex(tx: Transaction) -> str:
     tx.run("REINDEX")
     return "made all indexes again"
-
-
-_LACKING = """
-SELECT r || ' on ' || t FROM unnest(CAST(:tables AS text[])) t, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) r
-WHERE NOT has_table_privilege(t, r)
-UNION ALL SELECT 'USAGE on ' || s FROM CAST(:sequence AS text) s WHERE NOT has_sequence_privilege(s, 'USAGE')"""
-
-
-@in_one_transaction
-def check_access(tx: Transaction, about: Examination) -> Iterator[Finding]:
-    """Check whether this user of a server has the privileges that a run needs."""
-    [(user, standby)] = tx.tuples("SELECT current_user, pg_is_in_recovery()")
-    if standby:
-        yield problem("the server is a standby, which can't be written", "give the URL of the primary")
-    elif lacking := tx.values(_LACKING, tables=sorted(metadata.tables), sequence=uid_sequence.name):
-        mend = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user}, and USAGE on sequences"
-        yield problem(f"the user {user} lacks {some(lacking, 3)}", mend)
-    else:
-        yield fine(f"the user {user} may read and write all tables")
 
 
 # The schema

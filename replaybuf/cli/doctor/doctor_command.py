@@ -39,7 +39,7 @@ def doctor(
         bool, option("--take-over", "Make the places for payloads this database's: nobody may use another copy.")
     ] = False,
 ) -> None:
-    """Check a database: schema, integrity, orphans, checksums, counts, places of payloads, disk, access.
+    """Check a database: schema, integrity, orphans, checksums, counts, places of payloads, disk.
 
     A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
     problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has

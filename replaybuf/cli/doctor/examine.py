@@ -30,7 +30,6 @@ _SQLITE: _Checks = (
     ("disk", check_database.check_disk),
     ("integrity", check_database.check_integrity),
 )
-_POSTGRES: _Checks = (("access", check_database.check_access),)
 # Places are checked before payloads, some of which are in them. Counts come last: other cures move groups.
 _ALL: _Checks = (
     ("tables", check_database.check_tables),
@@ -56,7 +55,7 @@ def examine(about: Examination) -> Iterator[Finding]:
     [revision] = _findings_of("revision", check_database.check_revision, about)
     yield revision
     if revision.level == Severity.OK:
-        for name, check in (*(_POSTGRES if path is None else _SQLITE), *_ALL):
+        for name, check in (*(() if path is None else _SQLITE), *_ALL):
             yield from _findings_of(name, check, about)
 
 

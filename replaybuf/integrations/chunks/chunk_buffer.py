@@ -22,11 +22,11 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync.buffer import SyncBuffer, SyncReplayBuffer, face_of, mirrored
 from replaybuf.buffer.sync.loop import end, run
 from replaybuf.common.cancellation import to_its_end
-from replaybuf.common.checks import ENTERED_ASYNC, Tags, check_seconds, check_task_name, check_timeout
+from replaybuf.common.checks import ENTERED_ASYNC, Tags, check_seconds, check_task_name, check_timeout, check_whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConflictError, InputError, NotReadyError, ReplayBufError
-from replaybuf.integrations.chunks.fragments import Chunk, Fragment, OldestVersionPolicy, Selection, check_number
-from replaybuf.rules.policies import ReplayPolicy
+from replaybuf.integrations.chunks.fragments import Chunk, Fragment, Selection
+from replaybuf.rules.policies import LowestPriorityPolicy, ReplayPolicy
 from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
@@ -73,8 +73,8 @@ class ChunkBuffer:
     ) -> None:
         self.buffer = buffer
         self.name = check_task_name(name, "name")
-        self._size = check_number(fragments_per_chunk, "fragments_per_chunk", least=1)
-        self._max_staleness = None if max_staleness is None else check_number(max_staleness, "max_staleness")
+        self._size = check_whole(fragments_per_chunk, "fragments_per_chunk", least=1)
+        self._max_staleness = None if max_staleness is None else check_whole(max_staleness, "max_staleness")
         self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
         self._fragments, self._selections = f"{name}.fragments", f"{name}.prepared"  # tasks
         self._cleared = -1  # the last session for which this object has removed the groups of older ones
@@ -232,8 +232,8 @@ class ChunkBuffer:
         it: a version that the store has reached or passed changes nothing. Raises InputError if the session is over, or
         isn't known yet.
         """
-        version = check_number(version, "version")
-        session = None if session is None else check_number(session, "session")
+        version = check_whole(version, "version")
+        session = None if session is None else check_whole(session, "session")
         if session is None and await self._state() is None:
             raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
         state = await self._advanced(session, version)
@@ -294,7 +294,7 @@ class ChunkBuffer:
         Raises NotReadyError (a TimeoutError), with the reason, after `timeout` seconds (None: never); then nothing was
         drawn. Raises InputError for more chunks than the capacity.
         """
-        n = check_number(n, "n", least=1)
+        n = check_whole(n, "n", least=1)
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         while True:
@@ -314,7 +314,7 @@ class ChunkBuffer:
 
         Raises NotReadyError (a TimeoutError) if there is none within `timeout` seconds (None: for ever).
         """
-        least = -1 if after is None else check_number(after, "after")
+        least = -1 if after is None else check_whole(after, "after")
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
         query = {"task_name": self._selections, "uid": {"$gt": least}}
@@ -399,8 +399,8 @@ class ChunkBufferConfig(ReplayBufferConfig[Any]):
     """A ReplayBufferConfig for chunks, which are its groups, with other defaults.
 
     `name` distinguishes several chunk buffers in one database (`replaybuf ls URL --buffer chunks`). Beyond `capacity`
-    the chunks of the lowest version are evicted; a chunk is removed by its draw number `max_times_sampled`. All
-    processes that open the same name should have the same rules.
+    the chunks of the lowest version, which is their priority, are evicted; a chunk is removed by its draw number
+    `max_times_sampled`. All processes that open the same name should have the same rules.
     """
 
     env_prefix: ClassVar[str] = "REPLAYBUF_CHUNKS_"
@@ -416,7 +416,7 @@ class ChunkBufferConfig(ReplayBufferConfig[Any]):
 
     name: str = Field(default="chunks", min_length=1, max_length=150)
     policy: str | ReplayPolicy | type[ReplayPolicy] = "uniform"
-    remover: str | ReplayPolicy | type[ReplayPolicy] = OldestVersionPolicy
+    remover: str | ReplayPolicy | type[ReplayPolicy] = LowestPriorityPolicy
     # A fetch leases its chunks for the time of a write: its failure isn't the chunks' fault.
     max_deliveries: int = 0
     rollout_type: type = dict

@@ -1,4 +1,4 @@
-"""Fragments, chunks and selections, as values read from groups of the store; the order of evictions."""
+"""Fragments, chunks and selections, as values read from groups of the store."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from replaybuf.common.checks import MAX_STEP, check_task_name, whole
+from replaybuf.common.checks import check_task_name, check_whole
 from replaybuf.errors import FragmentError, InputError
-from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
@@ -34,7 +33,7 @@ class Fragment:
         if len(self.worker) > _MAX_WORKER:
             raise InputError(f"worker has {len(self.worker)} characters; the limit is {_MAX_WORKER}")
         for name in ("index", "session", "version"):
-            object.__setattr__(self, name, check_number(getattr(self, name), name))
+            object.__setattr__(self, name, check_whole(getattr(self, name), name))
 
     def rollout(self) -> dict[str, Any]:
         """Return the fragment as the rollout of a group that is never drawn."""
@@ -118,22 +117,3 @@ class Selection:
         """Return the selection in a group of the store."""
         chunks = (Chunk(**{name: value for name, value in r.items() if name != "status"}) for r in item.item)
         return cls(item.uid, tuple(chunks))
-
-
-class OldestVersionPolicy(ReplayPolicy):
-    """Lowest model version first, then oldest: the order of evictions beyond the capacity.
-
-    A chunk's priority is its version. Unlike `staleness` it doesn't depend on the time and the process of the put, so a
-    new chunk is compared correctly even if its process hasn't yet read the model's new version.
-    """
-
-    name = "oldest_version"
-    order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
-
-
-def check_number(number: Any, what: str, least: int = 0) -> int:
-    """Check a whole number of at least `least`, below 2**53."""
-    checked = whole(number)
-    if checked is None or not least <= checked < MAX_STEP:
-        raise InputError(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
-    return checked

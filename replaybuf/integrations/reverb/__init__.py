@@ -14,7 +14,8 @@
 `docs/reverb.md` says what differs.
 """
 
-from replaybuf.integrations.reverb import errors, rate_limiters, selectors
+from replaybuf.integrations.reverb import rate_limiters, selectors
+from replaybuf.integrations.reverb import reverb_errors as errors
 from replaybuf.integrations.reverb.client import Client
 from replaybuf.integrations.reverb.rate_limiters import CallStats, RateLimiterInfo
 from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, SampleInfo, Table, TableInfo

@@ -8,14 +8,15 @@ from typing import ClassVar
 
 from replaybuf.common.checks import check_priority
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.rules.policies import FIFOPolicy, LIFOPolicy, OrderTerm, PrioritizedPolicy, ReplayPolicy, UniformPolicy
-
-
-class LowestFirstPolicy(ReplayPolicy):
-    """Lowest priority first, then oldest."""
-
-    name = "lowest_first"
-    order = (OrderTerm("priority"), OrderTerm("timestamp_id"))
+from replaybuf.rules.policies import (
+    FIFOPolicy,
+    LIFOPolicy,
+    LowestPriorityPolicy,
+    OrderTerm,
+    PrioritizedPolicy,
+    ReplayPolicy,
+    UniformPolicy,
+)
 
 
 class HighestFirstPolicy(ReplayPolicy):
@@ -58,7 +59,7 @@ class Uniform(Selector):
 class MinHeap(Selector):
     """The item of the lowest priority; of several, the oldest (in Reverb the one least recently updated)."""
 
-    policy = LowestFirstPolicy
+    policy = LowestPriorityPolicy
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncLease, run
 from replaybuf.buffer.sync.loop import end
-from replaybuf.common.checks import check_train_step
+from replaybuf.common.checks import check_whole
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
 from replaybuf.integrations.torch.dataset import GroupDataset, Loaded, LoadedBatch
 
@@ -82,7 +82,7 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
     that would hold groups back or split batches.
     """
     dataset = _checked(loader)
-    first = None if train_step is None else check_train_step(train_step, "train_step")
+    first = None if train_step is None else check_whole(train_step, "train_step")
     dataset.handover.begin()
     try:
         with dataset.opened() as buffer:

@@ -178,11 +178,11 @@ class Codec:
 
     def split(self, payload: bytes) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
-        if not form.has_blocks(payload):
+        head = Head.read(payload)
+        if head.flags or not head.blocks:
             return SplitPayload(payload)
-        end = form.head_size(payload)
-        tail = memoryview(payload)[end:]
-        return SplitPayload(payload[:end], (tail,), len(tail))
+        tail = memoryview(payload)[head.head :]
+        return SplitPayload(payload[: head.head], (tail,), len(tail))
 
     def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
         """Return the offset in the tail and the size of each block with arrays outside these fields.

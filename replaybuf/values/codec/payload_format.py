@@ -112,11 +112,6 @@ class Head:
         )
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether the payload has blocks of arrays, which can be stored in another file than its head."""
-        return self.blocks > 0 and not self.flags
-
-    @property
     def msgpack_at(self) -> int:
         """The position of the msgpack, in a payload that isn't compressed."""
         return BODY_AT + 16 * self.blocks
@@ -172,19 +167,6 @@ def as_buffer(payload: Any) -> Buffer:
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}")
     return payload
-
-
-def has_blocks(payload: Buffer) -> bool:
-    """Return whether a payload has blocks, given at least its header."""
-    try:
-        return Head.read(payload).has_blocks
-    except DecodeError:
-        return False
-
-
-def head_size(payload: Buffer) -> int:
-    """Return the size of the head of a payload with blocks, given at least its header. Raises DecodeError."""
-    return Head.read(payload).head
 
 
 def is_apart(payload: Buffer) -> bool:

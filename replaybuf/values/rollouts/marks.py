@@ -74,15 +74,7 @@ class Marks:
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"oldest": self.oldest, "newest": self.newest, "reward": self.reward}
-        if self.expired is not None:
-            data["expired"] = self.expired
-            data["staleness"] = self.staleness
-        if self.masked is not None:
-            data["masked"] = self.masked
-        if self.due is not None:
-            data["due"] = self.due
-        return data
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
     @property
     def oldest_step(self) -> int | None:

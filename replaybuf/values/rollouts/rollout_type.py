@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import Enum
 from inspect import getattr_static
 from operator import itemgetter
-from typing import Any, Final, get_origin
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -145,9 +145,6 @@ class RolloutType:
         statuses: Mapping[Any, Any] | None = None,
         reward_key: str = SCORE,
     ) -> None:
-        if isinstance(origin := get_origin(cls), type) and is_storable(origin):  # `Sample[Info]`: instances are Samples
-            types = [*filter(is_storable, types_in(cls)), *types]
-            cls = origin
         if not isinstance(reward_key, str) or not reward_key:
             raise ConfigError(f"reward_key must be the name of a part of a dict reward, got {reward_key!r:.100}")
         self.cls = cls
