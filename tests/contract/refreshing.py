@@ -55,10 +55,10 @@ class RefreshingLaws(Harness):
         assert await staleness(buffer) == [7, 5, 0, 0]
 
     async def test_the_most_stale_rollout_counts(self, buffer: ReplayBuffer) -> None:
-        """Rollouts without model steps don't count beside others."""
+        """Groups of rollouts with and without model steps are never below 0."""
         await buffer.put([rollout(1, response_model_steps=[4, 2]), rollout(2, response_model_steps=[6])], "math")
         await buffer.put([rollout(3, response_model_steps=[4]), rollout(4)], "math")
-        for step, expected in ((9, [6, 4]), (5, [2, 0]), (8, [5, 3])):
+        for step, expected in ((9, [6, 4]), (3, [0, 0]), (1, [-2, 0]), (8, [5, 3])):
             await refresh(buffer, step)
             assert await staleness(buffer) == expected
 

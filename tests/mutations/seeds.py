@@ -84,6 +84,7 @@ _ROLLOUTS = [
     ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
     ("marks-keep-oldest", _MARKS, "self.oldest = [None if gone else step", "self.oldest = [step", "an expired rollout has no steps"),
     ("mean-over-all", _MARKS, "return sum(known) / len(known)", "return sum(known) / len(self.reward)", "the mean is over those that have a reward"),
+    ("mixed-never", _MARKS, "return None in self.oldest and self.oldest_step is not None", "return False", "a mixed group's staleness is never below 0"),
     ("infinite-reward", "values/rollouts/rewards.py", "return value if math.isfinite(value) else None", "return value", "infinite rewards don't count"),
     ("dropped-not-told", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)", "return Normalised(Status.EXPIRED, staleness, train_step)", "what isn't retryable is dropped"),
     ("expired-follows-step", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, None)", "return Normalised(Status.EXPIRED, staleness, train_step)", "an expired group's staleness is pinned"),

@@ -138,8 +138,6 @@ class Matching(Memory):
                 return False
             rollouts = []
         staleness = refresh_group(rollouts, refresh.train_step, kind)
-        oldest = Marks.of(rollouts, kind).oldest_step
-        of_group = staleness_of(oldest, refresh.train_step) if rollouts else item.staleness
         too_old = find_expired(GroupFields.of(rollouts, kind), rule, refresh.train_step, staleness)
         due = groups.due.get(item.uid, set()) if too_old or item.status in (Status.ABORTED, Status.EXPIRED) else set()
         expired = sorted({*too_old, *due})
@@ -147,7 +145,7 @@ class Matching(Memory):
             if refresh.dropped is not None:
                 found = self._decode_leniently(item)
                 refresh_group(found.item, refresh.train_step, kind)
-                refresh.dropped.append(replace(found, staleness=of_group))
+                refresh.dropped.append(replace(found, staleness=max(staleness, default=item.staleness)))
             groups.remove([item.uid], Tally.DROPPED)
             return True
         for index in expired:
@@ -155,8 +153,7 @@ class Matching(Memory):
         if (through := rule.masked_through(refresh.train_step)) is not None:
             mask_stale_tokens(rollouts, through, kind)
         groups.payloads[item.uid] = self.codec.encode(rollouts)
-        reward = Marks.of(rollouts, kind).mean_reward
-        groups.table.change([item.uid], staleness=max(staleness) if expired else of_group, reward=reward)
+        groups.table.change([item.uid], staleness=max(staleness), reward=Marks.of(rollouts, kind).mean_reward)
         if expired:
             groups.due.pop(item.uid, None)
         if not expired or (item.status == Status.EXPIRED and not too_old):  # not counted again

@@ -42,6 +42,12 @@ def test_a_refresh_in_which_nothing_expires_changes_nothing() -> None:
     assert marks == Marks.of(rollouts, KIND)
 
 
+def test_a_mixed_group_has_rollouts_with_steps_and_without() -> None:
+    assert Marks.of([rollout(5), rollout(None)], KIND).mixed
+    assert not Marks.of([rollout(5), rollout(6)], KIND).mixed
+    assert not Marks.of([rollout(None)], KIND).mixed
+
+
 def test_marks_are_applied_to_rollouts() -> None:
     """The expired ones lose their response, the others have their staleness at the step."""
     rollouts = [rollout(0), rollout(5)]

@@ -243,7 +243,7 @@ def fill(connection: Connection) -> None:
     numbers = f"WITH RECURSIVE n(uid) AS (SELECT 1 UNION ALL SELECT uid + 1 FROM n WHERE uid < {GROUPS})"
     cast = "CAST(:json AS jsonb)" if connection.dialect.name == "postgresql" else ":json"
     for table, columns, values in (
-        (group, "lane, priority, times_sampled, created_at, bytes, marks", f"2, 1, 0, 1, 1, {cast}"),
+        (group, "lane, mixed, priority, times_sampled, created_at, bytes, marks", f"2, false, 1, 0, 1, 1, {cast}"),
         (payload, "outline, data", f"{cast}, :data"),
     ):
         parameters = {"json": marks} if table is group else {"json": '[{"response": "4"}]', "data": b"."}

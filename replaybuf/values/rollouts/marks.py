@@ -82,6 +82,11 @@ class Marks:
         return min([step for step in self.oldest if step is not None], default=None)
 
     @property
+    def mixed(self) -> bool:
+        """Whether only some rollouts have model steps; the group's staleness is then at least 0."""
+        return None in self.oldest and self.oldest_step is not None
+
+    @property
     def mean_reward(self) -> float | None:
         """The mean of the rollouts' rewards, or None without any."""
         known = [reward for reward in self.reward if reward is not None]

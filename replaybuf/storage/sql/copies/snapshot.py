@@ -240,6 +240,8 @@ def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]
     groups = _rows(tx, group, "g", _GROUPS, after=after, count=size, lanes=lanes)
     if not groups:
         return [], []
+    for row in groups:
+        row["mixed"] = bool(row["mixed"])
     payloads = _rows(tx, payload, "p", _PAYLOADS, first=groups[0]["uid"], last=groups[-1]["uid"], lanes=lanes)
     for row in payloads:
         if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload

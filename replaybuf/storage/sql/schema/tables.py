@@ -132,6 +132,7 @@ group = Table(
     Column("oldest_step", BigInteger),
     Column("pinned_staleness", BigInteger),
     Column("pinned_step", BigInteger),
+    Column("mixed", Boolean, nullable=False),
     Column("priority", Number, nullable=False),
     Column("times_sampled", Integer, nullable=False),
     Column("created_at", Number, nullable=False),

@@ -67,6 +67,7 @@ class EncodedGroup:
     payload: bytes
     extent: Extent | None
     oldest_step: int | None
+    mixed: bool
     reward: float | None
     marks: str
     outline: str
@@ -122,6 +123,7 @@ def describe(
         payload=payload,
         extent=extent,
         oldest_step=marks.oldest_step,
+        mixed=marks.mixed,
         reward=marks.mean_reward,
         marks=dump_json(marks.to_json()),
         outline=dump_json(records),
@@ -194,6 +196,7 @@ def group_row(
         "lane": home.id,
         "oldest_step": oldest,
         "pinned_staleness": None if follows else new.staleness,
+        "mixed": encoded.mixed,
         "priority": new.priority,
         "times_sampled": new.times_sampled,
         "created_at": new.created_at,

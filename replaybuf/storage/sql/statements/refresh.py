@@ -67,13 +67,22 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     """Set the lane's step, and unpin groups pinned since the last refresh if their staleness can follow it."""
     tx.change("UPDATE rb_lane SET step = :step WHERE id = :lane", step=step, lane=home.id)
-    # Staleness 0 can't be derived from the step for groups without model steps.
-    pinned = """pinned_staleness = CASE WHEN oldest_step IS NULL THEN 0 END,
-pinned_step = CASE WHEN oldest_step IS NULL THEN CAST(:step AS bigint) END"""
-    condition = f"lane = :lane AND {UNSETTLED}"
+    # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
+    # ahead of the train step.
+    zero = "oldest_step IS NULL OR (mixed AND oldest_step >= :step)"
+    pinned = f"pinned_staleness = CASE WHEN {zero} THEN 0 END, pinned_step = CASE WHEN {zero} THEN :step END"
+    _pin(tx, home, step, f"lane = :lane AND {UNSETTLED}", pinned)
+    too_new = f"lane = :lane AND pinned_staleness IS NULL AND mixed AND {STEP_ORDER} >= :step AND {_HAS_STEP}"
+    _pin(tx, home, step, too_new, "pinned_staleness = 0, pinned_step = :step")
+
+
+_HAS_STEP = f"{STEP_ORDER} < 9223372036854775807"
+
+
+def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) -> None:
     if newest(tx):
-        keep(tx, tx.values(f"SELECT uid FROM rb_group WHERE {condition}", lane=home.id))  # noqa: S608
-    tx.change(f"UPDATE rb_group SET {pinned} WHERE {condition}", lane=home.id, step=step)  # noqa: S608
+        keep(tx, tx.values(f"SELECT uid FROM rb_group WHERE {condition}", lane=home.id, step=step))  # noqa: S608
+    tx.change(f"UPDATE rb_group SET {values} WHERE {condition}", lane=home.id, step=step)  # noqa: S608
 
 
 def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
@@ -154,7 +163,7 @@ def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> N
     rows = []
     for marks, uids in expired:
         staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())
-        values = target.id, marks.oldest_step, staleness, None, marks.mean_reward, text, None
+        values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text, None
         rows += [(uid, *values) for uid in uids]
     rows.sort(key=itemgetter(0))
     keep(tx, [uid for uid, *_ in rows])
@@ -170,4 +179,4 @@ def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving)
 
 
 _MASKED = ("marks",)
-_EXPIRED = ("lane", "oldest_step", "pinned_staleness", "pinned_step", "reward", "marks", "archived_at")
+_EXPIRED = ("lane", "oldest_step", "pinned_staleness", "pinned_step", "mixed", "reward", "marks", "archived_at")
