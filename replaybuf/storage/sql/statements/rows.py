@@ -22,7 +22,7 @@ from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import has_blocks, head_size, is_apart
+from replaybuf.values.codec.payload_format import head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
 
 #: Queried fields; they need `group` joined to `lane`.
@@ -313,25 +313,27 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     for row, first in zip(rows, firsts, strict=True):
         row.payload = first
         if first is not None and len(first) == _FIRST_BYTES:
-            whole = row.uid in apart or not has_blocks(first)
-            rest.append((row, _ALL if whole else head_size(first) - _FIRST_BYTES))
+            end = head_size(first)
+            rest.append((row, _ALL if row.uid in apart or end is None else end - _FIRST_BYTES))
     rest = [(row, size) for row, size in rest if size > 0]
     parts = tx.dialect.read_ranges(tx, [(row.uid, _FIRST_BYTES, size) for row, size in rest])
     for (row, _), part in zip(rest, parts, strict=True):
         row.payload = (row.payload or b"") + (part or b"")
-    here = [row for row in rows if row.uid not in apart and row.payload is not None and has_blocks(row.payload)]
-    _read_arrays(tx, codec, here, deferred)
+    heads = [(row, head_size(row.payload)) for row in rows if row.uid not in apart and row.payload is not None]
+    _read_arrays(tx, codec, [(row, end) for row, end in heads if end is not None], deferred)
 
 
 _APART = "SELECT uid FROM rb_payload WHERE uid {in:uids} AND file IS NOT NULL"
 
 
-def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
-    """Read the arrays outside these fields of payloads that are wholly in the database; keep only the heads."""
+def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[tuple[GroupRow, int]], deferred: frozenset[str]) -> None:
+    """Read the arrays outside these fields of payloads that are wholly in the database; keep only the heads.
+
+    Each row comes with the size of its head.
+    """
     wanted: list[tuple[GroupRow, int, tuple[int, int, int]]] = []
-    for row in rows:
+    for row, end in rows:
         assert row.payload is not None
-        end = head_size(row.payload)
         row.payload, row.tail = row.payload[:end], {}
         try:
             arrays = codec.wanted(row.payload, deferred)

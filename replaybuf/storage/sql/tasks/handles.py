@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
-from replaybuf.values.codec.payload_format import has_blocks, head_size
+from replaybuf.values.codec.payload_format import head_size
 from replaybuf.values.codec.replacing import Replacing
 
 #: Default timeout for reads from a place, in seconds.
@@ -250,9 +250,9 @@ def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, pay
     `url` and `database` are the URL and the id of the database, `places` has the URLs of the places where payloads are
     kept apart.
     """
-    if not has_blocks(payload):
+    if (end := head_size(payload)) is None:
         return partial(_handle, None)
-    if len(payload) == head_size(payload):
+    if len(payload) == end:
         return partial(_handle, ByteSource(url, uid=uid, start=len(payload)))
     extent = Extent.at_end_of(payload)
     if extent.place not in places:
