@@ -145,8 +145,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cli/test_trace.py::*", ("sqlite",)),
     *((f"cli/test_rm.py::*{law}*", _DATABASES) for law in ("exact_number", "recorded", "restore_asks")),
     ("cli/test_rm.py::*", ("sqlite",)),
-    ("cli/test_explain.py::*explained*", _DATABASES),
-    ("cli/test_explain.py::*a_query_has*", _DATABASES),
     *((f"cli/test_show.py::*{law}*", _DATABASES) for law in ("json", "worst", "leased", "archived")),
     *(
         (f"cli/test_ls.py::*{law}*", _DATABASES)
@@ -161,7 +159,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("web/test_pages.py::test_groups*", _DATABASES),
     ("web/test_pages.py::test_a_group_shows*", _DATABASES),
-    *((f"web/test_sql.py::*{law}*", ("sqlite",)) for law in ("hostile", "csv", "mistake", "nothing", "last_step")),
     ("web/test_page.py::*facet*", _DATABASES),
     ("web/test_page.py::*cant_be_read*", _DATABASES),
     ("web/test_page.py::*password*", _DATABASES),
@@ -229,7 +226,6 @@ _LONG = (
     "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
-    "web/test_sql.py::test_too_many_rows*postgres*",  # on SQLite
     "xtuner/test_expired_before.py::test_random_runs*postgresql*",  # on SQLite
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
     *(f"sync/test_sync_processes.py::*ends_quietly*{end}*" for end in ("block", "closed")),
