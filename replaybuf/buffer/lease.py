@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
-from replaybuf.buffer.lease_renewal import heartbeats_of
+from replaybuf.buffer import background
 from replaybuf.buffer.putting import PutOptions, Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import notebook
@@ -29,6 +32,9 @@ from replaybuf.storage.values import UNSET, Cursor, Leased, NewGroup, R, Storage
 from replaybuf.values.rollouts.normalise import as_group
 
 _logger = logging.getLogger("replaybuf.lease")
+
+#: Renewals in the time of a lease.
+_BEATS = 3
 
 
 class Lease(Generic[R]):
@@ -50,9 +56,9 @@ class Lease(Generic[R]):
         self._lost = False
         self._given_back = 0
         self._open = {item.uid for items in leased.items.values() for item in items}
-        self._heartbeats = heartbeats_of(storage) if heartbeat and self._open else None
-        if self._heartbeats is not None:
-            self._heartbeats.renew(self)
+        self._stop: Callable[[], None] | None = None
+        if heartbeat and self._open:
+            self._stop = background.begin(partial(_renew, weakref.ref(self), seconds))
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open)} groups open>"
@@ -264,8 +270,18 @@ class Lease(Generic[R]):
 
     def stop(self) -> None:
         """Stop the heartbeats of this process; the lease expires unless another process has adopted it."""
-        if self._heartbeats is not None:
-            self._heartbeats.stop(self)
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+
+async def _renew(held: weakref.ref[Lease[Any]], seconds: float) -> None:
+    """Renew a lease until it ends. A garbage-collected one isn't renewed, and expires."""
+    while True:
+        await asyncio.sleep(seconds / _BEATS)
+        if (lease := held()) is None or not await lease.beat():
+            return
+        del lease
 
 
 class Leasing(Generic[R]):

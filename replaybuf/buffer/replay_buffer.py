@@ -20,7 +20,6 @@ from replaybuf.buffer.waits import Waits
 from replaybuf.common import notebook
 from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import (
-    ENTERED_ASYNC,
     Tags,
     check_by_task,
     check_folder,
@@ -34,6 +33,7 @@ from replaybuf.common.checks import (
     check_tags,
     check_task_name,
     check_whole,
+    refused,
 )
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.worker_name import check_worker, working_as
@@ -124,7 +124,9 @@ class ReplayBuffer(Generic[R]):
         return self.putting.worker
 
     if not TYPE_CHECKING:
-        __enter__ = __exit__ = ENTERED_ASYNC
+        __enter__ = __exit__ = refused(
+            "the calls of this buffer are coroutines: open it by `async with`; for `with`, make one by build_sync()"
+        )
 
     async def __aenter__(self) -> Self:
         self._check_open()

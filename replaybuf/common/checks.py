@@ -51,12 +51,6 @@ def needed(module: str, message: str) -> Any:
         raise MissingDriverError(message) from error
 
 
-#: `__enter__` and `__exit__` of classes that need `async with`.
-ENTERED_ASYNC = refused(
-    "the calls of this buffer are coroutines: open it by `async with`; for `with`, make one by build_sync()"
-)
-
-
 def check_task_name(name: Any, what: str = "task_name") -> str:
     """Check the name of a task or a buffer: a non-empty text that both databases can store."""
     if type(name) is str and name in _good_names:

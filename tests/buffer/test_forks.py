@@ -11,12 +11,10 @@ import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
 from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, RolloutState, Status, SyncReplayBufferConfig
-from replaybuf.buffer.lease_renewal import Heartbeats
 from replaybuf.errors import InputError, StorageError
 from replaybuf.rules.policies import FIFOPolicy
 from replaybuf.storage.values import Leased
@@ -306,15 +304,6 @@ async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypa
 
         await until(went_on)
         await other.acknowledge()
-
-
-def test_a_heart_whose_last_lease_is_dropped_as_it_looks_comes_to_rest() -> None:
-    heart = Heartbeats()
-    there = MagicMock()
-    there.__len__.return_value = 1
-    there.items.return_value = there.values.return_value = []
-    heart._leases = there
-    assert heart._wait() is None
 
 
 ENDS = {

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from replaybuf import FullError, NotReadyError
-from replaybuf.buffer.sync import SyncReplayBuffer, run
-from replaybuf.buffer.sync.buffer import face_of
+from replaybuf.buffer.sync import SyncReplayBuffer, face_of, run
 from replaybuf.errors import ClosedError, InputError, QueryError
-from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.stores import TASK, group, number_of, numbers_of
 
 
@@ -117,18 +115,27 @@ def test_a_call_inside_a_call_is_refused_instead_of_waiting_for_itself(buffer: S
         run(inside())
 
 
-def test_chunks_without_await() -> None:
-    with ChunkBufferConfig(url="memory://", fragments_per_chunk=2).build_sync() as chunks:
-        for index in range(4):
-            chunks.put(index, worker="a", index=index, session=1, version=0)
-        drawn = chunks.fetch(2, timeout=5).chunks
-        assert sorted(fragment for chunk in drawn for fragment in chunk.fragments) == [0, 1, 2, 3]
-        assert chunks.expected("a") == 4
-        assert len(chunks) == len(chunks.buffer) == 0
-        assert repr(chunks).startswith("SyncChunkBuffer('chunks', ReplayBuffer(")
-
-
 # Threads and loops
+
+
+def test_a_lease_is_renewed_while_a_coroutine_blocks_the_thread_of_all_calls(
+    buffer: SyncReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(buffer, 1)
+    storage, renewed = buffer.asynchronous.storage, threading.Event()
+    extend = storage.extend
+
+    async def noted(*arguments: Any) -> float:
+        renewed.set()
+        return await extend(*arguments)
+
+    async def block() -> None:
+        assert renewed.wait(30)
+
+    monkeypatch.setattr(storage, "extend", noted)
+    lease = buffer.lease_batch({TASK: 1}, seconds=3).begin()
+    run(block())
+    lease.acknowledge()
 
 
 def test_threads_share_a_buffer_and_no_group_goes_to_two(buffer: SyncReplayBuffer) -> None:

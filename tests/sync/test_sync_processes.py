@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBufferConfig
+from replaybuf.buffer.background import _BlockingCall, _start
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.buffer.sync.loop import _BlockingCall, _start
 from tests.scripts import run as run_script
 from tests.stores import TASK, group, numbers_of
 
@@ -236,7 +236,7 @@ def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> N
     async def never() -> None:
         raise AssertionError
 
-    call, loop = _BlockingCall(never()), _start().loop
+    call, loop = _BlockingCall(never()), _start("replaybuf-sync").loop
 
     def begin_and_cancel() -> None:
         if begun:
@@ -253,7 +253,7 @@ def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) 
     out = run_script(
         """
         import asyncio, signal, threading
-        from replaybuf.buffer.sync import loop, run
+        from replaybuf.buffer.sync import run
 
         module = asyncio if sys.argv[2] == "new_event_loop" else threading
         original = getattr(module, sys.argv[2])

@@ -13,18 +13,16 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
 import msgpack  # type: ignore[import-untyped]
 from pydantic import Field
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.sync.buffer import SyncBuffer, SyncReplayBuffer, face_of, mirrored
-from replaybuf.buffer.sync.loop import end, run
 from replaybuf.common.cancellation import to_its_end
-from replaybuf.common.checks import ENTERED_ASYNC, Tags, check_seconds, check_task_name, check_timeout, check_whole
+from replaybuf.common.checks import Tags, check_seconds, check_task_name, check_timeout, check_whole, refused
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.errors import ConflictError, InputError, NotReadyError, ReplayBufError
+from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.integrations.chunks.fragments import Chunk, Fragment, Selection
 from replaybuf.rules.policies import LowestPriorityPolicy, ReplayPolicy
 from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
@@ -80,7 +78,7 @@ class ChunkBuffer:
         self._cleared = -1  # the last session for which this object has removed the groups of older ones
 
     if not TYPE_CHECKING:
-        __enter__ = __exit__ = ENTERED_ASYNC
+        __enter__ = __exit__ = refused("the calls of a chunk buffer are coroutines: open it by `async with`")
 
     async def __aenter__(self) -> Self:
         await self.buffer.__aenter__()
@@ -371,30 +369,6 @@ def _progress(cursor: Cursor, session: int) -> WorkerProgress | None:
     return found if found is not None and found.session == session else None
 
 
-@face_of(ChunkBuffer)
-class SyncChunkBuffer(SyncBuffer[ChunkBuffer]):
-    """A `ChunkBuffer` whose calls block until they are done. Built by `ChunkBufferConfig(...).build_sync()`.
-
-    Threads, processes and Ctrl-C are handled as in `SyncReplayBuffer`.
-    """
-
-    name: str
-
-    @property
-    def buffer(self) -> SyncReplayBuffer:
-        """The underlying buffer."""
-        return SyncReplayBuffer(self.asynchronous.buffer)
-
-    close = mirrored(ChunkBuffer.close, end)
-    put = mirrored(ChunkBuffer.put, run)
-    forget = mirrored(ChunkBuffer.forget, run)
-    expected = mirrored(ChunkBuffer.expected, run)
-    dropped = mirrored(ChunkBuffer.dropped, run)
-    advance = mirrored(ChunkBuffer.advance, run)
-    fetch = mirrored(ChunkBuffer.fetch, run)
-    prepared = mirrored(ChunkBuffer.prepared, run)
-
-
 class ChunkBufferConfig(ReplayBufferConfig[Any]):
     """A ReplayBufferConfig for chunks, which are its groups, with other defaults.
 
@@ -431,6 +405,6 @@ class ChunkBufferConfig(ReplayBufferConfig[Any]):
             lease_seconds=self.lease_seconds,
         )
 
-    def build_sync(self) -> SyncChunkBuffer:  # type: ignore[override]
-        """Return the chunk buffer as `build` does, for callers without `await`: the same calls, which block."""
-        return SyncChunkBuffer(self.build())
+    def build_sync(self) -> NoReturn:
+        """Raise ConfigError: a chunk buffer has coroutines only, which `replaybuf.buffer.sync.run` runs."""
+        raise ConfigError("a chunk buffer has no calls that block: run those of build() by replaybuf.buffer.sync.run")

@@ -19,8 +19,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from replaybuf.buffer.drawing import AtLeast, DrawRequest
 from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.sync import SyncReplayBuffer, run
-from replaybuf.buffer.sync.loop import end
+from replaybuf.buffer.sync import SyncReplayBuffer, end, run
 from replaybuf.common.checks import check_at_least, check_list, check_sizes, check_timeout
 from replaybuf.common.redact import redact
 from replaybuf.config import ReplayBufferConfig

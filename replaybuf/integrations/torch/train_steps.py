@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.sync import SyncLease, run
-from replaybuf.buffer.sync.loop import end
+from replaybuf.buffer.sync import SyncLease, end, run
 from replaybuf.common.checks import check_whole
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
 from replaybuf.integrations.torch.dataset import GroupDataset, Loaded, LoadedBatch

@@ -30,7 +30,7 @@ from replaybuf.view.metrics.catalogue import OF_BUFFER, OF_DATABASE
 
 if TYPE_CHECKING:
     from replaybuf.buffer.replay_buffer import ReplayBuffer
-    from replaybuf.buffer.sync.buffer import SyncReplayBuffer
+    from replaybuf.buffer.sync import SyncReplayBuffer
     from replaybuf.storage.values import Cursor
 
 #: The maximum number of groups for which the distributions are computed, which scans them all.
@@ -215,7 +215,7 @@ class Collector:
     def _read(self) -> Mapping[str, Any]:
         if isinstance(self._source, str):
             return read_figures(self._source, buffer=self._name, timeout=self._timeout)
-        from replaybuf.buffer.sync.loop import run
+        from replaybuf.buffer.sync import run
 
         return run(self._read_open(self._source))
 

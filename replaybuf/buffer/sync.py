@@ -1,17 +1,26 @@
-"""Synchronous classes, made from the asynchronous ones: buffers, leases, cursors."""
+"""The synchronous API of a buffer: the same calls without `await`, for trainers and workers without an event loop.
+
+    from replaybuf import ReplayBufferConfig
+
+    with ReplayBufferConfig(url="sqlite:///run.db").build_sync() as buffer:
+        buffer.put(group, "math")
+        batch, counts = buffer.take_batch({"math": 64}, timeout=600)
+
+`docs/calling.md` says when to use it.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
+from replaybuf.buffer.background import end, run
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.sync.loop import end, run
 from replaybuf.common.checks import refused
 from replaybuf.errors import InputError
 from replaybuf.rules.limits import Limits
@@ -86,57 +95,6 @@ def face_of(kind: type) -> Callable[[type[F]], type[F]]:
 def as_it_is(result: T) -> T:
     """Return the result of a method that is synchronous itself."""
     return result
-
-
-class Opened(Protocol):
-    """A buffer that is opened by `async with`."""
-
-    def __len__(self) -> int: ...
-    def __aenter__(self) -> Coroutine[Any, Any, object]: ...
-    def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Coroutine[Any, Any, None]: ...
-
-
-B = TypeVar("B", bound=Opened)
-
-
-class SyncBuffer(Generic[B]):
-    """Base of synchronous buffers: the context manager, and the length and repr of the asynchronous buffer."""
-
-    def __init__(self, buffer: B) -> None:
-        self.asynchronous = buffer
-
-    def __enter__(self) -> Self:
-        run(self.asynchronous.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end(self.asynchronous.__aexit__(kind, error, trace))
-
-    if not TYPE_CHECKING:
-        __aenter__ = __aexit__ = refused(
-            "the calls of this buffer block: open it by `with`; for `async with`, make one by build() of the config"
-        )
-
-    def __reduce__(self) -> str:
-        raise InputError(reason="not picklable")
-
-    def __repr__(self) -> str:
-        return f"Sync{self.asynchronous!r}"
-
-    def _repr_html_(self) -> str | None:
-        shown = getattr(self.asynchronous, "_repr_html_", None)
-        return None if shown is None else shown()
-
-    def __len__(self) -> int:
-        return len(self.asynchronous)
-
-    def __bool__(self) -> bool:
-        """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""
-        return True
 
 
 _END: Any = object()
@@ -239,7 +197,7 @@ class SyncLeasing(Generic[R]):
 
 
 @face_of(ReplayBuffer)
-class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
+class SyncReplayBuffer(Generic[R]):
     """A `ReplayBuffer` whose calls block until they are done. Built by `ReplayBufferConfig(...).build_sync()`.
 
     The calls, their arguments, results and errors are those of `ReplayBuffer`. They may be made by any number of
@@ -255,6 +213,39 @@ class SyncReplayBuffer(SyncBuffer[ReplayBuffer[R]], Generic[R]):
     durable: bool
     worker: str
     rollout_type: RolloutType
+
+    def __init__(self, buffer: ReplayBuffer[R]) -> None:
+        self.asynchronous = buffer
+
+    def __enter__(self) -> Self:
+        run(self.asynchronous.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end(self.asynchronous.__aexit__(kind, error, trace))
+
+    if not TYPE_CHECKING:
+        __aenter__ = __aexit__ = refused(
+            "the calls of this buffer block: open it by `with`; for `async with`, make one by build() of the config"
+        )
+
+    def __reduce__(self) -> str:
+        raise InputError(reason="not picklable")
+
+    def __repr__(self) -> str:
+        return f"Sync{self.asynchronous!r}"
+
+    def _repr_html_(self) -> str:
+        return self.asynchronous._repr_html_()
+
+    def __len__(self) -> int:
+        return len(self.asynchronous)
+
+    def __bool__(self) -> bool:
+        """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""
+        return True
 
     @property
     def cursors(self) -> SyncCursors:
@@ -319,3 +310,6 @@ class SyncCursors:
     move = mirrored(Cursors.move, run)
     put = mirrored(Cursors.put, run)
     claim = mirrored(Cursors.claim, lambda claiming: _leased(run(claiming)), returns="SyncLease | None")
+
+
+__all__ = ["Items", "SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]
