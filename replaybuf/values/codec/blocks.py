@@ -8,7 +8,7 @@ it. Arrays that repeat one number, as most masks and model steps do, are that nu
 large. Shapes of arrays with one dimension are their lengths.
 
 No payload can make the reader allocate more than it has bytes, times `MOST_USES` for its blocks and again for numbers
-that are repeated.
+that are repeated, and the objects of its arrays: some 250 bytes for each byte that an empty array takes.
 """
 
 from __future__ import annotations
