@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,13 @@ class Page:
     def _output_of(self, code: str) -> str:
         namespace: dict[str, Any] = {"__name__": "__main__"}
         printed = io.StringIO()
+        earlier = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         with contextlib.redirect_stdout(printed):
             exec(self._beginning, namespace)
-            for handler in logging.root.handlers:  # threads of earlier tests may log, too
+            for handler in logging.root.handlers:  # stores that earlier tests have left open may log, too
                 if getattr(handler, "stream", None) is printed:
                     handler.addFilter(logging.Filter("replaybuf"))
+                    handler.addFilter(lambda record: record.thread not in earlier)
             compiled = compile(code, self.path.stem, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             running = eval(compiled, namespace)
             if inspect.iscoroutine(running):
