@@ -64,7 +64,7 @@ class Page:
     def _output_of(self, code: str) -> str:
         namespace: dict[str, Any] = {"__name__": "__main__"}
         printed = io.StringIO()
-        earlier = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        earlier = {thread.ident for thread in threading.enumerate() if thread.name == "replaybuf-database"}
         with contextlib.redirect_stdout(printed):
             exec(self._beginning, namespace)
             for handler in logging.root.handlers:  # stores that earlier tests have left open may log, too
