@@ -29,7 +29,7 @@ from replaybuf.errors import (
 )
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Cursor, Leased, NewGroup, R, StorageItem, Unset
-from replaybuf.values.rollouts.normalise import as_group
+from replaybuf.values.rollouts.segments import as_group
 
 _logger = logging.getLogger("replaybuf.lease")
 
@@ -73,7 +73,7 @@ class Lease(Generic[R]):
                 str(item.status),
                 item.reward,
                 item.staleness,
-                len(item.item),
+                item.rollouts,
                 item.uid in self._open,
             )
             for item in items

@@ -28,9 +28,10 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Refresh, StorageItem, Unset
 from replaybuf.values.codec.object_refs import UnfetchedError
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.rollouts.normalise import as_group, is_finished, normalise
+from replaybuf.values.rollouts.normalise import is_finished, normalise
 from replaybuf.values.rollouts.rollout import UNFIT, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import segmented
 from replaybuf.values.rollouts.staleness import ExpiryRule
 from replaybuf.values.rollouts.statuses import StatusLike
 
@@ -89,6 +90,7 @@ class PutOptions(TypedDict, total=False):
     status: StatusLike | None
     dropped: list[StorageItem] | None
     keep_unfit: bool
+    parents: Sequence[int | None] | None
 
 
 class Putting:
@@ -236,7 +238,7 @@ class Putting:
             raise InputError(
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
             )
-        rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
+        (rollouts, segments), replaced = segmented(items, given("parents")), check_uids(replaces, "replaces")
         priority, tags, key = check_priority(given("priority", 1.0)), check_tags(given("tags")), check_key(given("key"))
         status, dropped = options.get("status"), options.get("dropped")
         check_dropped(dropped)
@@ -266,6 +268,7 @@ class Putting:
             worker=self.worker,
             put_step=step,
             fields=normal.fields,
+            segments=segments,
         )
         return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
 
@@ -332,7 +335,8 @@ def _never_stored(new: NewGroup) -> StorageItem:
         reward=None,
         tags=dict(new.tags) if new.tags else None,
         key=new.key,
-        item=list(new.rollouts),
+        item=new.entries,
+        segments=new.segments,
     )
 
 

@@ -23,9 +23,9 @@ from replaybuf.produce.agent_loop import (
 )
 from replaybuf.produce.prompt_ledger import Again, Prompt, begin_anew
 from replaybuf.produce.sampler import Sampler
-from replaybuf.values.rollouts.normalise import as_group
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.segments import as_group, flat, rewards_of
 
 if TYPE_CHECKING:
     from replaybuf.produce.strategies import ProduceStrategy
@@ -212,7 +212,7 @@ class Generations:
             error = error_of(group, self._kind) if status == Status.FAILED else None
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
-                self._summary.add_rewards(reward_value(get(rollout, "reward"), key) for rollout in group)
+                self._summary.add_rewards(rewards_of(group, lambda one: reward_value(get(one, "reward"), key)))
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
@@ -258,13 +258,13 @@ class Generations:
         stored = None  # None: the status of the rollouts
         if status == Status.COMPLETED and not self._strategy.is_valid(group):
             status = stored = Status.FILTERED
-            for rollout in group:
+            for rollout in flat(group):
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
             if not self._strategy.partial:
                 begin_anew(group, self._kind, Status.ABORTED)
-        rule, before = self._strategy.expiry, group_status(map(self._kind.status, group))
+        rule, before = self._strategy.expiry, group_status(map(self._kind.status, flat(group)))
         # Without these fields, rollouts have no staleness; a rule that needs it raises an error.
         may_have = self._kind.may_have
         is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
@@ -287,6 +287,6 @@ class Generations:
                 _logger.warning("task %s: %s", self._sampler.task_name, error)
                 await self._sampler.buffer.waits.changed(seen, _ROOM_SECONDS)
             else:
-                now = group_status(map(self._kind.status, group))
+                now = group_status(map(self._kind.status, flat(group)))
                 # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.
                 return status if now == before else Status.EXPIRED

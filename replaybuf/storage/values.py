@@ -13,6 +13,7 @@ from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
 from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.segments import Segments, flat
 from replaybuf.values.rollouts.staleness import ExpiryRule
 from replaybuf.values.rollouts.statuses import Status
 
@@ -50,7 +51,7 @@ class NewGroup:
     copies, and stores `{}` as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for `Codec.encode`. If
     `dropped` is a list, the groups removed in the same transaction are added to it after the commit. `worker` is the
     worker name recorded with the put, and `put_step` the train step given to it. `fields` has the fields of the
-    rollouts, if they are known.
+    rollouts, if they are known. If rollouts consist of `segments`, these are in the place of `rollouts`.
 
     A group from another store has its `payload`, which is stored unchanged, and its `times_sampled`, `deliveries`,
     `error` and `trained_step`; `rollouts` are then only read.
@@ -78,6 +79,17 @@ class NewGroup:
     put_step: int | None = None
     trained_step: int | None = None
     fields: GroupFields | None = None
+    segments: Segments | None = None
+
+    @property
+    def entries(self) -> list[Any]:
+        """The rollouts as they were put: a list of its segments for one that was given so."""
+        return list(self.rollouts) if self.segments is None else self.segments.nested(self.rollouts)
+
+    @property
+    def count(self) -> int:
+        """The number of rollouts, whatever they consist of."""
+        return len(self.rollouts) if self.segments is None else self.segments.count
 
 
 @dataclass(slots=True)
@@ -88,7 +100,8 @@ class StorageItem(Generic[R]):
     steps, `times_sampled` counts the draws of the group (including this one, if it was drawn), `created_at` is in
     seconds since the epoch, `reward` the mean of its rollouts (None where none has one), `error` the reason why a group
     was set aside as FAILED, `deliveries` the number of leases without acknowledgement, and `item` the list of its
-    rollouts, empty where the payload can't be decoded. `probability` is the group's probability in the draw, and
+    rollouts as they were put, empty where the payload can't be decoded; `segments` says of what its rollouts consist,
+    None for whole ones. `probability` is the group's probability in the draw, and
     `weight` its importance weight, if the draw asked for them. `worker` is the worker name recorded with its put, and
     `trained_step` the train step of its last consumption (draw without a lease, or acknowledgement), None if unknown.
     """
@@ -111,11 +124,22 @@ class StorageItem(Generic[R]):
     weight: float | None = None
     worker: str | None = None
     trained_step: int | None = None
+    segments: Segments | None = None
+
+    @property
+    def flat(self) -> list[R]:
+        """The rollouts, or the segments that they consist of, in one list."""
+        return flat(self.item)
+
+    @property
+    def rollouts(self) -> int:
+        """The number of rollouts, whatever they consist of."""
+        return len(self.item) if self.segments is None else self.segments.count
 
     def _repr_html_(self) -> str:
         facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"
         columns = ("rollout_id", "status", "reward", "finish_reason", "response", "error_msg")
-        rows = [[_field(one, name) for name in columns] for one in self.item]
+        rows = [[_field(one, name) for name in columns] for one in self.flat]
         return notebook.table(f"{facts}, staleness {self.staleness}", columns, rows)
 
 

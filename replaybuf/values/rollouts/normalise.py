@@ -33,13 +33,6 @@ _MANY_TOKENS = 10_000
 _computing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
 
-def as_group(items: Any) -> list[Any]:
-    """Return the rollouts of a group as a list. Raises RolloutError."""
-    if isinstance(items, (list, tuple)):
-        return list(items)
-    raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
-
-
 @dataclass(slots=True)
 class Normalised:
     """The result of the put rules for a group.

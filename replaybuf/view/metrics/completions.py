@@ -44,7 +44,7 @@ def batch_metrics(drawn: Drawn, *, now: float, prefix: str = "batch/") -> dict[s
 
 
 def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
-    found: dict[str, float] = {"groups": len(items), "rollouts": sum(len(item.item) for item in items)}
+    found: dict[str, float] = {"groups": len(items), "rollouts": sum(item.rollouts for item in items)}
     if rewards := [item.reward for item in items if item.reward is not None]:
         found |= {"reward/mean": fmean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
     if items:
@@ -86,7 +86,7 @@ def completions_table(
             return rollout_type.get(rollout, name)
         return rollout.get(name) if isinstance(rollout, Mapping) else getattr(rollout, name, None)
 
-    there = [(item, position) for item in items_of(drawn) for position in range(len(item.item))]
+    there = [(item, position) for item in items_of(drawn) for position in range(len(item.flat))]
     if advantages is not None and len(advantages) != len(there):
         raise InputError(
             f"there are {len(there)} rollouts, and {len(advantages)} advantages: give one for each, in their order"

@@ -231,7 +231,7 @@ class GroupRow:
         arrays. Raises DecodeError.
         """
         marks, refreshed_to = self.parsed("marks"), self.refreshed_to
-        rollouts = decode_stored(
+        rollouts, segments = decode_stored(
             codec,
             self.uid,
             self.payload,
@@ -241,7 +241,9 @@ class GroupRow:
             tail=self.tail,
             deferral=deferral,
         )
-        return self.item(rollouts)
+        item = self.item(rollouts if segments is None else segments.nested(rollouts))
+        item.segments = segments
+        return item
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""

@@ -83,7 +83,7 @@ class Presence:
         """Count a group that was put, stored or not; without `tokens` if it wasn't."""
         done = self.of(new.worker)
         done.groups += 1
-        done.rollouts += len(new.rollouts)
+        done.rollouts += new.count
         done.tokens += tokens
         if new.status is Status.FAILED:
             done.failures += 1
