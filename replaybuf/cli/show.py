@@ -129,7 +129,10 @@ def _print_group(found: Described, decoded: list[Decoded] | None) -> None:
         _print_rollouts(found.rollouts, decoded, group["prompt"])
         return
     write("\n")
-    print_table([one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts], ROLLOUTS)
+    rows = [one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts]
+    print_table(
+        [one if one["parent"] is None else one | {"position": f"└ {one['position']}"} for one in rows], ROLLOUTS
+    )
 
 
 def _show_extremes(
@@ -219,7 +222,8 @@ def _print_heading(row: Row, of: str) -> None:
         "finish": row["finish_reason"],
     }
     said = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
-    line = Text(f"\n{escape_line(of)}{' ' if of else ''}rollout {row['position']}", style="bold").append("  ")
+    place = f"rollout {row['position']}" if row["parent"] is None else f"└ {row['position']}, after {row['parent']}"
+    line = Text(f"\n{escape_line(of)}{' ' if of else ''}{place}", style="bold").append("  ")
     console().print(line.append(escape_line(said), style=f"not bold {STYLES.get(row['status'], '')}"), soft_wrap=True)
 
 

@@ -59,6 +59,7 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
             error=None if group.error is None else checks.check_storable(group.error, "error"),
             worker=None if group.worker is None else check_worker(group.worker),
             trained_step=None if group.trained_step is None else checks.check_step(group.trained_step, "trained_step"),
+            segments=group.segments,
         )
         if len(new.rollouts) != len(group.rollouts):
             raise FileError(f"the payload has {len(new.rollouts)} rollouts, and there are {len(group.rollouts)} here")
@@ -134,7 +135,7 @@ class Survey:
         """Count a group."""
         lane = (group.task_name, group.status)
         self.groups[lane] += 1
-        self.rollouts[lane] += len(group.rollouts)
+        self.rollouts[lane] += len(group.rollouts) if group.segments is None else group.segments.count
         for notice in group.notices:
             self.notices[notice] += 1
             self.examples.setdefault(notice, group.place)
@@ -263,7 +264,7 @@ async def import_groups(
                 )
             cursor = replace(moved, version=moved.version + 1)
             done.groups += len(batch)
-            done.rollouts += sum(len(new.rollouts) for new in batch)
+            done.rollouts += sum(new.count for new in batch)
             reporter.add(len(batch), sum(len(new.payload or b"") for new in batch))
     reporter.finish()
     if any(met[lane] != n for lane, n in found.groups.items()):

@@ -1,7 +1,9 @@
 """Groups as rows of files, and back: a row is a rollout, with its group's metadata.
 
 A row has the rollout's fields by their names, and the metadata of its group as `group.uid`, `group.task_name`, ...;
-`group.index` and `group.size` are its place in the group and the number of its rollouts.
+`group.index` and `group.size` are its place in the group and the number of its rollouts. Where rollouts consist of
+segments, a row is one of these: `group.rollout` is the number of its rollout, `group.segment` its place in the list of
+that, and `group.parent` the `group.index` of the one that it continues.
 
 Values are those of JSON, or of Arrow (`files.parquet_files`), for people and other programs; whatever these lack is
 text. An *exact* export also has the group's payload, `group.payload` in the group's first row, and an import reads that
@@ -26,9 +28,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from replaybuf.common.checks import Tags
-from replaybuf.errors import FileError
+from replaybuf.errors import FileError, RolloutError
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.segments import Segments, segmented
 
 Row = dict[str, Any]
 #: A row with its place in the file, for messages: "line 12".
@@ -112,6 +115,7 @@ class FileGroup:
     trained_step: int | None = None
     payload: bytes | None = None
     notices: list[str] = field(default_factory=list)
+    segments: Segments | None = None
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -147,9 +151,37 @@ def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: b
     exact: Row = {} if payload is None else {PAYLOAD: payload}
     made = []
     for index, one in enumerate(rollouts):
-        made.append({**metadata, **exact, f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts), **_fields(one)})
+        place = {f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts), **_place(item.segments, index)}
+        made.append({**metadata, **exact, **place, **_fields(one)})
         exact = {}  # of the whole group: once
     return made
+
+
+def _place(segments: Segments | None, index: int) -> Row:
+    """Return the place of a segment in its rollout; nothing for a whole rollout."""
+    if segments is None:
+        return {}
+    rollout, lengths = segments.rollouts[index], segments.lengths
+    segment = index - segments.rollouts.index(rollout) if lengths is not None and lengths[rollout] else None
+    return {f"{PREFIX}rollout": rollout, f"{PREFIX}segment": segment, f"{PREFIX}parent": segments.parents[index]}
+
+
+def _segments(place: str, rows: Sequence[Row]) -> Segments | None:
+    """Return how the rows of a group belong together, if they are segments. Raises FileError."""
+    if rows[0].get(f"{PREFIX}rollout") is None:
+        return None
+    entries: list[Any] = []
+    for index, row in enumerate(rows):
+        if not (segment := row.get(f"{PREFIX}segment")):
+            entries.append(index if segment is None else [index])
+        elif not entries or not isinstance(entries[-1], list) or len(entries[-1]) != segment:
+            raise FileError(f"{place}: group.segment is {segment!r:.60} in its row {index}, which doesn't follow")
+        else:
+            entries[-1].append(index)
+    try:
+        return segmented(entries, [row.get(f"{PREFIX}parent") for row in rows])[1]
+    except RolloutError as error:
+        raise FileError(f"{place}: {error}") from error
 
 
 def _fields(rollout: Mapping[Any, Any]) -> Row:
@@ -178,17 +210,19 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
     FileError of reason "ends" when the rows end within a group.
     """
     group: FileGroup | None = None
-    size = 0
+    size, read = 0, list[Row]()
     for place, row in rows:
         if group is None:
-            group, size = _begin(place, row)
+            (group, size), read = _begin(place, row), []
         elif (row.get("group.index"), row.get("group.size")) != (len(group.rollouts), size):
             raise FileError(
                 f"{place}: group.index is {row.get('group.index')!r:.60} of {row.get('group.size')!r:.60}, expected "
                 f"{len(group.rollouts)} of {size}: rows are missing, or not in their order"
             )
         group.rollouts.append(_rollout(place, row) if group.payload is None else {})
+        read.append(row)
         if len(group.rollouts) == size:
+            group.segments = _segments(group.place, read)
             yield group
             group = None
     if group is not None:
