@@ -121,8 +121,9 @@ def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]
         if not _ONLY_INT.issuperset(map(type, (*origins, *counts))) or min(*origins, *counts) < 0:
             raise ValueError("no beginnings of lists")
         spend(sum(counts))
-        for place, (at, count) in enumerate(zip(origins, counts, strict=True)):
+        for place, (added, at, count) in enumerate(zip(lists, origins, counts, strict=True)):
             if count and (at >= place or count > len(lists[at])):
                 raise ValueError("a list begins as none that is there")
-            lists[place] = lists[at][:count] + lists[place] if count else lists[place]
+            if count:
+                lists[place] = lists[at][:count] + added
     return lists

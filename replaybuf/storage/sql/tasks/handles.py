@@ -93,7 +93,7 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
         if not isinstance(one.source, bytes):
             blocks = {(one.source, part.block_at): part for part in one.array.parts or (one.array,)}
             by_place.setdefault(one.source.place, {}).update(blocks)
-            uses.update(blocks)
+            uses.update(blocks.keys())
     read: dict[tuple[ByteSource, int], Any] = {}
     for blocks in by_place.values():
         chosen = [(source, part) for (source, _), part in blocks.items()]
