@@ -335,7 +335,7 @@ def _never_stored(new: NewGroup) -> StorageItem:
         reward=None,
         tags=dict(new.tags) if new.tags else None,
         key=new.key,
-        item=new.entries,
+        item=list(new.rollouts) if new.segments is None else new.segments.nested(new.rollouts),
         segments=new.segments,
     )
 

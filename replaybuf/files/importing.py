@@ -35,6 +35,7 @@ from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline, prompt_preview
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import count_of
 
 #: Writes the payloads of rows without one, whose rollouts are dicts.
 _PLAIN: Final = Codec(RolloutType(dict))
@@ -135,7 +136,7 @@ class Survey:
         """Count a group."""
         lane = (group.task_name, group.status)
         self.groups[lane] += 1
-        self.rollouts[lane] += len(group.rollouts) if group.segments is None else group.segments.count
+        self.rollouts[lane] += count_of(group.rollouts, group.segments)
         for notice in group.notices:
             self.notices[notice] += 1
             self.examples.setdefault(notice, group.place)
@@ -264,7 +265,7 @@ async def import_groups(
                 )
             cursor = replace(moved, version=moved.version + 1)
             done.groups += len(batch)
-            done.rollouts += sum(new.count for new in batch)
+            done.rollouts += sum(count_of(new.rollouts, new.segments) for new in batch)
             reporter.add(len(batch), sum(len(new.payload or b"") for new in batch))
     reporter.finish()
     if any(met[lane] != n for lane, n in found.groups.items()):

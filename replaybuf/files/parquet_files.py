@@ -40,8 +40,8 @@ _METADATA: Final = {
     "index": "int32",
     "size": "int32",
     "rollout": "int32",
-    "segment": "int32",
     "parent": "int32",
+    "segments": "int32",
 }
 _TAGS: Final = f"{PREFIX}tags"
 #: The metadata of columns with JSON.

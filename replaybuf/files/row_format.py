@@ -2,8 +2,8 @@
 
 A row has the rollout's fields by their names, and the metadata of its group as `group.uid`, `group.task_name`, ...;
 `group.index` and `group.size` are its place in the group and the number of its rollouts. Where rollouts consist of
-segments, a row is one of these: `group.rollout` is the number of its rollout, `group.segment` its place in the list of
-that, and `group.parent` the `group.index` of the one that it continues.
+segments, a row is one of these: `group.rollout` is the number of its rollout, `group.parent` the `group.index` of the
+segment that it continues, and `group.segments` the number of segments of the rollout, 0 if it wasn't in a list.
 
 Values are those of JSON, or of Arrow (`files.parquet_files`), for people and other programs; whatever these lack is
 text. An *exact* export also has the group's payload, `group.payload` in the group's first row, and an import reads that
@@ -28,10 +28,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from replaybuf.common.checks import Tags
-from replaybuf.errors import FileError, RolloutError
+from replaybuf.errors import FileError
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.segments import Segments, segmented
+from replaybuf.values.rollouts.segments import Segments
 
 Row = dict[str, Any]
 #: A row with its place in the file, for messages: "line 12".
@@ -41,6 +41,7 @@ PREFIX: Final = "group."
 #: The fields of a rollout whose names or values don't fit the columns of the file.
 MORE: Final = f"{PREFIX}more"
 PAYLOAD: Final = f"{PREFIX}payload"
+_OF_SEGMENTS: Final = (f"{PREFIX}rollout", f"{PREFIX}parent", f"{PREFIX}segments")
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 _LISTS: Final = (list, tuple, Set, deque)
@@ -151,37 +152,26 @@ def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: b
     exact: Row = {} if payload is None else {PAYLOAD: payload}
     made = []
     for index, one in enumerate(rollouts):
-        place = {f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts), **_place(item.segments, index)}
+        place = {f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts)}
+        if (segments := item.segments) is not None:
+            rollout, lengths = segments.rollouts[index], segments.lengths
+            values: list[Any] = [rollout, segments.parents[index], lengths and lengths[rollout]]
+            place |= zip(_OF_SEGMENTS, values, strict=True)
         made.append({**metadata, **exact, **place, **_fields(one)})
         exact = {}  # of the whole group: once
     return made
 
 
-def _place(segments: Segments | None, index: int) -> Row:
-    """Return the place of a segment in its rollout; nothing for a whole rollout."""
-    if segments is None:
-        return {}
-    rollout, lengths = segments.rollouts[index], segments.lengths
-    segment = index - segments.rollouts.index(rollout) if lengths is not None and lengths[rollout] else None
-    return {f"{PREFIX}rollout": rollout, f"{PREFIX}segment": segment, f"{PREFIX}parent": segments.parents[index]}
-
-
 def _segments(place: str, rows: Sequence[Row]) -> Segments | None:
     """Return how the rows of a group belong together, if they are segments. Raises FileError."""
-    if rows[0].get(f"{PREFIX}rollout") is None:
+    rollouts, parents, lengths = ([row.get(name) for row in rows] for name in _OF_SEGMENTS)
+    if rollouts[0] is None:
         return None
-    entries: list[Any] = []
-    for index, row in enumerate(rows):
-        if not (segment := row.get(f"{PREFIX}segment")):
-            entries.append(index if segment is None else [index])
-        elif not entries or not isinstance(entries[-1], list) or len(entries[-1]) != segment:
-            raise FileError(f"{place}: group.segment is {segment!r:.60} in its row {index}, which doesn't follow")
-        else:
-            entries[-1].append(index)
+    firsts = [index for index, rollout in enumerate(rollouts) if index == 0 or rollout != rollouts[index - 1]]
     try:
-        return segmented(entries, [row.get(f"{PREFIX}parent") for row in rows])[1]
-    except RolloutError as error:
-        raise FileError(f"{place}: {error}") from error
+        return Segments(parents, None if lengths[0] is None else [lengths[index] or 0 for index in firsts])
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{place}: its segments don't belong together: {error}") from error
 
 
 def _fields(rollout: Mapping[Any, Any]) -> Row:

@@ -118,7 +118,6 @@ class ReplayBuffer:
         """
         if not items:
             return
-        entries = _by_session(items)
         status = status_of(items)
         step = current_train_step if status in EXPIRING_STATUSES else None
         if model_step is not None:  # unlike the buffer's own `model_step`, a response without token ids gets none
@@ -132,7 +131,7 @@ class ReplayBuffer:
         dropped: list[Group] = []
         try:
             uid = await self.buffer.put(
-                entries,
+                _by_session(items),
                 task_name,
                 status=status,
                 current_train_step=step,
@@ -278,12 +277,8 @@ def _groups(left: Sequence[StorageItem]) -> list[list[Any]]:
 
 def _by_session(group: Group) -> list[Any]:
     """Return a group with the segments of each model session in a list: xtuner's trainer counts them as one rollout."""
-
-    def key(rollout: Any) -> Any:
-        session = rollout.rollout_id if rollout.session_id is None else rollout.session_id
-        return id(rollout) if session is None else session
-
-    found = [list(segments) for _, segments in groupby(group, key)]
+    sessions = groupby(group, lambda one: one.rollout_id if one.session_id is None else one.session_id)
+    found = [list(segments) for _, segments in sessions]
     return group if len(found) == len(group) else found
 
 

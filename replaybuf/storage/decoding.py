@@ -42,12 +42,10 @@ def decode_stored(
 ) -> tuple[list[Any], Segments | None]:
     """Return the rollouts of a group, or the segments that these consist of, in one list, and how they belong together.
 
-    Their arrays share the payload's memory, so decode a payload only once.
-
-    `marks` is JSON (`rollouts.marks`), perhaps parsed; `refreshed_to` is the train step of the last refresh, None
-    before the first. The payload stays as stored unless the arrays are modified. `tail` is the rest of a payload whose
-    arrays are kept apart, or the DecodeError of reading it. With a `deferral` the payload may be only a head, and the
-    tail has the loaded pieces. Raises DecodeError.
+    Arrays share the payload's memory, so decode a payload only once. `marks` is JSON (`rollouts.marks`), perhaps
+    parsed; `refreshed_to` is the train step of the last refresh, None before the first. The payload stays as stored
+    unless the arrays are modified. `tail` is the rest of a payload whose arrays are kept apart, or the DecodeError of
+    reading it. With a `deferral` the payload may be only a head, and the tail has the pieces. Raises DecodeError.
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
@@ -74,12 +72,10 @@ def bring_up_to_date(
     """
     try:
         found = Marks.from_json(from_json(marks) if isinstance(marks, str) else marks)
-        if len(rollouts) != len(found.oldest):
+        segments = found.segments
+        if len(rollouts) != len(found.oldest) or (segments is not None and len(segments.rollouts) != len(rollouts)):
             raise DecodeError(f"group {uid}: {len(rollouts)} rollouts in the payload, {len(found.oldest)} expected")
         found.apply(rollouts, refreshed_to, codec.rollout_type)
-        segments = found.segments
-        if segments is not None and len(segments.rollouts) != len(rollouts):
-            raise DecodeError(f"group {uid}: {len(rollouts)} rollouts, and {len(segments.rollouts)} segments expected")
         return segments
     except DecodeError:
         raise

@@ -13,7 +13,7 @@ from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
 from replaybuf.values.rollouts.group_fields import GroupFields
-from replaybuf.values.rollouts.segments import Segments, flat
+from replaybuf.values.rollouts.segments import Segments, count_of, flat
 from replaybuf.values.rollouts.staleness import ExpiryRule
 from replaybuf.values.rollouts.statuses import Status
 
@@ -81,16 +81,6 @@ class NewGroup:
     fields: GroupFields | None = None
     segments: Segments | None = None
 
-    @property
-    def entries(self) -> list[Any]:
-        """The rollouts as they were put: a list of its segments for one that was given so."""
-        return list(self.rollouts) if self.segments is None else self.segments.nested(self.rollouts)
-
-    @property
-    def count(self) -> int:
-        """The number of rollouts, whatever they consist of."""
-        return len(self.rollouts) if self.segments is None else self.segments.count
-
 
 @dataclass(slots=True)
 class StorageItem(Generic[R]):
@@ -134,7 +124,7 @@ class StorageItem(Generic[R]):
     @property
     def rollouts(self) -> int:
         """The number of rollouts, whatever they consist of."""
-        return len(self.item) if self.segments is None else self.segments.count
+        return count_of(self.item, self.segments)
 
     def _repr_html_(self) -> str:
         facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"

@@ -64,9 +64,7 @@ def sequences(
     fields: Mapping[str, str | None] | None = None,
     reward_key: str = SCORE,
 ) -> list[TokenSequence]:
-    """Return the rollouts of all groups, in order, as sequences; of those that consist of segments a sequence for each.
-
-    The segments of a rollout have its advantage.
+    """Return the rollouts of all groups, in order, as sequences; segments of a rollout each, with its advantage.
 
     Rollouts need `prompt_ids`, `response_ids` and `reward`, and may have `logprobs` and `response_mask` (0 or 1), each
     as long as the response; `fields` maps these names to other ones, and `reward_key` is the part of a dict reward, as

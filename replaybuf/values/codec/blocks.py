@@ -93,10 +93,7 @@ class BlockWriter:
         return references
 
     def column(self, arrays: Sequence[AnyArray], origins: Sequence[int] | None = None) -> int | None:
-        """Return the entry of the arrays of a column; None if they can't be in one.
-
-        `origins` has the index of an earlier array for each, as which it may begin.
-        """
+        """Return the entry of the arrays of a column, each of which may begin as that at its origin, or None."""
         first, rows = arrays[0], len(arrays)
         dtype, dimensions = first.dtype, first.ndim
         if not _ONLY_ARRAYS.issuperset(map(type, arrays)) or dtype.hasobject:
@@ -317,11 +314,10 @@ class BlockReader:
 
     def _bytes_in(self, inside: Any) -> int:
         """Return the size of an array in one block, or in several. Raises any exception if invalid."""
-        if type(inside) is not list:
-            return self._head.sizes[inside] if inside >= 0 else -1
-        blocks, sizes = inside[::2], inside[1::2]
-        known = [0 <= size <= self._head.sizes[block] for block, size in zip(blocks, sizes, strict=True) if block >= 0]
-        return sum(sizes) if len(known) == len(blocks) and all(known) else -1
+        known = self._head.sizes
+        parts = inside if type(inside) is list else [inside, known[inside]]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return sum(parts[1::2]) if all(one >= 0 and 0 <= size <= known[one] for one, size in pairs) else -1
 
     def _spend(self, nbytes: int) -> None:
         """Raise ValueError if more bytes are read as arrays than such a payload can have."""

@@ -30,8 +30,8 @@ from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS = range(6)
 
-#: The index of the rollout that each continues, a lower one, or None.
-Parents = Sequence[int | None]
+#: For each segment the index of an earlier one that it continues, or None; None for whole rollouts.
+Parents = Sequence[int | None] | None
 
 _COUNTED: Final = frozenset({str, bytes, int, bool})
 _TEXTS: Final = frozenset({str, bytes, type(None)})
@@ -46,7 +46,7 @@ class ColumnWriter:
 
     __slots__ = ("_blocks", "_numeric", "_origins", "values")
 
-    def __init__(self, blocks: BlockWriter, numeric: frozenset[str], parents: Parents | None = None) -> None:
+    def __init__(self, blocks: BlockWriter, numeric: frozenset[str], parents: Parents = None) -> None:
         self._blocks = blocks
         self._numeric = numeric
         # Of segments: the one whose values each may begin with. Those that continue none often have the same prompt.

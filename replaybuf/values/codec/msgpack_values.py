@@ -81,7 +81,7 @@ class Packing:
         omitted: frozenset[str],
         refs: RefValues,
         numeric: frozenset[str] = frozenset(),
-        parents: Parents | None = None,
+        parents: Parents = None,
     ) -> Packed:
         """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
 

@@ -85,15 +85,13 @@ class Codec:
         self._packing = Packing(handlers, self._converters, instances)
         self._tags = type_tags((self._converters, instances, *handlers))
 
-    def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents | None = None) -> bytes:
+    def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None) -> bytes:
         """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
 
         `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
         the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; RolloutError,
-        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored.
-
-        `parents` has, for each rollout of a group of segments, the index of an earlier one that it continues, or None:
-        what its arrays and long lists of numbers begin with as that one's do is stored once.
+        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`),
+        arrays and long lists of numbers are stored as the beginning of their parent's, and what they add.
         """
         return self.encode_split(rollouts, fetched, sealed=False, parents=parents).joined()
 
@@ -104,7 +102,7 @@ class Codec:
         *,
         sealed: bool = True,
         numeric: frozenset[str] = frozenset(),
-        parents: Parents | None = None,
+        parents: Parents = None,
     ) -> SplitPayload:
         """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
 
@@ -223,7 +221,7 @@ class Codec:
         form.verify(payload, tail)
 
     def _pack(
-        self, fields: Sequence[dict[str, Any]], refs: RefValues, numeric: frozenset[str], parents: Parents | None
+        self, fields: Sequence[dict[str, Any]], refs: RefValues, numeric: frozenset[str], parents: Parents
     ) -> Packed:
         try:
             return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric, parents)

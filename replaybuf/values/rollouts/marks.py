@@ -45,9 +45,9 @@ class Marks:
     staleness: list[int] | None = None
     masked: int | None = None
     due: list[bool] | None = None
-    rollouts: list[int] | None = None
-    parents: list[int | None] | None = None
-    lengths: list[int] | None = None
+    rollouts: Sequence[int] | None = None
+    parents: Sequence[int | None] | None = None
+    lengths: Sequence[int] | None = None
 
     @classmethod
     def of(
@@ -86,10 +86,8 @@ class Marks:
 
     @property
     def segments(self) -> Segments | None:
-        """How the rollouts consist of segments; None for whole ones. Raises ValueError or TypeError."""
-        if self.rollouts is None or self.parents is None:
-            return None
-        return Segments(self.rollouts, self.parents, self.lengths)
+        """How the rollouts consist of segments; None for whole ones."""
+        return None if self.parents is None else Segments(self.parents, self.lengths)
 
     @property
     def oldest_step(self) -> int | None:

@@ -27,6 +27,7 @@ from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, n
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.segments import count_of
 
 # Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
@@ -83,7 +84,7 @@ class Presence:
         """Count a group that was put, stored or not; without `tokens` if it wasn't."""
         done = self.of(new.worker)
         done.groups += 1
-        done.rollouts += new.count
+        done.rollouts += count_of(new.rollouts, new.segments)
         done.tokens += tokens
         if new.status is Status.FAILED:
             done.failures += 1
