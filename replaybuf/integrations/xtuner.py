@@ -277,7 +277,7 @@ def _groups(left: Sequence[StorageItem]) -> list[list[Any]]:
 
 def _by_session(group: Group) -> list[Any]:
     """Return a group with the segments of each model session in a list: xtuner's trainer counts them as one rollout."""
-    sessions = groupby(group, lambda one: one.rollout_id if one.session_id is None else one.session_id)
+    sessions = groupby(group, lambda one: (one.rollout_id or id(one)) if one.session_id is None else one.session_id)
     found = [list(segments) for _, segments in sessions]
     return group if len(found) == len(group) else found
 
