@@ -58,8 +58,8 @@ class DrawRequest:
         By default a draw with a timeout needs all groups of its sizes, and one without needs none.
         """
         status, exponent = statuses.check(group_status), check_exponent(beta)
-        if status == Status.ARCHIVED:
-            raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
+        if status in (Status.ARCHIVED, Status.FILLING):
+            raise InputError(f"{status} groups are never drawn; read them with find({{'status': '{status}'}})")
         node = None if where is None else parse(where, statuses)
         wanted, patience = check_sizes(sizes), check_timeout(timeout)
         if at_least is not None:
