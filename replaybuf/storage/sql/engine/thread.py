@@ -163,7 +163,9 @@ class DatabaseThread:
             self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         self.loop.close()
 
-    async def run(self, work: Callable[[], Awaitable[T]], *, undo: Callable[[Any], Awaitable[object]] | None = None) -> T:
+    async def run(
+        self, work: Callable[[], Awaitable[T]], *, undo: Callable[[Any], Awaitable[object]] | None = None
+    ) -> T:
         """Run `work()` in the database's thread and return its result.
 
         When the caller is cancelled, work already begun is completed, and then `undo(result)` is run until it is
