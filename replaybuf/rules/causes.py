@@ -20,6 +20,8 @@ from replaybuf.values.rollouts.statuses import Status
 
 #: Producers that are alive, but have put nothing for so long and generate nothing, do nothing.
 _IDLE_SECONDS = 600.0
+#: Advice for workers that a restore fenced off.
+_REJOIN = "; a worker that catches FencedError and builds its buffer again outlives restores"
 #: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
 _LONGEST, _TASKS_COMPARED = 200, 1000
 # Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
@@ -288,9 +290,11 @@ def _ends_of(workers: Sequence[Worker], about: Circumstances) -> str:
     """Return when each worker ended or was last seen, in words; the latest first."""
     ends: dict[str, str] = {}
     for one in sorted(workers, key=lambda one: -one.seen_at):
-        silent = "was killed: last seen" if one.killed else "went silent: last seen"
-        did = {"ended": "ended", "silent": silent}.get(one.state(about.now), "was fenced off by a restore: last seen")
-        ends.setdefault(one.name, f"{named(one.name)} {did} at {clock(one.ended_at or one.seen_at, about.now)}")
+        did = ["was killed" if one.killed else "went silent"] if one.state(about.now) == "silent" else []
+        did += ["was fenced off by a restore"] if about.is_fenced(one) else []
+        seen = "ended" if one.ended_at is not None else "last seen"
+        end = f"{' or '.join(did)}: {seen}" if did else seen
+        ends.setdefault(one.name, f"{named(one.name)} {end} at {clock(one.ended_at or one.seen_at, about.now)}")
     return joined([*ends.values()])
 
 
@@ -298,12 +302,13 @@ def _absent(need: Need) -> Said:
     """Nobody has put anything; all producers are gone; some fell silent at the last put; or all are idle for long."""
     about, last = need.about, need.about.last(need.task)
     start = "Start the producers, or see that they use the same url, name and task"
+    if about.abandoned:
+        again = f"Start them again{_REJOIN if any(map(about.is_fenced, about.producers)) else ''}"
+        return f"no producer is left: {_ends_of(about.producers, about)}", again
     if not about.tasks:
         known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
         open_too = f"; {people(known, 'has it open', 'have it open')}" if known else ""
         return f"nothing was ever put into this buffer{open_too}", start
-    if about.abandoned:
-        return f"no producer is left: {_ends_of(about.producers, about)}", "Start them again"
     if not about.producers:  # who has put the last group may not have given a sign of life yet
         known_soon = last is not None and about.now - last < SILENT_SECONDS
         return None if known_soon else ("nobody is known to put any", start)
@@ -313,10 +318,14 @@ def _absent(need: Need) -> Said:
 
 
 def _gone(need: Need) -> list[Worker]:
-    """Return the producers that fell silent about the time of the last put or later, and have no successors."""
+    """Return the producers that fell silent about the time of the last put or later, or were fenced off.
+
+    Those that have successors are left out.
+    """
     about, alive, last = need.about, {one.name for one in need.about.alive}, need.about.last(need.task)
-    silent = [one for one in about.producers if one.name not in alive and one.state(about.now) == "silent"]
-    return [one for one in silent if last is not None and one.seen_at >= last - LIVE_SECONDS]
+    lost = [one for one in about.producers if one.state(about.now) == "silent" or about.is_fenced(one)]
+    lost = [one for one in lost if one.name not in alive]
+    return [one for one in lost if last is not None and one.seen_at >= last - LIVE_SECONDS]
 
 
 def _needed(need: Need) -> str:
@@ -363,7 +372,7 @@ def _drawn(about: Circumstances) -> str:
     return who + ("nobody has drawn any yet" if last is None else f"the last draw was at {clock(last.time, about.now)}")
 
 
-_FENCED = Cause(Reason.FENCED, _fenced, "It ends with a FencedError: build the buffer anew to join the restored run")
+_FENCED = Cause(Reason.FENCED, _fenced, "It ends with a FencedError: build the buffer again to join the restored run")
 _LOOK = "(replaybuf ls --status {}, where unfit=, or keep_unfit=True of a put, keeps them)"
 
 _FOR_GROUPS = (

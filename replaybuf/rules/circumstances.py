@@ -203,11 +203,13 @@ class Circumstances:
         return [one for one in self.producers if one.is_alive(self.now) and not self.is_fenced(one)]
 
     def is_fenced(self, worker: Worker) -> bool:
-        """Return whether a worker opened the buffer before another one restored it, so that it can put nothing."""
+        """Return whether another process restored the buffer while this one had it open, so that it can put nothing."""
         restored = self.restored
-        if restored is None or any(time > restored.time for time in self.last_put.values()):
-            return False  # somebody goes on, perhaps this process with a buffer that it opened later
-        return worker.started_at < restored.time and worker.name != restored.worker
+        if restored is None or worker.started_at >= restored.time:
+            return False
+        by = {(one.host, one.pid) for one in self.workers if one.name == restored.worker}
+        left = worker.seen_at + LIVE_SECONDS if worker.ended_at is None else worker.ended_at
+        return left >= restored.time and (worker.host, worker.pid) not in by
 
     @cached_property
     def replaced(self) -> list[Worker]:
@@ -222,8 +224,9 @@ class Circumstances:
         return found
 
     def state_of(self, worker: Worker) -> str:
-        """Return `Worker.state`, or "replaced" for a silent one that has a successor."""
-        return "replaced" if worker in self.replaced else worker.state(self.now)
+        """Return `Worker.state`, "replaced" for a silent one that has a successor, or "fenced" for a live one."""
+        state = "replaced" if worker in self.replaced else worker.state(self.now)
+        return "fenced" if state == "alive" and self.is_fenced(worker) else state
 
     @property
     def consumers(self) -> list[Wait]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from replaybuf.rules.causes import explain
 from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.needs import Need, Reason
+from replaybuf.rules.needs import Need, Reason, head_of
 from replaybuf.rules.transitions import Tally
 from replaybuf.rules.words import clock, groups, named, wanted
 from replaybuf.values.rollouts.statuses import Status
@@ -50,16 +50,21 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
     explained = explain(wait, about)
     if not explained:
         return _ready(wait, about)
-    (need, (first, *others)), *rest = explained
-    also = [(cause.text, cause.cause.reason) for cause in others]
-    also += [(f"{other.head}: {cause.text}", cause.cause.reason) for other, (cause, *_) in rest[:_TASKS_NAMED]]
+    (need, causes), *rest = explained
+    said = {(cause.text, cause.advice): (cause, [need]) for cause in causes}
+    for other, (cause, *_) in rest:
+        said.setdefault((cause.text, cause.advice), (cause, []))[1].append(other)
+    (first, alike), *others = [*said.values()][: len(causes) + _TASKS_NAMED]
+    also = [
+        (cause.text if of == [need] else f"{head_of(of)}: {cause.text}", cause.cause.reason) for cause, of in others
+    ]
     facts = [Fact(line_of(need))] if wait.kind == "groups" else []
     facts += [Fact("; ".join(text for text, _ in also), also[0][1])] if also else []
     if wait.kind != "room" and (last := about.last_take) is not None:
         who = "" if last.worker is None else f" by {named(last.worker)}"
         facts.append(Fact(f"last drawn: {groups(last.groups)}{who} at {clock(last.time, about.now)}"))
     final = first.cause.final and wait.kind == "groups"
-    return Diagnosis(first.cause.reason, first.sentence(need.head), need.task or None, tuple(facts), final)
+    return Diagnosis(first.cause.reason, first.sentence(head_of(alike)), need.task or None, tuple(facts), final)
 
 
 def line_of(need: Need) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import levels
-from replaybuf.rules.words import named
+from replaybuf.rules.words import joined, listed, named
 from replaybuf.values.rollouts.statuses import Status
 
 #: Groups that arrive within this many seconds cover what is missing: then nothing else is the reason.
@@ -108,15 +108,16 @@ class Need:
         good, *bad = (self.about.put(self.task, status, self.about.before) for status in statuses)
         return self.flying * (good / (good + sum(bad)) if any(bad) else 1) >= self.missing
 
-    @property
-    def head(self) -> str:
-        """The beginning of a sentence about the need."""
-        if self.wait.kind == "trainer":
-            return "There is nothing to do for the workers"
-        if self.wait.kind == "room":
-            return f"No room for {named(self.task)}"
-        much = "Nothing" if self.available == 0 else "Too little"
-        return f"{much} is ready for {named(self.task)} ({self.available:,} of {self.least:,})"
+
+def head_of(needs: Sequence[Need]) -> str:
+    """Return the beginning of a sentence about needs of one wait that have the same cause."""
+    kind = needs[0].wait.kind
+    if kind == "trainer":
+        return "There is nothing to do for the workers"
+    if kind == "room":
+        return f"No room for {listed(one.task for one in needs)}"
+    much = "Too little" if any(one.available for one in needs) else "Nothing"
+    return f"{much} is ready for {joined([f'{named(one.task)} ({one.available:,} of {one.least:,})' for one in needs])}"
 
 
 #: A sentence, or a sentence and the advice; None if the cause doesn't hold.

@@ -12,6 +12,7 @@ from typing import Any
 
 from replaybuf.common import units
 from replaybuf.common.units import time_of
+from replaybuf.rules.causes import explain
 from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Held, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Fact, diagnose
 from replaybuf.rules.transitions import Tally
@@ -142,7 +143,11 @@ def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool)
         bool(chosen),
         None if drawing or asked else last_given_up(tx, buffer, question.task),
         [_explained(tx, buffer, one, about) for one in shown],
-        [_task(about, task) for task in sorted({task for task, _, _ in about.tallies})],
+        [
+            _task(about, task)
+            for task in sorted({task for task, _, _ in about.tallies})
+            if question.task is None or task == question.task
+        ],
         [_row(one) for one in about.held],
         [_row(one) | {"state": about.state_of(one)} for one in about.workers],
         None if about.trainer is None else asdict(about.trainer),
@@ -180,14 +185,20 @@ def _explained(tx: ReadTransaction, buffer: str, one: Waiter, about: Circumstanc
 def _answers(
     tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances, waiters: Sequence[Waiter]
 ) -> list[Waiter]:
-    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones."""
+    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones.
+
+    Tasks that lack groups for one cause are in one draw.
+    """
     known = [one.limits for one in waiters if one.limits is not None]
     limits = known[0] if known else read_limits(tx, buffer)
     tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
-    draws = [
-        Wait({task: question.size}, status=question.status, query=question.query) for task in tasks or ["any task"]
-    ]
-    return [Waiter(draw, limits) for draw in draws]
+    alike: dict[str, list[str]] = {}
+    for task in tasks or ["any task"]:
+        draw = Wait({task: question.size}, status=question.status, query=question.query)
+        explained = explain(draw, matching(tx, buffer, draw, replace(about, limits=limits)))
+        alike.setdefault(explained[0][1][0].text if explained else task, []).append(task)
+    wants = [dict.fromkeys(of, question.size) for of in alike.values()]
+    return [Waiter(Wait(one, status=question.status, query=question.query), limits) for one in wants]
 
 
 _DRAWN = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
