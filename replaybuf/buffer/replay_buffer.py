@@ -498,6 +498,8 @@ class ReplayBuffer(Generic[R]):
             self.rollout_type.require_of_class("response_mask", "task_token_stale_thresholds")
         check = self.rollout_type.statuses.check
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
+        if Status.FILLING in chosen:
+            raise InputError("groups that fill have no staleness until they are whole: leave the status filling out")
         check_dropped(dropped)
         refresh = Refresh(step, rules, chosen, dropped)
         refreshing = self.storage.refresh(refresh)

@@ -218,9 +218,8 @@ def updated(status: Status, new: Status) -> Transition:
 
 def removed(place: Place, why: Tally) -> Transition:
     """Return the transition of a group that is removed other than by a draw: EVICTED, DROPPED, DELETED, REPLACED,
-    PRUNED. Rollouts of a group that fills are replaced by their group, which isn't counted."""
-    joins = place.status == Status.FILLING and why == Tally.REPLACED
-    return _step(place, None, {} if joins else {why: 1})
+    PRUNED. Rollouts of a group that fills weren't counted as put, and aren't as removed."""
+    return _step(place, None, {} if place.status == Status.FILLING else {why: 1})
 
 
 def is_last(group: Group, limits: Limits) -> bool:

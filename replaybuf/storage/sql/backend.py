@@ -26,8 +26,8 @@ from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of,
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.filling import list_parts
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
+from replaybuf.storage.sql.statements.parts import list_parts
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks import encoding

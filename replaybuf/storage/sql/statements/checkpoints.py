@@ -23,10 +23,10 @@ from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint, last
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin, read_lane_tallies, totals
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
-from replaybuf.storage.sql.statements.filling import forget_names
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of, runs_race
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.ordering import enter_race
+from replaybuf.storage.sql.statements.parts import forget_names
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, read_rows, uid_in

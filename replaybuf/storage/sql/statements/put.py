@@ -26,7 +26,6 @@ from replaybuf.storage.sql.statements.eviction import (
 )
 from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.filling import check_name, place_part
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import (
@@ -39,6 +38,7 @@ from replaybuf.storage.sql.statements.new_rows import (
     most_bytes,
     payload_row,
 )
+from replaybuf.storage.sql.statements.parts import check_name, place_part
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_again
 from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once

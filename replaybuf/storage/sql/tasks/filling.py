@@ -15,7 +15,7 @@ from typing import Any
 from replaybuf.errors import ConflictError, DecodeError, FullError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.thread import DatabaseThread
-from replaybuf.storage.sql.statements.filling import LastRolloutError, overdue, read_parts
+from replaybuf.storage.sql.statements.parts import LastRolloutError, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
