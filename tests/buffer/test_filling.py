@@ -254,3 +254,20 @@ async def test_a_snapshot_has_groups_that_fill(buffer: ReplayBuffer, shared_url:
         for number in (1, 2):
             await other.put(one(number), TASK, **OPTIONS)
         assert await contents(other) == {"completed": [[1, 0, 2]]}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+async def test_an_export_and_its_import_have_groups_that_fill(
+    buffer: ReplayBuffer, shared_url: str, tmp_path: Any, suffix: str
+) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    for index in (1, 2):
+        await buffer.put(one(index), TASK, index=index, **OPTIONS)
+    await buffer.put(one(8), TASK)
+    await buffer.export(tmp_path / f"x.{suffix}", exact=True)
+    async with build(shared_url, name="other") as other:
+        await other.import_from(tmp_path / f"x.{suffix}")
+        assert (await other.filling(TASK))["p1"].missing == [0]
+        await other.put(one(0), TASK, **OPTIONS)
+        assert sorted((await contents(other))["completed"]) == [[0, 1, 2], [8]]
