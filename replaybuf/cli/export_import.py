@@ -133,7 +133,7 @@ def import_(
     \b
     Examples:
       replaybuf import run.db rollouts.jsonl --dry-run
-      replaybuf import run.db completions.parquet --as-task math --field response=completion
+      replaybuf import run.db a.parquet --as-task math --field response=text
     """
     wanted = ImportOptions(task, commands.status_of(status), partial, again, dry_run)
     mapped = ColumnMapping(_fields(field), as_task, commands.status_of(as_status), key, as_they_are)

@@ -97,8 +97,8 @@ def ls(
     \b
     Examples:
       replaybuf ls run.db --task math --order-by -reward --limit 5
-      replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
-      replaybuf ls run.db --status failed --format json --limit all | jq '.[].error'
+      replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": 4}'
+      replaybuf ls run.db --status failed --format json | jq '.[].error'
     """
     reader, at_most = open_reader(url), commands.read_limit(limit)
     query, order, count = query_of(where, task, status), order_of(order_by), output.for_people
@@ -149,10 +149,10 @@ def sql(
     \b
     Examples:
       replaybuf sql run.db
-      replaybuf sql run.db "SELECT task_name, count(*), avg(reward) FROM groups GROUP BY 1"
-      replaybuf sql run.db "SELECT * FROM rollouts WHERE finish_reason = 'length'" --format csv > long.csv
-      replaybuf sql run.db "SELECT tags ->> 'level' AS level, avg(reward) FROM groups GROUP BY 1"
-      replaybuf sql run.db "SELECT worker, avg(reward) FROM batch_groups WHERE step = 413 GROUP BY 1"
+      replaybuf sql run.db "SELECT task_name, count(*) FROM groups GROUP BY 1"
+      replaybuf sql run.db "SELECT * FROM rollouts" --format csv > all.csv
+      replaybuf sql run.db "SELECT tags ->> 'level', reward FROM groups"
+      replaybuf sql run.db "SELECT step, worker, reward FROM batch_groups"
       replaybuf sql run.db "SELECT worker, wants, reason FROM waiters"
     """
     if statement is None:
@@ -318,7 +318,7 @@ def requeue(
     \b
     Examples:
       replaybuf requeue run.db --status failed --dry-run
-      replaybuf requeue run.db --status filtered --where '{"reward": {"$gte": 0.5}}'
+      replaybuf requeue run.db --status filtered --where '{"worker": "gpu-7"}'
       replaybuf requeue run.db --uid 17 --uid 23 --yes
     """
     if status is not None and status not in _SET_ASIDE:

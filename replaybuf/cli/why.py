@@ -37,14 +37,18 @@ def why(
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    There is a line for each process that waits at this moment. Where none waits for groups, the first line says who
-    gave up last (or went silent, for it was killed), if that was within a day, and who did has not gone on since;
-    where none waits at all, the next is about a draw of one group that somebody might do now. So it is with --size,
-    --status or --where, which say what for. Other causes, which may come next, follow as "also". Below are the groups
-    by status with what was put and drawn since the beginning, who leases groups and until when, the workers (a
-    "silent" one was killed, or gave no sign of life for a minute, or for 15 seconds of a wait, without having ended,
-    and did at least what is shown; it is "replaced" once a later one does the same; a "fenced" one had the buffer open
-    when another process restored it), and the limits in force.
+    Each process that waits now has a line. Causes that may come next follow as "also". Where nobody waits for groups,
+    the first line says who gave up last, within a day, and has not gone on since. Where nobody waits at all, the next
+    line explains a draw of one group; --size, --status and --where ask about another draw.
+
+    Below are the groups of each task, leases, workers, and the limits in force.
+
+    \b
+    A worker is
+      silent    if it was killed, or sent no heartbeat for a minute (15 seconds
+                of a wait); its counts are those of its last heartbeat
+      replaced  once a later worker does what the silent one did
+      fenced    if another process restored the buffer while it had it open
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -116,6 +120,8 @@ def print_processes(found: Waits, *, several: bool = False) -> None:
             write(["\n", title])
             print_table(rows, of_rows, found.now)
             title = ""
+    if any(one["state"] == "silent" for one in workers):
+        print_line("(what silent workers did is counted until their last heartbeat)")
 
 
 def _further(found: Waits) -> list[str]:
