@@ -6,16 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from replaybuf.cli.commands import (
-    TEXT,
-    Buffer,
-    Out,
-    Url,
-    Where,
-    argument,
-    option,
-    status_of,
-)
+from replaybuf.cli import commands
 from replaybuf.cli.groups import query_of, trainer_text
 from replaybuf.cli.output import print_line, print_table, write
 from replaybuf.common import units
@@ -28,19 +19,21 @@ from replaybuf.view.wait_reasons import TASKS, DrawQuestion, ExplainedWait, Wait
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
 
-Task = Annotated[str | None, argument("TASK", "Only waits for groups of this task.")]
-Size = Annotated[int | None, option("--size", "Ask for a draw of so many groups.", min=1)]
-OfStatus = Annotated[str | None, option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")]
+Task = Annotated[str | None, commands.argument("TASK", "Only waits for groups of this task.")]
+Size = Annotated[int | None, commands.option("--size", "Ask for a draw of so many groups.", min=1)]
+OfStatus = Annotated[
+    str | None, commands.option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")
+]
 
 
 def why(
-    url: Url,
-    output: Out = TEXT,
+    url: commands.Url,
+    output: commands.Out = commands.TEXT,
     task: Task = None,
-    buffer: Buffer = None,
+    buffer: commands.Buffer = None,
     size: Size = None,
     status: OfStatus = None,
-    where: Where = None,
+    where: commands.Where = None,
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
@@ -49,7 +42,8 @@ def why(
     next, follow as "also". Below are the groups by status with what was put and drawn since the beginning, who leases
     groups and until when, the workers (a "silent" one was killed, or gave no sign of life for a minute, or for 15
     seconds of a wait, without having ended, and did at least what is shown; it is "replaced" once a later one does the
-    same), the limits in force, the last draw, and the last wait that timed out.
+    same; a "fenced" one had the buffer open when another process restored it), the limits in force, the last draw, and
+    the last wait that timed out.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -61,7 +55,7 @@ def why(
       replaybuf why run.db --format json | jq -r '.[].waits[].reason'
     """
     query_of(where, None, None)  # raises for an invalid query before the database is opened
-    question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
+    question = DrawQuestion(task, size or 1, commands.status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
     found = reader.read(lambda tx: read_waits(tx, buffer, question, asked=asked))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS, Circumstances, Held, Wait, Worker
-from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said
+from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, head_of
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally
 from replaybuf.rules.words import are, brief, clock, counted, groups, joined, listed, named, people, wanted
@@ -24,6 +24,8 @@ from replaybuf.values.rollouts.statuses import Status
 
 #: Producers that are alive, but have put nothing for so long and generate nothing, do nothing.
 _IDLE_SECONDS = 600.0
+#: Advice for workers that a restore fenced off.
+_REJOIN = "; a worker that catches FencedError and builds its buffer again outlives restores"
 #: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
 _LONGEST, _TASKS_COMPARED = 200, 1000
 # Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
@@ -35,9 +37,14 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
     explained = _explain(wait, about)
     if not explained:
         return _ready(wait, about)
-    (need, (first, *others)), *rest = explained
-    also = [(found.text, found.cause.reason) for found in others]
-    also += [(f"{other.head}: {found.text}", found.cause.reason) for other, (found, *_) in rest[:_TASKS_NAMED]]
+    (need, causes), *rest = explained
+    said = {(found.text, found.advice): (found, [need]) for found in causes}
+    for other, (found, *_) in rest:
+        said.setdefault((found.text, found.advice), (found, []))[1].append(other)
+    (first, alike), *others = [*said.values()][: len(causes) + _TASKS_NAMED]
+    also = [
+        (found.text if of == [need] else f"{head_of(of)}: {found.text}", found.cause.reason) for found, of in others
+    ]
     facts = [Fact(need.line)] if wait.kind == "groups" else []
     facts += [Fact("; ".join(text for text, _ in also), also[0][1])] if also else []
     if wait.kind != "room" and (last := about.last_take) is not None:
@@ -45,7 +52,9 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
         facts.append(Fact(f"last drawn: {groups(last.groups)}{who} at {clock(last.time, about.now)}"))
     end = first.advice if first.advice.endswith("?") else f"{first.advice}."
     final = first.cause.final and wait.kind == "groups"
-    return Diagnosis(first.cause.reason, f"{need.head}: {first.text}. {end}", need.task or None, tuple(facts), final)
+    return Diagnosis(
+        first.cause.reason, f"{head_of(alike)}: {first.text}. {end}", need.task or None, tuple(facts), final
+    )
 
 
 def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]:
@@ -287,9 +296,11 @@ def _ends_of(workers: Sequence[Worker], about: Circumstances) -> str:
     """Return when each worker ended or was last seen, in words; the latest first."""
     ends: dict[str, str] = {}
     for one in sorted(workers, key=lambda one: -one.seen_at):
-        silent = "was killed: last seen" if one.killed else "went silent: last seen"
-        did = "ended" if one.ended_at is not None else silent
-        ends.setdefault(one.name, f"{named(one.name)} {did} at {clock(one.ended_at or one.seen_at, about.now)}")
+        did = ["was killed" if one.killed else "went silent"] if one.state(about.now) == "silent" else []
+        did += ["was fenced off by a restore"] if about.is_fenced(one) else []
+        seen = "ended" if one.ended_at is not None else "last seen"
+        end = f"{' or '.join(did)}: {seen}" if did else seen
+        ends.setdefault(one.name, f"{named(one.name)} {end} at {clock(one.ended_at or one.seen_at, about.now)}")
     return joined([*ends.values()])
 
 
@@ -297,20 +308,21 @@ def _absent(need: Need) -> Said:
     """Nobody has put anything; all producers are gone; some fell silent at the last put; or all are idle for long."""
     about, last = need.about, need.about.last(need.task)
     start = "Start the producers, or see that they use the same url, name and task"
+    if about.abandoned:
+        again = f"Start them again{_REJOIN if any(map(about.is_fenced, about.producers)) else ''}"
+        return f"no producer is left: {_ends_of(about.producers, about)}", again
     if not about.tasks:
         known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
         open_too = f"; {people(known, 'has it open', 'have it open')}" if known else ""
         return f"nothing was ever put into this buffer{open_too}", start
-    if about.abandoned:
-        return f"no producer is left: {_ends_of(about.producers, about)}", "Start them again"
     if not about.producers:  # who has put the last group may not have given a sign of life yet
         known_soon = last is not None and about.now - last < SILENT_SECONDS
         return None if known_soon else ("nobody is known to put any", start)
     if last is None or need.flying:
         return None
     alive = {one.name for one in about.alive}
-    silent = [one for one in about.producers if one.name not in alive and one.state(about.now) == "silent"]
-    gone = [one for one in silent if one.seen_at >= last - LIVE_SECONDS]
+    lost = [one for one in about.producers if one.state(about.now) == "silent" or about.is_fenced(one)]
+    gone = [one for one in lost if one.name not in alive and one.seen_at >= last - LIVE_SECONDS]
     if not gone and about.now - last < _IDLE_SECONDS:
         return None
     since = f"{_ends_of(gone, about)}; " if gone else ""

@@ -99,6 +99,15 @@ class Taking:
     groups: int
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The last restore of the buffer: its train step, time and worker."""
+
+    step: int | None
+    time: float
+    worker: str | None = None
+
+
 @dataclass(frozen=True)
 class Circumstances:
     """The known state of a buffer at the time `now`.
@@ -125,6 +134,7 @@ class Circumstances:
     last_take: Taking | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
     failed_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    restored: Restored | None = None
     datasets: Mapping[str, int] = field(default_factory=dict)
 
     # Groups
@@ -197,17 +207,27 @@ class Circumstances:
 
     @cached_property
     def alive(self) -> list[Worker]:
-        """The producers that have neither ended nor fallen silent."""
-        return [one for one in self.producers if one.is_alive(self.now)]
+        """The producers that have neither ended nor fallen silent, and can put groups."""
+        return [one for one in self.producers if one.is_alive(self.now) and not self.is_fenced(one)]
 
     @property
     def abandoned(self) -> bool:
         """Whether there were producers, and none is alive."""
         return bool(self.producers) and not self.alive
 
+    def is_fenced(self, worker: Worker) -> bool:
+        """Return whether another process restored the buffer while this one had it open, so that it can put nothing."""
+        restored = self.restored
+        if restored is None or worker.started_at >= restored.time:
+            return False
+        by = {(one.host, one.pid) for one in self.workers if one.name == restored.worker}
+        left = worker.seen_at + LIVE_SECONDS if worker.ended_at is None else worker.ended_at
+        return left >= restored.time and (worker.host, worker.pid) not in by
+
     def state_of(self, worker: Worker) -> str:
-        """Return `Worker.state`, or "replaced" for a silent one that has a successor."""
-        return "replaced" if worker in self._replaced else worker.state(self.now)
+        """Return `Worker.state`, "replaced" for a silent one that has a successor, or "fenced" for a live one."""
+        state = "replaced" if worker in self._replaced else worker.state(self.now)
+        return "fenced" if state == "alive" and self.is_fenced(worker) else state
 
     @cached_property
     def _replaced(self) -> list[Worker]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import Tally, levels
-from replaybuf.rules.words import groups, named
+from replaybuf.rules.words import groups, joined, listed, named
 from replaybuf.values.rollouts.statuses import Status
 
 
@@ -134,16 +134,6 @@ class Need:
         return self.flying * passes >= self.missing
 
     @property
-    def head(self) -> str:
-        """The beginning of a sentence about the need."""
-        if self.wait.kind == "trainer":
-            return "There is nothing to do for the workers"
-        if self.wait.kind == "room":
-            return f"No room for {named(self.task)}"
-        much = "Nothing" if self.available == 0 else "Too little"
-        return f"{much} is ready for {named(self.task)} ({self.available:,} of {self.least:,})"
-
-    @property
     def line(self) -> str:
         """The line `task math: 12 completed groups there, 64 needed (3 expired)`, with the limit that blocks them."""
         about, task, status, limits = self.about, self.task, self.status, self.wait.limits
@@ -157,6 +147,17 @@ class Need:
         least = f"at least {self.least:,}" if self.wait.at_least else f"{self.least:,}"
         blocked = "" if limits is None or self.available >= self.matching else f", but {limits.why_slow(self.level)}"
         return f"task {named(task)}: {groups(self.matching, status)} there, {least} needed{rest}{blocked}"
+
+
+def head_of(needs: Sequence[Need]) -> str:
+    """Return the beginning of a sentence about needs of one wait that have the same cause."""
+    kind = needs[0].wait.kind
+    if kind == "trainer":
+        return "There is nothing to do for the workers"
+    if kind == "room":
+        return f"No room for {listed(one.task for one in needs)}"
+    much = "Too little" if any(one.available for one in needs) else "Nothing"
+    return f"{much} is ready for {joined([f'{named(one.task)} ({one.available:,} of {one.least:,})' for one in needs])}"
 
 
 #: A sentence, or a sentence and the advice; None if the cause doesn't hold.

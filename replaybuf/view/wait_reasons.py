@@ -13,7 +13,7 @@ from replaybuf.common import units
 from replaybuf.common.units import time_of
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
-from replaybuf.rules.diagnosis import Fact
+from replaybuf.rules.diagnosis import Fact, Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
@@ -115,7 +115,11 @@ def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool)
         time_of(about.now),
         bool(waits),
         [_explained(tx, buffer, one, about) for one in shown],
-        [_task(about, task) for task in sorted({task for task, _, _ in about.tallies})],
+        [
+            _task(about, task)
+            for task in sorted({task for task, _, _ in about.tallies})
+            if question.task is None or task == question.task
+        ],
         [_row(one) for one in about.held],
         [_row(one) | {"state": about.state_of(one)} for one in about.workers],
         None if about.trainer is None else asdict(about.trainer),
@@ -151,11 +155,20 @@ def _explained(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstance
 
 
 def _answers(tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:
-    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones."""
+    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones.
+
+    Tasks that lack groups for one cause are in one draw.
+    """
     limits = next((one.limits for one in about.waits if one.limits is not None), None) or read_limits(tx, buffer)
     tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
     draw = Wait({}, status=question.status, query=question.query, limits=limits)
-    return [replace(draw, wants={task: question.size}) for task in tasks or ["any task"]]
+    alike: dict[str, dict[str, int]] = {}
+    for task in tasks or ["any task"]:
+        one = replace(draw, wants={task: question.size})
+        found = diagnose(one, matching(tx, buffer, one, about))
+        cause = task if found.reason == Reason.READY else found.sentence.partition(": ")[2]
+        alike.setdefault(cause, {})[task] = question.size
+    return [replace(draw, wants=wants) for wants in alike.values()]
 
 
 _DRAWN = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)

@@ -445,6 +445,8 @@ def test_a_draw_may_be_asked_for(filled: str) -> None:
     assert "8 completed groups are there, but none matches" in first
     first = run("why", filled, "maht").stdout.splitlines()[0]
     assert first.endswith("Did you mean math?")
+    [line] = [line for line in run("why", filled, "--size", 64).stdout.splitlines() if "no producer is left" in line]
+    assert "Too little is ready for code (3 of 64) and math (8 of 64): no producer is left" in line
     assert run("why", filled, "code", "--status", "expired").stdout.startswith(
         "If somebody drew now: Ready: 1 expired group of code"
     )
@@ -471,7 +473,7 @@ def test_rows_for_programs(filled: str) -> None:
     found = run_json("why", filled, "math", "--size", 64)[0]
     assert found["somebody_waits"] is False
     assert found["waits"][0]["facts"][0]["text"] == "task math: 8 completed groups there, 64 needed (1 expired)"
-    assert {row["task_name"]: row["completed"] for row in found["tasks"]} == {"code": 3, "math": 8}
+    assert {row["task_name"]: row["completed"] for row in found["tasks"]} == {"math": 8}
 
 
 def test_a_run_whose_trainer_was_killed_begins_with_since_when_nobody_draws(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from replaybuf.rules.causes import diagnose
-from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
+from replaybuf.rules.circumstances import Circumstances, Held, Restored, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Diagnosis, Reason
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.train_state import TrainState
@@ -243,6 +243,40 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     "long rollouts": (
         *(wait(), FEW | T(init_leased=8), {"workers": [LIVE], "last_put": put_at(1500)}, R.SLOW),
         "8 groups are being generated. Wait",
+    ),
+    "producers of the run before a restore": (
+        *(wait(since=NOW - 5), FEW, {"workers": [LIVE], "restored": Restored(40, NOW - 20, "trainer-1")}, R.ABSENT),
+        "no producer is left: gen-1 was fenced off by a restore: last seen at 20:43:05 UTC. Start them again; a worker "
+        "that catches FencedError and builds its buffer again outlives restores.",
+    ),
+    "a restore took back all that was put, and its producers ended or died by that": (
+        *(wait(since=NOW - 5), {}),
+        {
+            "workers": [
+                worker(pid=1, ended_at=NOW - 18, seen=18),
+                worker("gen-2", pid=2, seen=25, killed=True),
+                TRAINER,
+            ],
+            "restored": Restored(0, NOW - 20, "trainer-1"),
+        },
+        R.ABSENT,
+        "gen-1 was fenced off by a restore: ended at 20:42:52 UTC and gen-2 was killed or was fenced off by a restore: "
+        "last seen at 20:42:45 UTC. Start them again; a worker that",
+    ),
+    "one was fenced off, and another joined the restored run": (
+        *(wait(since=NOW - 5), FEW),
+        {
+            "workers": [worker(pid=1), replace(worker("gen-2", pid=2), started_at=NOW - 15)],
+            "restored": Restored(40, NOW - 20, "trainer-1"),
+            "last_put": put_at(40),
+        },
+        R.ABSENT,
+        "gen-1 was fenced off by a restore: last seen at 20:43:05 UTC; gen-2 is alive, the last group was put at",
+    ),
+    "names of the process that restored the buffer aren't fenced off": (
+        *(wait(since=NOW - 5), FEW),
+        {"workers": [worker(pid=1), replace(TRAINER, pid=1)], "restored": Restored(40, NOW - 20, "trainer-1")},
+        *(R.SLOW, "gen-1 is alive, and 56 more are needed"),
     ),
     "nobody is known": (wait(), FEW, {}, R.ABSENT, "nobody is known to put any"),
     "nobody is known yet": (

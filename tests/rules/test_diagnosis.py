@@ -103,6 +103,21 @@ def test_of_several_tasks_the_one_that_comes_last_by_itself_is_named() -> None:
     assert not any("ready for code" in fact.text for fact in found.facts)
 
 
+def test_tasks_that_lack_groups_for_one_cause_are_in_one_sentence() -> None:
+    """The cause is said once, be it the first or one of the others."""
+    counts = FEW | tallies("code", completed_leased=8, completed_put=65)
+    wanted = Wait({"math": 64, "code": 8, "chat": 8})
+    found = diagnose(wanted, Circumstances(NOW, counts | tallies("chat", completed_put=1), workers=[KILLED]))
+    assert found.sentence.startswith("Nothing is ready for code (0 of 8): all 8 completed groups are leased")
+    [also] = [fact.text for fact in found.facts if fact.reason]
+    assert "Too little is ready for code (0 of 8), math (8 of 64) and chat (0 of 8): no producer is left" in also
+    one = diagnose(
+        Wait({"math": 64, "code": 8}), Circumstances(NOW, FEW | tallies("code", completed_put=8), workers=[KILLED])
+    )
+    assert one.sentence.startswith("Too little is ready for math (8 of 64) and code (0 of 8): no producer is left")
+    assert str(one).count("no producer is left") == 1
+
+
 def test_at_least_a_part_is_enough() -> None:
     """What is needed counts, not what would be taken."""
     assert why(wait(8), FEW).reason == Reason.READY

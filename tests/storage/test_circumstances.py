@@ -42,7 +42,7 @@ async def test_a_buffer_that_was_only_opened(shared_url: str) -> None:
     async with build(shared_url):
         pass
     about = await read(shared_url)
-    assert (about.tallies, about.held, about.trainer, about.last_take) == ({}, [], None, None)
+    assert (about.tallies, about.held, about.trainer, about.last_take, about.restored) == ({}, [], None, None, None)
 
 
 async def test_who_holds_what_and_who_drew_last(shared_url: str) -> None:
@@ -99,13 +99,17 @@ class Strict(pydantic.BaseModel, extra="forbid"):
     status: Status = Status.COMPLETED
 
 
-async def test_the_trainer_and_the_step_of_the_last_put(shared_url: str) -> None:
+async def test_the_trainer_and_the_last_restore(shared_url: str) -> None:
     async with build(shared_url, worker="trainer-1") as buffer:
         await buffer.put(group(1), TASK, model_step=1, current_train_step=3)
         await publish(buffer, TrainState(4, 3, finished=True))
+        await buffer.checkpoint(4)
+        await buffer.restore(4)
     about = await read(shared_url)
     assert about.trainer == TrainState(4, 3, finished=True)
     assert about.steps == {TASK: 3}
+    assert about.restored is not None
+    assert (about.restored.step, about.restored.worker) == (4, "trainer-1")
 
 
 async def test_losses_are_those_of_the_last_hour(shared_url: str) -> None:

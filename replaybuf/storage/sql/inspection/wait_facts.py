@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf.common.worker_name import is_gone
 from replaybuf.errors import InputError
-from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Held, Taking, Wait, Worker
+from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Held, Restored, Taking, Wait, Worker
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -76,6 +76,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
         last_take=None if last_take is None else Taking(last_take["worker"], last_take["time"], last_take["groups"]),
         errors=errors,
         failed_by=failed_by,
+        restored=_read_restored(tx, buffer),
         datasets=_read_ended_datasets(tx, buffer),
     )
 
@@ -212,3 +213,15 @@ def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], di
             if error := tx.value("SELECT error FROM groups WHERE uid = :uid", uid=uid):
                 errors[task] = error
     return errors, failed_by
+
+
+_RESTORED = "SELECT restored_step, restored_at FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
+_RESTORER = """
+SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
+ORDER BY happened_at DESC LIMIT 1"""
+
+
+def _read_restored(tx: ReadTransaction, buffer: str) -> Restored | None:
+    for step, time in tx.tuples(_RESTORED, buffer=buffer):
+        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0))
+    return None
