@@ -14,7 +14,7 @@ from replaybuf.common.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.waits import TASKS, DrawQuestion, ExplainedWait, Waits, read_waits, sentence_of
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, ExplainedWait, Waits, idle_sentence, read_waits
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
@@ -37,18 +37,13 @@ def why(
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    Each process that waits now has a line. Causes that may come next follow as "also". Where nobody waits for groups,
-    the first line says who gave up last, within a day, and has not gone on since. Where nobody waits at all, the next
-    line explains a draw of one group; --size, --status and --where ask about another draw.
+    Each process that waits now has a line. Where none waits, the line is about a draw of one group that somebody might
+    do now; --size, --status and --where ask about another draw. Causes that may come next follow as "also".
 
-    Below are the groups of each task, leases, workers, and the limits in force.
-
-    \b
-    A worker is
-      silent    if it was killed, or sent no heartbeat for a minute (15 seconds
-                of a wait); its counts are those of its last heartbeat
-      replaced  once a later worker does what the silent one did
-      fenced    if another process restored the buffer while it had it open
+    Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
+    out. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are those of
+    its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open when another
+    process restored it.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -86,7 +81,7 @@ def _row(wait: ExplainedWait) -> dict[str, Any]:
 def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> bool:
     """Print a line for each wait, with lines below it for its other causes; return whether there is any."""
     of = f" of {found.buffer}" if several else ""
-    sentence = sentence_of(found, several=several, about_a_draw=about_a_draw)
+    sentence = None if about_a_draw else idle_sentence(found, several=several)
     if sentence is not None:
         print_line(sentence)
     alike = Counter((one.worker, one.sentence) for one in found.waits)
@@ -96,12 +91,10 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
         who = f"{one.worker or 'somebody'}{f' ({calls} calls)' if calls > 1 else ''}{of}"
         since = "" if one.since is None else f" since {units.age((found.now - one.since).total_seconds())}"
         begins = f"{who} waits{since}" if found.somebody_waits else f"If somebody drew now{of}"
-        head, _, cause = one.sentence.partition(": ")
-        text = f"{head}, for the same reason." if cause and cause in (sentence or "") else one.sentence
         if found.somebody_waits or one is shown[0]:
-            print_line(f"{begins}: {text}")
+            print_line(f"{begins}: {one.sentence}")
         else:  # the next task of the same question
-            print_line(text, indent="  ")
+            print_line(one.sentence, indent="  ")
         for text in one.also:
             print_line(f"also: {text}", indent="  ")
     if len(shown) > _MOST_WAITS:
@@ -137,4 +130,6 @@ def _further(found: Waits) -> list[str]:
         who = f" by {last['worker']}" if last["worker"] else ""
         ago = units.ago(last["time"], found.now)
         lines.append(f"last drawn: {units.number_of(last['groups'], 'group')}{who}, {ago}")
+    if last := found.last_timeout:
+        lines.append(f"last timeout: {last['worker']}, {units.ago(last['time'], found.now)}, {last['detail']}")
     return lines
