@@ -61,7 +61,7 @@ class DrawRequest:
         """
         status, exponent = statuses.check(group_status), check_exponent(beta)
         if status == Status.ARCHIVED:
-            raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
+            raise InputError("archived groups are drawn by mix= alone; read them with find({'status': 'archived'})")
         node = None if where is None else parse(where, statuses)
         wanted, patience = check_sizes(sizes), check_timeout(timeout)
         replay, replayed, fresh = None, None, wanted
