@@ -16,6 +16,7 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.columns import columns
+from replaybuf.web import html_tables
 from replaybuf.web.app import create_app
 from replaybuf.web.ask import Ask
 from replaybuf.web.html_tables import Table, table_of

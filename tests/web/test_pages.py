@@ -18,6 +18,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_of
+from replaybuf.web import html_tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
 from tests.stores import until
