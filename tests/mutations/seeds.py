@@ -125,7 +125,7 @@ _CODEC = [
     ("numbers-repeated-ends", "values/codec/number_lists.py", "numbers.count(number) == len(numbers) and", "True and", "numbers between equal ends stay"),
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= array.max() < 256 for", "for", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
-    ("numbers-none", "values/codec/columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
+    ("numbers-none", "values/codec/packed_columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
     ("open-tags", "values/codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
     ("twin-classes", "values/rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),

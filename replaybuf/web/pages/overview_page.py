@@ -15,8 +15,8 @@ from replaybuf.view.columns import CHECKPOINTS, value_of
 from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.view.wait_reasons import DrawQuestion, read_waits
 from replaybuf.web.ask import LARGEST, Ask
+from replaybuf.web.html_tables import table_of
 from replaybuf.web.plots import Across, Plot, lines
-from replaybuf.web.tables import table_of
 
 _HOURS = ("6", "1", "24", "48")
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
