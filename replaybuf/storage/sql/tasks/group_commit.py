@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from replaybuf.errors import ClosedError
-from replaybuf.storage.sql.engine.errors import is_refusal
+from replaybuf.storage.sql.engine.driver_errors import is_refusal
 from replaybuf.storage.sql.engine.thread import Call, DatabaseThread
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
