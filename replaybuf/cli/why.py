@@ -37,13 +37,13 @@ def why(
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    There is a line for each process that waits at this moment. Where none waits, it is about a draw of one group that
-    somebody might do now; so it is with --size, --status or --where, which say what for. Other causes, which may come
-    next, follow as "also". Below are the groups by status with what was put and drawn since the beginning, who leases
-    groups and until when, the workers (a "silent" one was killed, or gave no sign of life for a minute, or for 15
-    seconds of a wait, without having ended, and did at least what is shown; it is "replaced" once a later one does the
-    same; a "fenced" one had the buffer open when another process restored it), the limits in force, the last draw, and
-    the last wait that timed out.
+    Each process that waits now has a line. Where none waits, the line is about a draw of one group that somebody might
+    do now; --size, --status and --where ask about another draw. Causes that may come next follow as "also".
+
+    Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
+    out. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are those of
+    its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open when another
+    process restored it.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -114,6 +114,8 @@ def print_processes(found: Waits, *, several: bool = False) -> None:
             write(["\n", title])
             print_table(rows, of_rows, found.now)
             title = ""
+    if any(one["state"] == "silent" for one in workers):
+        print_line("(what silent workers did is counted until their last heartbeat)")
 
 
 def _further(found: Waits) -> list[str]:
