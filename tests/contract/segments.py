@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.errors import InputError
 from replaybuf.storage.sql.tasks.handles import ArrayHandle
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import Harness, OpenBuffer, found, only, plain, rollout
@@ -109,6 +110,20 @@ class SegmentLaws(Harness):
         [[first, second]] = item.item
         assert (item.status, item.rollouts, item.reward) == (Status.EXPIRED, 1, 3.0)
         assert (first.response_ids, second.response_ids, second.response_mask) == ([], [1, 2], [0, 1])
+
+    async def test_rollouts_of_segments_fill_groups_that_go_without_failed_ones(self, buffer: ReplayBuffer) -> None:
+        """Each is one rollout of its group, whatever it consists of."""
+        failed = segment(3, status=Status.FAILED)
+        for index, entry in enumerate(([segment(1), segment(2)], segment(5), [segment(4), failed])):
+            await buffer.put([entry], "math", group="g", size=3, min_size=2, index=index)
+        await buffer.put([[segment(1), failed], [segment(6), segment(7)]], "math", min_size=1)
+        by_status = {status: await found(buffer, {"status": status}) for status in (Status.COMPLETED, Status.FAILED)}
+        assert [[item.rollouts for item in items] for items in by_status.values()] == [[2, 1], [1, 1]]
+        first, second = by_status[Status.COMPLETED]
+        assert [[one.rollout_id for one in item.flat] for item in (first, second)] == [[1, 2, 5], [6, 7]]
+        assert [type(entry) for entry in (*first.item, *second.item)] == [list, type(failed), list]
+        with pytest.raises(InputError, match="parents can't be given with group= or min_size="):
+            await buffer.put([segment(1)], "math", group="h", size=2, parents=[None])
 
     async def test_segments_are_dropped_as_they_were_put(self, buffer: ReplayBuffer) -> None:
         """Before they are stored, and afterwards."""

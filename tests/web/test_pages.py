@@ -16,9 +16,10 @@ import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
+from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_of
-from replaybuf.web import tables
+from replaybuf.web import html_tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
 from tests.stores import until
@@ -378,7 +379,7 @@ def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_
 def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "SIZE", 3)
+    monkeypatch.setattr(html_tables, "SIZE", 3)
     with ReplayBufferConfig(url=url, archive=1000).build_sync() as buffer:
         for number in range(7):
             rewards = (0.21 if number == 6 else 0.9, 0.5 - 0.05 * number)
@@ -416,6 +417,10 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         assert 'role="alert"' in answer.text
         assert 'id="live"' not in answer.text  # nothing on it changes
     assert "there is no group 999999: there never was" in read(page, "/groups/999999", 404)
+    assert "There is no such page; there are /, /groups, /groups/{uid}" in read(page, "/group/1", 404)
+    assert "Nothing was ever put into this task; there are the tasks " in (nothing := read(page, "/groups?task=mat"))
+    assert "Did you mean math?</p>" in nothing
+    assert f"Operators: {OPERATORS}." in read(page, "/groups?where=x", 400)
 
 
 def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: Path) -> None:

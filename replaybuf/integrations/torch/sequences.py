@@ -85,8 +85,7 @@ def sequences(
             raise RolloutError(
                 f"group {item.uid}: advantages gave {len(given)} numbers for its {len(rewards)} rollouts"
             )
-        if segments is not None:
-            given = [given[number] for number in segments.rollouts]
+        given = given if segments is None else [given[number] for number in segments.rollouts]
         made += [_sequence(item.uid, *one) for one in zip(places, found, given, strict=True)]
     return made
 

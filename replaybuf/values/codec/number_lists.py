@@ -3,7 +3,7 @@
 The content of a column is a list of the format of its numbers (as in `struct`), the length of each list, and the
 numbers of all lists, one after the other; in place of these bytes the number itself, if all are the same integer, as
 those of masks and model steps often are. Lists of segments, which begin as earlier ones do, are only what they add: the
-content then also has the index of an earlier list for each, and how many of its numbers come first.
+content then also has the index of an earlier list for each, its *origin*, and how many of its numbers come first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ _ONLY_INT: Final = frozenset({int})
 
 
 def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = None) -> list[Any] | None:
-    """Return lists packed together; None if they are short, or hold anything but integers of 32 bits, or but floats.
-
-    `origins` has the index of an earlier list for each, as which it may begin.
-    """
+    """Return lists packed together; None if they are short, or hold anything but integers of 32 bits, or but floats."""
     lengths = [*map(len, lists)]
     if sum(lengths) < FEWEST or not lists[0]:
         return None

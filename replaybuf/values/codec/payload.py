@@ -1,4 +1,4 @@
-"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_format`, `codec.columns`).
+"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_format`, `codec.packed_columns`).
 
 Types that msgpack doesn't know are described in `codec.value_types`, `codec.msgpack_values` and the type
 handlers. Nothing is pickled, and nothing that a payload names is imported or called.
@@ -18,7 +18,6 @@ from replaybuf.values.codec.blocks import (
     PartReader,
     from_pieces,
 )
-from replaybuf.values.codec.columns import Parents
 from replaybuf.values.codec.images import Images
 from replaybuf.values.codec.msgpack_values import (
     Packed,
@@ -30,6 +29,7 @@ from replaybuf.values.codec.msgpack_values import (
     type_tags,
 )
 from replaybuf.values.codec.object_refs import Fetched, ObjectRefs, RefValues, RestoreRefs, UnfetchedError, is_ref
+from replaybuf.values.codec.packed_columns import Parents
 from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
 from replaybuf.values.codec.replacing import Replacing
 from replaybuf.values.codec.torch_tensors import RestoreTensors, Tensors
@@ -220,9 +220,7 @@ class Codec:
         """
         form.verify(payload, tail)
 
-    def _pack(
-        self, fields: Sequence[dict[str, Any]], refs: RefValues, numeric: frozenset[str], parents: Parents
-    ) -> Packed:
+    def _pack(self, fields: Sequence[Any], refs: RefValues, numeric: frozenset[str], parents: Parents) -> Packed:
         try:
             return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric, parents)
         except RolloutError:

@@ -12,8 +12,9 @@ from typing import Any
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields, is_text, refuse_none
-from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.rollout import UNFIT, Status, group_status
 from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
+from replaybuf.values.rollouts.segments import flat
 from replaybuf.values.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
@@ -70,6 +71,30 @@ async def normalise(
     loop = asyncio.get_running_loop()
     async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
         return await asyncio.to_thread(work)
+
+
+async def normalise_fit(
+    entries: Sequence[Any],
+    rollout_type: RolloutType,
+    least: int,
+    model_step: int | None,
+    train_step: int | None,
+    rule: ExpiryRule,
+) -> tuple[Normalised, list[Any], list[Any]]:
+    """Apply the put rules to a group that is complete with `least` completed rollouts, if the others are unfit.
+
+    `entries` are its rollouts, or lists of their segments. Return the result, the entries that it is of, and the
+    others: none, unless the group is completed without them.
+    """
+    said = all(rollout_type.has(rollout, "status") for rollout in flat(entries))
+    statuses = [group_status(map(rollout_type.status, flat([one]))) if said else Status.COMPLETED for one in entries]
+    fit = [one for one, status in zip(entries, statuses, strict=True) if status == Status.COMPLETED]
+    unfit = [one for one, status in zip(entries, statuses, strict=True) if status in UNFIT]
+    if unfit and len(fit) >= least and len(fit) + len(unfit) == len(entries):
+        normal = await normalise(flat(fit), rollout_type, model_step, train_step, rule)
+        if normal.status == Status.COMPLETED:
+            return normal, fit, unfit
+    return await normalise(flat(entries), rollout_type, model_step, train_step, rule), list(entries), []
 
 
 def _features(

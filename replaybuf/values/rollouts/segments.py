@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean
@@ -49,13 +49,6 @@ class Segments:
             raise RolloutError(f"parents[{place}] is {parent!r:.60}; {problem}")
         object.__setattr__(self, "rollouts", rollouts)
 
-    def nested(self, segments: Iterable[Any]) -> list[Any]:
-        """Return the segments of the group as they were put."""
-        if self.lengths is None:
-            return list(segments)
-        rest = iter(segments)
-        return [list(islice(rest, length)) if length else next(rest) for length in self.lengths]
-
     def rewards(self, of_segments: Sequence[float | None]) -> list[float | None]:
         """Return the reward of each rollout: that of its last segment with one, the mean of these in a tree's branches.
 
@@ -75,6 +68,14 @@ class Segments:
 def count_of(flat: Sequence[Any], segments: Segments | None) -> int:
     """Return the number of rollouts that a list of whole ones or of segments has."""
     return len(flat) if segments is None else max(segments.rollouts) + 1
+
+
+def entries_of(flat: Sequence[Any], segments: Segments | None) -> list[Any]:
+    """Return a group as it was put, given the list of its whole rollouts, or of their segments."""
+    if segments is None or segments.lengths is None:
+        return list(flat)
+    rest = iter(flat)
+    return [list(islice(rest, length)) if length else next(rest) for length in segments.lengths]
 
 
 def as_group(items: Any) -> list[Any]:

@@ -67,11 +67,8 @@ class ArrayHandle(StandIn):
 
     def made(self, raws: Sequence[Any], *, shared: bool = False) -> Any:
         """Return the array or tensor built from the blocks that were read, its own or `shared`. Raises DecodeError."""
-        if self.array.parts:
-            array = self.array.joined([*map(checked_array, self.array.parts, raws)])
-        else:
-            array = checked_array(self.array, raws[0])
-            array = array.copy() if shared else array
+        parts = [*map(checked_array, self.array.parts or (self.array,), raws)]
+        array = self.array.joined(parts) if self.array.parts else parts[0].copy() if shared else parts[0]
         if self._tensor is None:
             return array
         name, shape, build = self._tensor
@@ -110,10 +107,8 @@ def _made(
     keys = [(handle.source, part.block_at) for part in handle.array.parts or (handle.array,)]
     raws = [read[key] for key in keys]
     for raw in raws:
-        if isinstance(raw, GoneError):
-            raise _lost(raw)
         if isinstance(raw, Exception):
-            raise raw
+            raise _lost(raw) if isinstance(raw, GoneError) else raw
     return handle.made(raws, shared=any(uses[key] > 1 for key in keys))
 
 
