@@ -66,7 +66,7 @@ def decode_stored(
 def bring_up_to_date(
     codec: Codec, uid: int, rollouts: list[Any], marks: Any, refreshed_to: int | None
 ) -> Segments | None:
-    """Apply the recorded effects of refreshes to a group's rollouts; return of what these consist. Raises DecodeError."""
+    """Apply the recorded effects of refreshes to rollouts; return what these consist of. Raises DecodeError."""
     try:
         found = Marks.from_json(from_json(marks) if isinstance(marks, str) else marks)
         segments = found.segments
