@@ -275,7 +275,6 @@ class SyncReplayBuffer(Generic[R]):
     count_statuses = mirrored(ReplayBuffer[R].count_statuses, run)
     count_where = mirrored(ReplayBuffer[R].count_where, run)
     tallies = mirrored(ReplayBuffer[R].tallies, run)
-    levels = mirrored(ReplayBuffer[R].levels, run)
     dropped = mirrored(ReplayBuffer[R].dropped, run)
     metrics = mirrored(ReplayBuffer[R].metrics, run)
 
