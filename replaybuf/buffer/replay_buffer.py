@@ -721,7 +721,7 @@ class ReplayBuffer(Generic[R]):
         aren't moved. Groups that were put and taken since are back only if they were archived.
 
         All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
-        waits and acknowledgements raise FencedError until they build the buffer anew.
+        waits and acknowledgements raise FencedError until they build the buffer again.
         """
         self._check_open()
         return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
