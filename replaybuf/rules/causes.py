@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS, Circumstances, Held, Wait, Worker
-from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, head_of
-from replaybuf.rules.limits import Limits
+from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, causes_of, head_of, too_large
 from replaybuf.rules.transitions import Tally
 from replaybuf.rules.words import are, brief, clock, counted, groups, joined, listed, named, people, wanted
 from replaybuf.values.rollouts.statuses import Status
@@ -63,22 +62,10 @@ def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]
     lacking = [Need(wait, "", about)]
     if wait.kind != "trainer":
         lacking = [need for task in wait.wants if (need := Need.of(wait, task, about)).missing]
-    explained = [(need, _causes_of(need, table)) for need in lacking[:_TASKS_EXPLAINED]]
+    explained = [(need, causes_of(need, table)) for need in lacking[:_TASKS_EXPLAINED]]
     order = [*Reason]
     explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))
     return explained
-
-
-def _causes_of(need: Need, table: Sequence[Cause]) -> list[Found]:
-    """Return the causes of a table that hold, the reason first."""
-    found = []
-    for cause in table:
-        if (said := cause.of(need)) is not None:
-            found.append(Found(cause, *((said, cause.advice) if isinstance(said, str) else said)))
-    slow = [one for one in found if one.cause.reason == Reason.SLOW]
-    others = [one for one in found if one.cause.reason != Reason.SLOW]
-    covered = bool(slow) and all(one.cause.yields for one in others) and need.is_covered
-    return [*slow, *others] if covered else others or slow
 
 
 def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
@@ -91,19 +78,6 @@ def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
 
 
 # Groups that are there
-
-
-def too_large(limits: Limits | None, task: str, status: Status, count: int) -> tuple[str, str] | None:
-    """Return why a batch of `count` groups can never be drawn and the advice, or None if it can."""
-    most = None if limits is None else limits.largest_batch
-    if limits is None or most is None or count <= most or status != Status.COMPLETED:
-        return None
-    by_rate = limits.capacity is None or count <= limits.capacity
-    why = f"{limits.rate} allows {most:,} at once" if by_rate else f"the capacity is {limits.capacity:,}"
-    return (
-        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {why}",
-        f"Ask for fewer groups, or {'widen error_buffer' if by_rate else 'raise the capacity'}",
-    )
 
 
 def _no_such_task(need: Need) -> Said:
