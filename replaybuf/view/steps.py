@@ -11,6 +11,7 @@ from replaybuf.rules.comparison import (
     Part,
     Table,
     all_along,
+    mean,
     without,
 )
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, rows_of
@@ -20,6 +21,7 @@ from replaybuf.storage.sql.inspection.run_records import (
     Batch,
     Recorded,
     StepKey,
+    annotations_of,
     batches_of_steps,
     list_steps,
     next_step,
@@ -163,8 +165,8 @@ class Step:
     """A train step in one run: a sentence about what stands out, its groups by worker and task, and its draws.
 
     `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
-    `now`, and its prompt if it exists. `worst` are the answers with the lowest rewards among
-    them. `reward_before` is the mean reward of the `steps_before` steps before.
+    `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are the
+    answers with the lowest rewards among them. `reward_before` is the mean reward of the `steps_before` steps before.
     """
 
     summary: StepRow
@@ -175,6 +177,7 @@ class Step:
     tasks: list[Part]
     batches: list[Batch]
     groups: list[dict[str, Any]]
+    annotations: dict[str, float | None]
     worst: list[Answer]
 
     @property
@@ -214,6 +217,7 @@ _ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts
 def _step(
     tx: ReadTransaction, buffer: str, drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey, worst: int
 ) -> Step:
+    noted = annotations_of(tx, drawn[key])
     summary, compared, places = StepRow.of(key, drawn[key]), compare(drawn, tables, key), whereabouts(tx, drawn[key])
     members = sorted(groups_of(drawn[key]), key=by_reward)
     there = [one.uid for _, one in members if places[one.uid] != GONE]
@@ -227,9 +231,11 @@ def _step(
             **asdict(one),
             "now": places[one.uid],
             "prompt": prompts.get(one.uid),
+            "annotations": noted.get((batch.id, one.uid), {}),
         }
         for batch, one in members
     ]
+    names = dict.fromkeys(name for one in groups for name in one["annotations"])
     return Step(
         summary,
         compared.verdict(summary.reward),
@@ -239,6 +245,7 @@ def _step(
         compared.tasks,
         [replace(one, members=()) for one in drawn[key]],
         groups,
+        {name: mean(one["annotations"].get(name) for one in groups) for name in names},
         _lowest(tx, buffer, there, worst) if worst and there else [],
     )
 

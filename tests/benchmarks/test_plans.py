@@ -36,6 +36,7 @@ async def _check(url: str) -> None:
         "take prioritized",
         "evict prioritized",
         "lease",
+        "annotate",
         "sweep",
     }
     bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]
