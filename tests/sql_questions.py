@@ -60,7 +60,7 @@ SELECT r.uid, r.worker, length(r.full_response) AS characters, substr(r.full_res
  WHERE b.step = 413 ORDER BY r.reward, r.uid, r.position LIMIT 3
 
 Whose groups were far from the reference model, as the trainer [found out](looking.md#annotations)?
-SELECT worker, avg(value) AS kl FROM annotations WHERE step = 413 AND name = 'kl' GROUP BY worker ORDER BY kl DESC
+SELECT worker, avg(value) AS kl FROM annotations WHERE step = 413 AND name = 'kl' GROUP BY worker ORDER BY worker
 
 Which answers had the lowest advantages, and how do they begin?
 SELECT a.uid, a.position, a.value AS advantage, substr(r.response, 1, 20) AS begins

@@ -51,7 +51,7 @@ class Strip:
 
 
 def strip(
-    rollout: Mapping[str, Any], response: Any, by: str | None, limit: int, annotations: Mapping[str, list[float]]
+    rollout: Mapping[str, Any], response: Any, by: str | None, limit: int, annotations: Mapping[str, list[float]] = {}
 ) -> Strip | None:
     """Return the tokens of a rollout's response, coloured by one of its shades; None without ids.
 
