@@ -65,7 +65,7 @@ SELECT worker, avg(value) AS kl FROM annotations WHERE step = 413 AND name = 'kl
 Which answers had the lowest advantages, and how do they begin?
 SELECT a.uid, a.position, a.value AS advantage, substr(r.response, 1, 20) AS begins
   FROM annotations a JOIN rollouts r ON r.uid = a.uid AND r.position = a.position
- WHERE a.step = 413 AND a.name = 'advantage' ORDER BY a.value, a.uid LIMIT 2
+ WHERE a.step = 413 AND a.name = 'advantage' ORDER BY a.value, a.uid, a.position LIMIT 2
 
 Was anything trained on twice? (A draw counts if all of it was consumed, and no restore undid it.)
 WITH runs AS (
