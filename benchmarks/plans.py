@@ -61,6 +61,9 @@ async def explain_all(url: str) -> list[Explained]:
         await during("lease", lambda: _lease(buffer))
         await during("archive", lambda: _lease(buffer))
         await during("look after groups", lambda: _look_after(buffer))
+    for policy in ("fifo", "lifo", "staleness", "prioritized"):
+        async with _using(url, policy, caught, archive=64) as (buffer, during):
+            await during(f"take mixed {policy}", lambda buffer=buffer: _take_mixed(buffer))
     async with _using(url, "fifo", caught) as (buffer, during):
         await during("take fifo", lambda: buffer.get(64, TASK))
         drawn = (await buffer.sample({TASK: 64}))[TASK]
@@ -107,6 +110,11 @@ async def _lease(buffer: ReplayBuffer) -> None:
     async with buffer.lease_batch({TASK: 64}) as lease:
         await lease.extend()
         await lease.give_back(list(lease.open)[:32])
+
+
+async def _take_mixed(buffer: ReplayBuffer) -> None:
+    for _ in range(2):  # the first one fills the archive
+        await buffer.get(16, TASK, timeout=9, mix={"replay": 0.5})
 
 
 async def _look_after(buffer: ReplayBuffer) -> None:

@@ -283,6 +283,11 @@ class ReplayBuffer(Generic[R]):
         for other tasks). The call then takes as many groups as are available, up to the sizes, and raises NotReadyError
         after `timeout` seconds, also after 0.
 
+        `mix={"replay": 0.25}` draws this share of the groups, rounded, from those that were drawn before and are kept
+        or, after these, archived, the others from those that weren't (`{"replay": {"math": 0.25}}`: by task; others
+        have no old ones). Archived ones stay archived. Fresh ones take the place of missing old ones, and `at_least`
+        and the wait are for fresh ones alone.
+
         `current_train_step` is the train step of this batch, recorded with the draw (the view `batches`) and with kept
         groups (`trained_step`); default: the step of the last refresh.
         """
@@ -304,6 +309,11 @@ class ReplayBuffer(Generic[R]):
         `weight` (N p)^-beta, N being the number of groups drawn from (Schaul et al., "Prioritized experience replay",
         2016). p is priority / sum of priorities for prioritized draws and 1/N otherwise. Groups of priority 0 are drawn
         after all others, with p = 1/N0, N0 being their number. This reads the priorities of all groups of the task.
+
+        With `mix`, p is multiplied by the share of the batch that its stratum got (fresh, kept, archived), N is the
+        number of groups in all strata drawn from, and p and the priorities are those within the stratum: so that
+        with beta=1 weighted means are those of a stratified sample, (N_s / N) / (n_s / n) (Owen, "Monte Carlo theory,
+        methods and examples", 2013, section 8.4).
         """
         return await self._request(sizes, group_status, beta=beta, **options).take(self.storage, self.waits)
 

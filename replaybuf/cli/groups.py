@@ -8,24 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from replaybuf.cli.commands import (
-    TEXT,
-    YES,
-    Buffer,
-    Limit,
-    OfStatus,
-    OfTask,
-    OneBuffer,
-    OrderBy,
-    Out,
-    Url,
-    Where,
-    argument,
-    ask,
-    on_storage,
-    option,
-    read_limit,
-)
+from replaybuf.cli import commands
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
 from replaybuf.common.redact import redact
@@ -104,14 +87,14 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
 
 
 def ls(
-    url: Url,
-    output: Out = TEXT,
-    where: Where = None,
-    buffer: Buffer = None,
-    task: OfTask = None,
-    status: OfStatus = None,
-    order_by: OrderBy = None,
-    limit: Limit = "20",
+    url: commands.Url,
+    output: commands.Out = commands.TEXT,
+    where: commands.Where = None,
+    buffer: commands.Buffer = None,
+    task: commands.OfTask = None,
+    status: commands.OfStatus = None,
+    order_by: commands.OrderBy = None,
+    limit: commands.Limit = "20",
 ) -> None:
     """List groups without reading their payloads.
 
@@ -125,7 +108,7 @@ def ls(
       replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
       replaybuf ls run.db --status failed --format json --limit all | jq '.[].error'
     """
-    reader, at_most = open_reader(url), read_limit(limit)
+    reader, at_most = open_reader(url), commands.read_limit(limit)
     query, order, count = query_of(where, task, status), order_of(order_by), output.for_people
     if where or order_by or status not in (None, *Status):
         from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
@@ -151,11 +134,12 @@ _VIEWS = [Column("view", "view", "word"), *(Column(name, name, "text") for name 
 
 
 def sql(
-    url: Url,
-    output: Out = TEXT,
-    statement: Annotated[str | None, argument("STATEMENT", "One SQL statement; without it the views.")] = None,
+    url: commands.Url,
+    output: commands.Out = commands.TEXT,
+    statement: Annotated[str | None, commands.argument("STATEMENT", "One SQL statement; without it the views.")] = None,
     timeout: Annotated[
-        float, option("--timeout", "Stop the statement after this.", metavar="SECONDS", min=0.001, max=_LONGEST)
+        float,
+        commands.option("--timeout", "Stop the statement after this.", metavar="SECONDS", min=0.001, max=_LONGEST),
     ] = 60.0,
 ) -> None:
     """Run one SQL statement that only reads; without one, list the views for people, with what their columns mean.
@@ -211,8 +195,8 @@ def _view_columns() -> list[dict[str, str]]:
 
 # Deleting, and bringing back
 
-Uids = Annotated[list[int] | None, option("--uid", "Only this group. May be repeated.", metavar="UID")]
-Everything = Annotated[bool, option("--all", "All groups, if no condition is given.")]
+Uids = Annotated[list[int] | None, commands.option("--uid", "Only this group. May be repeated.", metavar="UID")]
+Everything = Annotated[bool, commands.option("--all", "All groups, if no condition is given.")]
 
 
 def _query(
@@ -267,9 +251,9 @@ def _change(
     row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased}
     if not found.groups or dry_run:
         return row, None
-    ask(f"{verb} {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
+    commands.ask(f"{verb} {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
     until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", found.last)))
-    return row, on_storage(reader.url, name, lambda storage: work(storage, until_now))
+    return row, commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
 
 
 def _tell(output: Output, row: dict[str, Any], done: str) -> None:
@@ -285,16 +269,16 @@ def _groups(count: int) -> str:
 
 
 def rm(
-    url: Url,
-    output: Out = TEXT,
-    where: Where = None,
-    task: OfTask = None,
-    status: OfStatus = None,
+    url: commands.Url,
+    output: commands.Out = commands.TEXT,
+    where: commands.Where = None,
+    task: commands.OfTask = None,
+    status: commands.OfStatus = None,
     uid: Uids = None,
     everything: Everything = False,
-    buffer: OneBuffer = None,
-    dry_run: Annotated[bool, option("--dry-run", "Only say what would be deleted.")] = False,
-    yes: Annotated[bool, YES] = False,
+    buffer: commands.OneBuffer = None,
+    dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would be deleted.")] = False,
+    yes: Annotated[bool, commands.YES] = False,
 ) -> None:
     """Delete groups, as buffer.delete() does, after asking with their exact number.
 
@@ -319,18 +303,18 @@ _SET_ASIDE = ("failed", "filtered", "expired")
 
 
 def requeue(
-    url: Url,
-    output: Out = TEXT,
-    where: Where = None,
-    task: OfTask = None,
+    url: commands.Url,
+    output: commands.Out = commands.TEXT,
+    where: commands.Where = None,
+    task: commands.OfTask = None,
     status: Annotated[
-        str | None, option("--status", "Only groups that are failed, filtered or expired.", metavar="STATUS")
+        str | None, commands.option("--status", "Only groups that are failed, filtered or expired.", metavar="STATUS")
     ] = None,
     uid: Uids = None,
     everything: Everything = False,
-    buffer: OneBuffer = None,
-    dry_run: Annotated[bool, option("--dry-run", "Only say what would come back.")] = False,
-    yes: Annotated[bool, YES] = False,
+    buffer: commands.OneBuffer = None,
+    dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would come back.")] = False,
+    yes: Annotated[bool, commands.YES] = False,
 ) -> None:
     """Bring back groups that are failed, filtered or expired, after asking with their exact number.
 

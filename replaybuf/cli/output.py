@@ -39,6 +39,7 @@ STYLES = {
     "archived": "dim",
     "alive": "green",
     "silent": "red",
+    "fenced": "red",
 }
 
 

@@ -21,7 +21,7 @@ from replaybuf.common import units
 from replaybuf.common.redact import escape_line
 from replaybuf.errors import MissingDriverError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
-from replaybuf.view.waits import Waits, read_waits
+from replaybuf.view.wait_reasons import Waits, read_waits
 
 if TYPE_CHECKING:
     from rich.text import Text

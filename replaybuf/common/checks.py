@@ -227,6 +227,20 @@ def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
     return checked
 
 
+def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Check the `mix` of a draw; return the numbers of groups by task that are drawn again."""
+    given = check_by_task(mix, "mix")
+    if given.keys() != {"replay"}:
+        raise InputError(f'mix must be {{"replay": share}}, or {{"replay": {{task: share}}}}, got {mix!r:.100}')
+    shares = given["replay"] if isinstance(given["replay"], Mapping) else dict.fromkeys(sizes, given["replay"])
+    for task, share in check_by_task(shares, "mix['replay']").items():
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise InputError(f"mix: the share of task {task!r:.100} must be a number from 0 to 1, got {share!r:.100}")
+        if task not in sizes:
+            raise InputError(f"mix names the task {task!r:.100}, of which no groups are asked for")
+    return {task: round(shares[task] * size) for task, size in sizes.items() if task in shares}
+
+
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
     number = whole(limit)

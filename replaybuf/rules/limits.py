@@ -315,12 +315,12 @@ class Limits:
         """Whether a put may block or be refused."""
         return self.samples_per_insert is not None or (self.capacity is not None and self.on_full != "evict")
 
-    def drawable(self, level: Level) -> int:
-        """Return the number of completed groups that may be drawn now."""
+    def drawable(self, level: Level, archived: int = 0) -> int:
+        """Return the number of completed groups, and so many archived ones, that may be drawn now."""
         if level.completed < self.min_size:
             return 0
-        rate = self.rate
-        return level.completed if rate is None else max(0, min(level.completed, rate.drawable(level)))
+        rate, most = self.rate, level.completed + archived
+        return most if rate is None else max(0, min(most, rate.drawable(level)))
 
     def insertable(self, level: Level, status: Status) -> int | None:
         """Return the number of groups of this status that may be put now; None for any number.

@@ -44,6 +44,7 @@ LaneName = tuple[str, Status]
 Tallies = Mapping[tuple[str, Status, Tally], int]
 
 
+_DRAWS = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
 _TAKING_ROOM = tuple(status for status in Status if status not in ASIDE)
 
 
@@ -238,7 +239,7 @@ def _returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> T
 
 def _consumed(status: Status, times_sampled: int, limits: Limits) -> tuple[Place | None, dict[Tally, int]]:
     """Return the place of a group after this many draws (the same, the archive, or None), and tallies."""
-    if limits.keeps(status, times_sampled):
+    if limits.keeps(status, times_sampled) or status == Status.ARCHIVED:
         return Place(status), {}
     archived = status == Status.COMPLETED and limits.archives
     return Place(Status.ARCHIVED) if archived else None, {Tally.TAKEN: 1}
@@ -263,10 +264,14 @@ def _step(
     afresh: bool = False,
     error: str | None = None,
 ) -> Transition:
-    """Return the transition, with tallies for the group's places and these events under the status that it had."""
+    """Return the transition, with tallies for the group's places and these events under the status that it had.
+
+    Draws of archived groups count as those of completed ones.
+    """
     home = before or after
     assert home is not None
-    counts = {(home.status, name): n for name, n in events.items()}
+    archived = home.status == Status.ARCHIVED
+    counts = {(Status.COMPLETED if archived and name in _DRAWS else home.status, name): n for name, n in events.items()}
     if before != after:
         for place, n in ((before, -1), (after, 1)):
             if place is not None:

@@ -142,6 +142,9 @@ class Draw:
     `worker` is the drawing worker's name. `train_step` is the step that will train on the groups; by default the step
     of these tasks' last refresh, if any. Draws of groups that aren't COMPLETED, which are to be regenerated, have no
     default step. Arrays in the fields `deferred` of the rollouts aren't loaded, and are replaced by handles.
+
+    In a mixed draw `replay[task]` of the groups are such as were drawn before, kept or archived, as far as there are
+    any, and match `replayed`; the others match `where`, and `at_least` counts these alone.
     """
 
     sizes: Mapping[str, int]
@@ -152,6 +155,8 @@ class Draw:
     worker: str | None = None
     train_step: int | None = None
     deferred: frozenset[str] = frozenset()
+    replay: Mapping[str, int] | None = None
+    replayed: Node | None = None
 
     def is_met_by(self, drawn: Mapping[str, int]) -> bool:
         """Return whether these numbers of groups, by task, are enough."""

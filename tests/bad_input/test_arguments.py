@@ -126,6 +126,25 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
         InputError,
         f"the size of task '{TASK}' must be a whole number",
     ),
+    "mix: no dict": (lambda b: b.get(3, TASK, mix=0.5), InputError, "mix must be a dict"),  # type: ignore[arg-type]
+    "mix: key": (lambda b: b.get(3, TASK, mix={"old": 0.5}), InputError, r'mix must be \{"replay": share\}, or'),
+    "mix: both keys": (lambda b: b.get(3, TASK, mix={"replay": 0.5, "fresh": 0.5}), InputError, "mix must be"),
+    "mix: above 1": (lambda b: b.get(3, TASK, mix={"replay": 1.1}), InputError, "a number from 0 to 1, got 1.1"),
+    "mix: negative": (lambda b: b.get(3, TASK, mix={"replay": -0.1}), InputError, "a number from 0 to 1, got -0.1"),
+    "mix: NaN": (lambda b: b.get(3, TASK, mix={"replay": math.nan}), InputError, "a number from 0 to 1, got nan"),
+    "mix: bool": (lambda b: b.get(3, TASK, mix={"replay": True}), InputError, "a number from 0 to 1, got True"),
+    "mix: text": (lambda b: b.get(3, TASK, mix={"replay": "1"}), InputError, "a number from 0 to 1, got '1'"),  # type: ignore[dict-item]
+    "mix: another task": (
+        lambda b: b.sample({TASK: 3}, mix={"replay": {"other": 0.5}}),
+        InputError,
+        "mix names the task 'other', of which no groups are asked for",
+    ),
+    "mix: status": (lambda b: b.get(3, TASK, "expired", mix={"replay": 0}), InputError, "of completed groups, not of"),
+    "mix: least": (
+        lambda b: b.get(4, TASK, at_least=3, mix={"replay": 0.5}),
+        InputError,
+        f"at_least 3 of task {TASK} is more than the 2 asked for",
+    ),
     "wait: negative": (lambda b: b.wait_ready({TASK: 1}, timeout=-0.1), InputError, "timeout must be a number"),
     "count: a long status": (lambda b: b.count(TASK, "x" * 10**6), InputError, "unknown status 'x{50}"),
     "count: task": (lambda b: b.count(None, "completed"), InputError, "task_name must be a text"),  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ async def _check(url: str) -> None:
         "take fifo",
         "take staleness",
         "take prioritized",
+        "take mixed prioritized",
         "evict prioritized",
         "lease",
         "annotate",

@@ -8,6 +8,7 @@ from tests.contract.dropping import ArchiveLaws, DroppingLaws
 from tests.contract.durable import DamageLaws, DurableLaws, DurableRulesLaws, FenceLaws
 from tests.contract.filling import EvictionLaws, FullLaws, RateLaws
 from tests.contract.leasing import LeaseLaws, LeaseTimeLaws
+from tests.contract.mixing import MixLaws
 from tests.contract.persistence import CheckpointLaws, PersistenceLaws
 from tests.contract.putting import CountingLaws, PuttingLaws, ReplacingLaws, TakingLaws
 from tests.contract.querying import ChangingLaws, ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
@@ -22,6 +23,7 @@ class TransactionLaws(
     EvictionLaws,
     FullLaws,
     ArchiveLaws,
+    MixLaws,
     RecordLaws,
     ReplacingLaws,
     DroppingLaws,

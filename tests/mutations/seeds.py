@@ -125,7 +125,7 @@ _CODEC = [
     ("numbers-repeated-ends", "values/codec/number_lists.py", "numbers.count(number) == len(numbers) and", "True and", "numbers between equal ends stay"),
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= array.max() < 256 for", "for", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
-    ("numbers-none", "values/codec/columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
+    ("numbers-none", "values/codec/packed_columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
     ("open-tags", "values/codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
     ("twin-classes", "values/rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
@@ -262,10 +262,10 @@ _VIEWS = [
 ]  # fmt: skip
 
 _DIAGNOSIS = [
-    ("what-arrives-follows", "rules/needs.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
+    ("what-arrives-follows", "rules/causes.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
     ("failures-of-long-ago", "rules/causes.py", "        if 2 * bad < every:\n            return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/causes.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
-    ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda one: one[1][0].precedence)\n", "", "of several tasks the worst is named"),
+    ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),
     ("texts-as-they-are", "rules/words.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
 

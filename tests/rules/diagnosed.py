@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from replaybuf.rules.circumstances import Before, Circumstances, Held, Restored, Taking, Wait, Worker
-from replaybuf.rules.diagnosis import Diagnosis, diagnose
+from replaybuf.rules.causes import diagnose
+from replaybuf.rules.circumstances import Circumstances, Held, Restored, Taking, Wait, Worker
+from replaybuf.rules.diagnosis import Diagnosis, Reason
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.needs import Reason
 from replaybuf.rules.train_state import TrainState
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.values.rollouts.rollout import Status
@@ -30,8 +31,16 @@ def wait(count: int = 64, query: str | None = None, since: float = NOW - 40, **m
     return Wait({"math": count}, query=query, worker="trainer-1", since=since, **more)
 
 
-def why(waiting: Wait, counts: dict[tuple[str, Status, Tally], int], **known: Any) -> Diagnosis:
-    return diagnose(waiting, Circumstances(NOW, counts, **known))
+def why(
+    waiting: Wait, counts: dict[tuple[str, Status, Tally], int], limits: Limits | None = None, **known: Any
+) -> Diagnosis:
+    return diagnose(replace(waiting, limits=limits), Circumstances(NOW, counts, **known))
+
+
+def since(seconds_ago: float, completed: int, failed: int = 0, **totals: int) -> dict[str, Any]:
+    """Return what was recorded so long ago of the task math."""
+    put_of = {"completed": completed, "failed": failed}
+    return {"earlier_at": NOW - seconds_ago, "earlier": {"math": {"put_of": put_of, **totals}}}
 
 
 def put_at(seconds_ago: float) -> dict[LaneName, float]:
@@ -51,9 +60,9 @@ FULL = tallies(completed=64, completed_put=64)
 FEW = tallies(completed=8, completed_put=48)
 ALL_LEASED = tallies(completed_leased=64, completed_put=64)
 GREAT = '{"reward": {"$gte": 0.9}}'
-#: One completed group a second in the last 80 seconds.
-STEADY = {"recent": Before(NOW - 80, {("math", C): -32}), "last_put": put_at(1), "workers": [LIVE]}
-HOUR = Before(NOW - 3600, {("math", C): 8000, ("math", Status.FAILED): 500})
+#: A completed group came a second ago.
+STEADY = {"last_put": put_at(1), "workers": [LIVE]}
+HOUR = since(3600, 8000, 500)
 PUBLISHED, LAST = TrainState(3, 3), TrainState(9, 9, finished=True)
 R, T = Reason, tallies
 TWO = Wait({"math": 8, "code": 8}, worker="trainer-1")
@@ -83,7 +92,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "new ones came, but their producer was killed": (
         *(wait(4), T(completed_leased=4, completed_put=1000)),
-        *({"held": [held("b", 4, 60)], "workers": [KILLED], "recent": Before(NOW - 100, {})}, R.LEASED),
+        *({"held": [held("b", 4, 60)], "workers": [KILLED], "last_put": put_at(1)}, R.LEASED),
         "all 4 completed groups are leased by b",
     ),
     "leased after steady puts": (
@@ -96,11 +105,11 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "they expire faster than they come": (
         *(wait(), T(completed=10, completed_put=500, completed_dropped=390)),
-        *({"before": Before(NOW - 900, {("math", C): 400}, {"math": 300})}, R.EXPIRED),
+        *(since(900, 400, expired_ever=300), R.EXPIRED),
         "90 of the 100 groups put since 20:28:10 UTC expired. Raise the stale",
     ),
     "all expire, though many come": (
-        *(wait(8), T(completed_put=80, completed_dropped=80), {**STEADY, "recent": Before(NOW - 80, {})}, R.EXPIRED),
+        *(wait(8), T(completed_put=80, completed_dropped=80), STEADY, R.EXPIRED),
         "80 of the 80 groups put expired. Raise the stale",
     ),
     "dropped when they were put": (
@@ -132,21 +141,21 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "set aside lately": (
         *(wait(2), T(failed=9, failed_put=1, completed_put=12, completed_set_aside=8)),
-        {"before": Before(NOW - 900, {("math", C): 9, ("math", Status.FAILED): 1}, {}, {"math": 6})},
+        since(900, 9, 1, set_aside=6),
         *(R.UNFIT, "2 of the 3 groups put since 20:28:10 UTC failed"),
     ),
     "failures of long ago": (
         *(wait(), T(failed=500, failed_put=500, completed_put=9000)),
-        {"workers": [LIVE], "before": HOUR, "recent": Before(NOW - 300, {("math", C): 8900})},
-        *(R.SLOW, "1,200 groups an hour arrive, so the missing 64 take about 3.2m. Wait"),
+        {"workers": [LIVE], **HOUR},
+        *(R.SLOW, "gen-1 is alive, and 64 more are needed. Wait"),
     ),
     "failures of a bad beginning": (
-        *(wait(), T(failed=500, failed_put=500, completed_put=8300), {"workers": [LIVE], "before": HOUR}, R.SLOW),
-        "300 groups an hour arrive",
+        *(wait(), T(failed=500, failed_put=500, completed_put=8300), {"workers": [LIVE], **HOUR}, R.SLOW),
+        "gen-1 is alive",
     ),
     "failures of long ago, and much is missing": (
-        *(wait(400), T(failed=500, failed_put=500, completed_put=8100), {"workers": [LIVE], "before": HOUR}, R.SLOW),
-        "100 groups an hour arrive",
+        *(wait(400), T(failed=500, failed_put=500, completed_put=8100), {"workers": [LIVE], **HOUR}, R.SLOW),
+        "400 more are needed",
     ),
     "aborted": (
         *(wait(), T(aborted=64, aborted_put=64), {"workers": [KILLED]}, R.OTHER_STATUS),
@@ -237,20 +246,46 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "producers of the run before a restore": (
         *(wait(since=NOW - 5), FEW, {"workers": [LIVE], "restored": Restored(40, NOW - 20, "trainer-1")}, R.ABSENT),
-        "no producer is left: gen-1 was fenced off by a restore: last seen at 20:43:05 UTC",
+        "no producer is left: gen-1 was fenced off by a restore: last seen at 20:43:05 UTC. Start them again; a worker "
+        "that catches FencedError and builds its buffer again outlives restores.",
+    ),
+    "a restore took back all that was put, and its producers ended or died by that": (
+        *(wait(since=NOW - 5), {}),
+        {
+            "workers": [
+                worker(pid=1, ended_at=NOW - 18, seen=18),
+                worker("gen-2", pid=2, seen=25, killed=True),
+                TRAINER,
+            ],
+            "restored": Restored(0, NOW - 20, "trainer-1"),
+        },
+        R.ABSENT,
+        "gen-1 was fenced off by a restore: ended at 20:42:52 UTC and gen-2 was killed or was fenced off by a restore: "
+        "last seen at 20:42:45 UTC. Start them again; a worker that",
+    ),
+    "one was fenced off, and another joined the restored run": (
+        *(wait(since=NOW - 5), FEW),
+        {
+            "workers": [worker(pid=1), replace(worker("gen-2", pid=2), started_at=NOW - 15)],
+            "restored": Restored(40, NOW - 20, "trainer-1"),
+            "last_put": put_at(40),
+        },
+        R.ABSENT,
+        "gen-1 was fenced off by a restore: last seen at 20:43:05 UTC; gen-2 is alive, the last group was put at",
+    ),
+    "names of the process that restored the buffer aren't fenced off": (
+        *(wait(since=NOW - 5), FEW),
+        {"workers": [worker(pid=1), replace(TRAINER, pid=1)], "restored": Restored(40, NOW - 20, "trainer-1")},
+        *(R.SLOW, "gen-1 is alive, and 56 more are needed"),
     ),
     "nobody is known": (wait(), FEW, {}, R.ABSENT, "nobody is known to put any"),
     "nobody is known yet": (
         *(wait(), FEW, {"last_put": put_at(2)}, R.SLOW),
         "(8 of 64): the last group was put at 20:43:08 UTC, and 56 more are needed. Wait",
     ),
-    "slow": (
-        *(wait(), FEW, {"workers": [LIVE], "recent": Before(NOW - 300, {("math", C): 43})}, R.SLOW),
-        "60 groups an hour arrive, so the missing 56 take about 56m",
-    ),
     "only the waiter puts": (
-        *(wait(), FEW, {"workers": [worker("trainer-1")], "last_put": put_at(7)}, R.SLOW),
-        "trainer-1 is alive, the last group was put at 20:43:03 UTC, and 56 more are needed. Nobody else puts any",
+        *(wait(), FEW, {"workers": [worker("trainer-1")], "last_put": put_at(67)}, R.SLOW),
+        "trainer-1 is alive, the last group was put at 20:42:03 UTC, and 56 more are needed. Nobody else puts any",
     ),
     "only the waiter puts, and put many before it waited": (
         *(wait(since=NOW - 5), FEW, {**STEADY, "workers": [worker("trainer-1")], "last_put": put_at(6)}, R.SLOW),
@@ -258,7 +293,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     ),
     "the waiter puts while it waits": (
         *(wait(), FEW, {**STEADY, "workers": [worker("trainer-1")]}, R.SLOW),
-        "3,600 groups an hour arrive, so the missing 56 take about 56s",
+        "the last group was put at 20:43:09 UTC, and 56 more are needed. Wait, ask",
     ),
     "init": (
         *(wait(4), T(init=6, init_put=6), {"workers": [LIVE]}, R.OTHER_STATUS),
@@ -317,7 +352,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
     "a worker at the end of the dataset of which the trainer lacks groups": (
         *(FOR_TRAINER, T(completed=8, completed_put=48) | T("code", completed_put=9)),
         {"waits": [TWO], "trainer": PUBLISHED, "datasets": {"code": 9}},
-        *(R.FINISHED, "no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 in"),
+        *(R.ABSENT, "no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 in"),
     ),
     "both wait, though it has published": (
         *(wait(), FEW, {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.DEADLOCK),
@@ -338,14 +373,14 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(FOR_TRAINER, FEW | T(init_leased=2)),
         {"workers": [LIVE, worker("gen-2", killed=True)], "waits": [wait(9)], "trainer": PUBLISHED}
         | {"held": [held("gen-2", 2, 40, Status.INIT)]},
-        *(R.LEASED, "trainer-1 waits itself for 9 completed groups of math: 2 groups are leased until 20:43:50"),
+        *(R.ABSENT, "trainer-1 waits itself for 9 completed groups of math: 2 groups are leased until 20:43:50"),
     ),
     "a worker's other task waits while it generates": (
         *(wait(9), FEW | T(init_leased=2), {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.SLOW),
         "2 groups are being generated",
     ),
     "a worker's other task, while the trainer waits for what it generates": (
-        *(FOR_TRAINER, FEW | T(init_leased=2), {"workers": [LIVE], "waits": [wait(9)], "trainer": PUBLISHED}, R.SLOW),
+        *(FOR_TRAINER, FEW | T(init_leased=2), {"workers": [LIVE], "waits": [wait(9)], "trainer": PUBLISHED}, R.ABSENT),
         "trainer-1 waits itself for 9 completed groups of math: 2 groups are being generated. Wait",
     ),
     "one of two producers waits": (
@@ -361,10 +396,6 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(TWO, FULL | T("code", completed=3), {"limits": BLOCK, "workers": [LIVE], "waits": [FOR_ROOM]}, R.DEADLOCK),
         "Too little is ready for code (3 of 8): gen-1 waits for room since 20:42:10 UTC, with 64 completed groups of "
         "math there. Draw groups of math",
-    ),
-    "restored": (
-        *(wait(), FEW, {"restored": Restored(40, NOW - 10, "trainer-2")}, R.FENCED),
-        "the buffer was restored to step 40 at 20:43:00 UTC, after this wait began, which fences it off. It ends with",
     ),
     "room, and nobody draws": (
         *(FOR_ROOM, FULL, {"limits": BLOCK}, R.HELD_BACK),
@@ -391,10 +422,6 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         "64 completed groups were put and 0 times one was drawn, and samples_per_insert 1 with error_buffer 8",
     ),
     "room is there": (FOR_ROOM, FEW, {"limits": BLOCK}, R.READY, "Ready: there is room for 1 completed group of"),
-    "room, before a restore": (
-        *(FOR_ROOM, FULL, {"limits": BLOCK, "restored": Restored(None, NOW - 1)}, R.FENCED),
-        "No room for math: the buffer was restored at",
-    ),
     "nothing published": (
         FOR_TRAINER,
         FEW,
@@ -407,7 +434,7 @@ _CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, An
         *(R.ABSENT, "nothing since step 3; no consumer is left: trainer-1 went silent"),
     ),
     "the trainer waits, too": (
-        *(FOR_TRAINER, FEW, {"waits": [wait(128)]}, R.DEADLOCK),
+        *(FOR_TRAINER, FEW, {"waits": [wait(128)]}, R.ABSENT),
         "trainer-1 waits itself for 128 completed groups of math: deadlock: gen-1 waits for the trainer",
     ),
     "a trainer that has finished": (

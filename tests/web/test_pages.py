@@ -19,7 +19,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_of
-from replaybuf.web import tables
+from replaybuf.web import html_tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
 from tests.stores import until
@@ -399,7 +399,7 @@ def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_
 def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "SIZE", 3)
+    monkeypatch.setattr(html_tables, "SIZE", 3)
     with ReplayBufferConfig(url=url, archive=1000).build_sync() as buffer:
         for number in range(7):
             rewards = (0.21 if number == 6 else 0.9, 0.5 - 0.05 * number)

@@ -339,10 +339,9 @@ class SQLStorage(Store):
             rows, token, until = found
             return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
 
-        async def undo(taken: Taken | None) -> None:
-            if taken is not None:  # the next claim or lease gets these prompts
-                lease, uids = taken.lease(), [row.uid for row in taken.rows]
-                await self.transactions.write(lambda tx: leases.unhold(tx, lease, uids))
+        async def undo(taken: Taken) -> None:  # the next claim or lease gets these prompts
+            lease, uids = taken.lease(), [row.uid for row in taken.rows]
+            await self.transactions.write(lambda tx: leases.unhold(tx, lease, uids))
 
         async def work() -> Taken | None:
             taken = await self.encoding.write(groups, claimed)
@@ -352,7 +351,7 @@ class SQLStorage(Store):
                 try:
                     items = await self.encoding.decode(taken.rows)
                 except BaseException:
-                    await undo(taken)
+                    await self.thread.settle(partial(undo, taken))
                     raise
                 for item in items:
                     item.times_sampled, item.deliveries = 1, 1

@@ -219,7 +219,7 @@ class Store:
     # Operations
 
     async def _run(
-        self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None
+        self, work: Callable[[], Awaitable[T]], *, undo: Callable[[Any], Awaitable[object]] | None = None
     ) -> T:
         """Run `work()` in the database's thread, and `undo(result)` if the caller was cancelled meanwhile."""
         await self.open()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from replaybuf.errors import SnapshotError, StorageError
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction

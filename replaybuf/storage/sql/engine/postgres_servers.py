@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
-from replaybuf.storage.sql.engine.errors import is_telling
+from replaybuf.storage.sql.engine.driver_errors import is_telling
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, Standing
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
 

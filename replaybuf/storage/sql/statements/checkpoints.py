@@ -23,14 +23,14 @@ from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint, last
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin, read_lane_tallies, totals
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
-from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of, runs_race
+from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, read_rows, uid_in
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
-from replaybuf.values.rollouts.rollout import ASIDE, Status
+from replaybuf.values.rollouts.rollout import ASIDE
 
 
 def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) -> Checkpoint:
@@ -208,7 +208,7 @@ def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str
     """Restore train steps and races; newer lanes become like new ones."""
     then, race = {row["id"]: row for row in kept}, race_of(tx)
     for row in lanes:
-        own = race if runs_race(Status(row.status), leased=row.leased) else None
+        own = None if row.leased else race
         fresh = {"step": None, **race_columns(own)}
         values = {name: then.get(row.id, fresh)[name] for name in fresh}
         changes = ", ".join(f"{name} = :{name}" for name in values)

@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.values.rollouts.rollout import ASIDE
+from replaybuf.values.rollouts.rollout import ASIDE, Status
 
 #: Changes of tallies, by lane and name.
 Counts = Counter[tuple[int, Tally]]
@@ -225,6 +225,8 @@ def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName,
     if step.moves:
         values |= FREE
         values["lane"] = lanes[after.leased][(task, after.status)].id
+        if after.status == Status.ARCHIVED and step.before is not None and step.before.status == Status.ARCHIVED:
+            return values  # a lease doesn't prolong its retention
         values["archived_at"] = time.time() if after.status in ASIDE and not after.leased else None
     return values
 

@@ -20,7 +20,7 @@ from functools import partial
 
 from replaybuf.common.worker_name import host_name
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.reports import Waiting, WorkerEvent, kind_of_wait
+from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.schema.tables import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, note_minute, write_beat
@@ -192,5 +192,5 @@ class Presence:
 
 def _drawing(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
     """Return the workers of those of these waits, or of those that timed out, that are for groups."""
-    gave_up = {one.worker for one in events if kind_of_wait(one.detail) == "groups"}
+    gave_up = {one.worker for one in events if " of waiting for groups: " in one.detail}
     return gave_up | {one.worker for one in waits if one.wait.kind == "groups"}

@@ -20,7 +20,7 @@ from replaybuf.view.conversation import conversation_of, field_of
 from replaybuf.view.queries import read_query
 from replaybuf.view.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
-from replaybuf.web.tables import SIZE, table_of
+from replaybuf.web.html_tables import SIZE, table_of
 
 STATUSES = tuple(map(str, Status))
 #: The highest number of groups before a page.

@@ -16,9 +16,9 @@ from replaybuf.view.workers import (
     read_shares,
 )
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
-from replaybuf.web.pages.overview import one_buffer, waits_of
+from replaybuf.web.html_tables import table_of
+from replaybuf.web.pages.overview_page import one_buffer, waits_of
 from replaybuf.web.plots import Across, Plot, lines
-from replaybuf.web.tables import table_of
 
 #: Maximum number of train steps that are read.
 _MOST_STEPS = 1000
