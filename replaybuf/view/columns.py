@@ -12,7 +12,7 @@ from typing import Any
 
 from replaybuf.common import units
 
-#: What begins the names of the columns of annotations.
+#: Begins the names of columns of annotations.
 ANNOTATIONS = "annotations."
 #: Values that no column has by default: columns of them are always shown.
 _ALWAYS = object()

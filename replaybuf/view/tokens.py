@@ -53,13 +53,10 @@ class Strip:
 def strip(
     rollout: Mapping[str, Any], response: Any, by: str | None, limit: int, annotations: Mapping[str, list[float]] = {}
 ) -> Strip | None:
-    """Return the tokens of a rollout's response, coloured by one of its shades; None without ids.
-
-    Annotations are further shades; one with the name of another takes its place.
-    """
+    """Return the tokens of a rollout's response, coloured by one of its shades or annotations; None without ids."""
     values = {name: _listed(rollout, fields) for name, fields in _FIELDS.items()}
     ids = values.pop("ids")
-    values |= annotations
+    values |= annotations  # one that is named as a shade takes its place
     if not ids:
         return None
     # One value for each token of the response; some rollouts also have values for the prompt, before these.

@@ -79,10 +79,8 @@ class Listing:
 
 @dataclass(slots=True)
 class Described:
-    """Metadata of a group and its rollouts, the time of the read, and whether other buffers exist.
-
-    Both have `annotations` by name, of the last draw with any: a value, or figures of an array.
-    """
+    """Metadata of a group and its rollouts, with the `annotations` of the last draw that has any: values, or figures of
+    arrays; the time of the read, and whether other buffers exist."""
 
     group: dict[str, Any]
     rollouts: list[dict[str, Any]]

@@ -19,10 +19,8 @@ Annotations = Mapping[int, Sequence[Annotation]]
 
 
 def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int:
-    """Write annotations for the last draw of each group (for this train step); return the number of groups.
-
-    Raises InputError, after which nothing may be committed, as `ReplayBuffer.annotate` says.
-    """
+    """Write annotations for the last draw of each group (for this train step), all or none, and return the number of
+    groups. Raises InputError as `ReplayBuffer.annotate` says."""
     drawn = _last_draws(tx, annotations, step)
     if len(drawn) < len(annotations):  # an acknowledgement of a part of a lease may just have moved groups
         drawn = _last_draws(tx, annotations, step)
