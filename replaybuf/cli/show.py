@@ -17,6 +17,7 @@ from replaybuf.storage.sql.inspection.group_metadata import Described, describe_
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.view.columns import ROLLOUTS, annotated
+from replaybuf.view.queries import unknown_task
 
 if TYPE_CHECKING:
     from replaybuf.view.conversation import Message, Text
@@ -167,9 +168,11 @@ def _show_extremes(
     if output.printed(lambda: rows, lambda: rows):
         return
     if not places:
-        output.note("there are no completed rollouts with a reward")
+        unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
+        output.note(unknown or "there are no completed rollouts with a reward")
     for (found, decoded), position in shown:
-        of = f"group {found.group['uid']}, {found.group['task_name']}, "
+        worker = f"by {found.group['worker']}, " if found.group["worker"] else ""
+        of = f"group {found.group['uid']}, {found.group['task_name']}, {worker}"
         cut = None if full else _CUT
         _print_rollouts([found.rollouts[position]], [decoded[position]], found.group["prompt"], of, cut)
     if left := len(places) - len(shown):

@@ -10,16 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.commands import (
-    TEXT,
-    OneBuffer,
-    Out,
-    Url,
-    argument,
-    option,
-    read_limit,
-    whole_number,
-)
+from replaybuf.cli.commands import TEXT, OneBuffer, Out, Url, argument, option, read_limit, whole_number
 from replaybuf.cli.groups import ARCHIVE
 from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
 from replaybuf.common import units
@@ -31,11 +22,7 @@ from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, ope
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
 from replaybuf.view.steps import STEPS, Step, Steps, no_draw, read_step, read_steps
-from replaybuf.view.workers import (
-    ByTask,
-    by_task_columns,
-    read_shares,
-)
+from replaybuf.view.workers import ByTask, by_task_columns, read_shares
 
 _KINDS = ("steps", "step", "uid")
 _STEPS, _GROUPS = 20, 10

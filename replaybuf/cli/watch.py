@@ -162,7 +162,7 @@ def serve(
 
     The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
     server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
-    that is printed. Ctrl-C ends it. It needs pip install 'replaybuf[web]'.
+    that is printed. Ctrl-C ends it. It needs the extra web: pip install starlette uvicorn jinja2.
 
     \b
     Examples:
@@ -176,7 +176,9 @@ def serve(
         from replaybuf.web import server
         from replaybuf.web.app import create_app
     except ModuleNotFoundError as error:
-        raise MissingDriverError("the page needs the extra web: pip install 'replaybuf[web]'") from error
+        raise MissingDriverError(
+            "the page needs the packages of the extra web: pip install starlette uvicorn jinja2"
+        ) from error
     reader = open_reader(url)
     reader.read(lambda tx: None)
     if token is not None:

@@ -107,10 +107,12 @@ def too_large(limits: Limits | None, task: str, status: Status, count: int) -> t
 
 
 def _no_such_task(need: Need) -> Said:
-    """Nothing was ever put into the task: says which existing name was probably meant."""
     tasks, name = need.about.tasks, need.task
-    if name in tasks or not tasks or name in need.about.datasets:
-        return None
+    return None if name in tasks or not tasks or name in need.about.datasets else never_put(name, tasks)
+
+
+def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
+    """Return a sentence about a task that never had a group, with the existing name that was probably meant."""
     comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST]
     near = difflib.get_close_matches(name[:_LONGEST], comparable, n=1, cutoff=0.5)
     meant = f"Did you mean {named(near[0])}" if near else "Is it the name under which the producers put"

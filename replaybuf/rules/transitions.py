@@ -143,8 +143,8 @@ class Transition:
 
 
 def put(status: Status) -> Transition:
-    """Return the transition of a group that is put."""
-    return _step(None, Place(status), {Tally.PUT: 1})
+    """Return the transition of a group that is put. Rollouts of a group that fills count with their group."""
+    return _step(None, Place(status), {} if status == Status.FILLING else {Tally.PUT: 1})
 
 
 def dropped(status: Status) -> Transition:
@@ -219,8 +219,8 @@ def updated(status: Status, new: Status) -> Transition:
 
 def removed(place: Place, why: Tally) -> Transition:
     """Return the transition of a group that is removed other than by a draw: EVICTED, DROPPED, DELETED, REPLACED,
-    PRUNED."""
-    return _step(place, None, {why: 1})
+    PRUNED. Rollouts of a group that fills weren't counted as put, and aren't as removed."""
+    return _step(place, None, {} if place.status == Status.FILLING else {why: 1})
 
 
 def is_last(group: Group, limits: Limits) -> bool:

@@ -184,8 +184,8 @@ def used(shown: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
 #: Groups.
 GROUPS = columns(
     *("uid", "buffer", "task_name", "status", "leased_until", "deliveries", "staleness", "reward", "priority"),
-    *("times_sampled", "rollouts", "response_tokens", "created_at", "archived_at", "tags", "prompt"),
-    spare=("deliveries", "priority", "times_sampled", "rollouts", "response_tokens", "archived_at"),
+    *("times_sampled", "rollouts", "response_tokens", "created_at", "archived_at", "worker", "tags", "prompt"),
+    spare=("deliveries", "priority", "times_sampled", "rollouts", "response_tokens", "archived_at", "worker"),
 )
 #: Groups by task and status.
 LANES = [

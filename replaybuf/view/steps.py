@@ -7,13 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import (
-    Part,
-    Table,
-    all_along,
-    mean,
-    without,
-)
+from replaybuf.rules.comparison import Part, Table, all_along, mean, without
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
@@ -29,15 +23,7 @@ from replaybuf.storage.sql.inspection.run_records import (
     whereabouts,
 )
 from replaybuf.view.columns import Column, columns
-from replaybuf.view.drawn import (
-    Drawn,
-    StepRow,
-    by_reward,
-    compare,
-    groups_of,
-    tables_of,
-    with_steps_before,
-)
+from replaybuf.view.drawn import Drawn, StepRow, by_reward, compare, groups_of, tables_of, with_steps_before
 
 
 @dataclass(frozen=True, slots=True)

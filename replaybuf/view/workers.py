@@ -7,20 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import (
-    Part,
-    Table,
-    all_along,
-    by_worker,
-)
+from replaybuf.rules.comparison import Part, Table, all_along, by_worker
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.view.columns import BY_WORKER, Column, columns
-from replaybuf.view.drawn import (
-    Drawn,
-    StepRow,
-    last_steps,
-    tables_of,
-)
+from replaybuf.view.drawn import Drawn, StepRow, last_steps, tables_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def test_a_pipe_gets_one_frame(filled: str) -> None:
     shown = run("watch", filled).stdout
     assert shown.startswith("Nobody waits")
     assert "If somebody drew" not in shown
-    assert run("stats", filled).stdout.partition("since the beginning")[2] in shown
+    assert run("stats", filled).stdout.partition("so far, ")[2] in shown
     assert re.search(r"gpu-node-7 .* ended ", shown)
     assert "\x1b" not in shown
 
@@ -189,7 +189,7 @@ def test_counts_since_the_beginning(filled: str) -> None:
         "code": (5, 0, 1, 1),
         "math": (11, 2, 0, 1),
     }
-    shown = run("stats", filled).stdout.partition("since the beginning\n")[2].splitlines()
+    shown = run("stats", filled).stdout.partition("so far, less what restores took back\n")[2].splitlines()
     assert [line.split() for line in (shown[0], *shown[2:4])] == [
         ["task", "put", "sampled_new", "taken", "expired", "dropped"],
         ["code", "5", "0", "0", "1", "1"],

@@ -34,7 +34,7 @@ from replaybuf.rules.transitions import (
 from replaybuf.values.rollouts.rollout import Status
 
 COMPLETED, FAILED, ARCHIVED = Status.COMPLETED, Status.FAILED, Status.ARCHIVED
-BUFFERED = [status for status in Status if status != ARCHIVED]
+BUFFERED = [status for status in Status if status not in (ARCHIVED, Status.FILLING)]
 GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
 
 
@@ -244,6 +244,12 @@ def test_a_group_leaves_the_place_where_it_is(place: Place) -> None:
     step = removed(place, Tally.REPLACED)
     assert step.after is None
     assert step.counts == {(place.status, place.tally): -1, (place.status, Tally.REPLACED): 1}
+
+
+def test_rollouts_of_a_group_that_fills_are_counted_by_their_group() -> None:
+    assert put(Status.FILLING).counts == {(Status.FILLING, Tally.SIZE): 1}
+    for why in (Tally.REPLACED, Tally.DELETED):
+        assert removed(Place(Status.FILLING), why).counts == {(Status.FILLING, Tally.SIZE): -1}
 
 
 def test_a_put_that_is_lost_is_in_no_place() -> None:

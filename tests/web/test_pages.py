@@ -17,6 +17,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
+from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_of
 from replaybuf.web import html_tables
@@ -437,6 +438,10 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         assert 'role="alert"' in answer.text
         assert 'id="live"' not in answer.text  # nothing on it changes
     assert "there is no group 999999: there never was" in read(page, "/groups/999999", 404)
+    assert "There is no such page; there are /, /groups, /groups/{uid}" in read(page, "/group/1", 404)
+    assert "Nothing was ever put into this task; there are the tasks " in (nothing := read(page, "/groups?task=mat"))
+    assert "Did you mean math?</p>" in nothing
+    assert f"Operators: {OPERATORS}." in read(page, "/groups?where=x", 400)
 
 
 def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: Path) -> None:

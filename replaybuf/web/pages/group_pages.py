@@ -8,7 +8,7 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import FIELDS, LogicNode, Node, parse
+from replaybuf.rules.query import FIELDS, OPERATORS, LogicNode, Node, parse
 from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
@@ -17,7 +17,7 @@ from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import TIMELINE, columns
 from replaybuf.view.conversation import conversation_of, field_of
-from replaybuf.view.queries import read_query
+from replaybuf.view.queries import read_query, unknown_task
 from replaybuf.view.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.html_tables import SIZE, table_of
@@ -45,6 +45,8 @@ def show_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "tasks": tasks_of(tx, buffer),
         "statuses": STATUSES,
         "fields": (*FIELDS, "tags.NAME"),
+        "operators": OPERATORS,
+        "nothing": unknown_task(tx, buffer, task) or "no such groups",
     }
     try:
         nodes: list[Node] = [read_query(where)]

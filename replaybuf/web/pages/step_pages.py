@@ -9,12 +9,7 @@ from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest, recorded
 from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, Column, annotated, columns
 from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
-from replaybuf.view.workers import (
-    SHARES,
-    WorkerStep,
-    by_task_columns,
-    read_shares,
-)
+from replaybuf.view.workers import SHARES, WorkerStep, by_task_columns, read_shares
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.html_tables import table_of
 from replaybuf.web.pages.overview_page import one_buffer, waits_of

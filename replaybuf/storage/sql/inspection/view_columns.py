@@ -65,7 +65,9 @@ finish_reasons | text | how many rollouts have which: `length:1 stop:7`
 prompt | text | the last message, up to 200 characters and `…`
 response | text | the first rollout's, up to 200 characters and `…`
 tags | JSON | what the put said
-key | text | the put's key
+key | text | the put's key, or the name of a group that fills
+group_size | integer | of a rollout of a group that fills: the rollouts that the group shall have
+group_index | integer | its place among them
 error | text | why it was set aside, or the first error of a rollout
 bytes | integer | size of its payload
 worker | text | that put it

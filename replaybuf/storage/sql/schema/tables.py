@@ -10,12 +10,11 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_place    the folders and object stores of these files
     rb_past     versions of groups that left, or were changed: of checkpoints, of draws, or waiting to be swept
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
-    rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
     rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
-                (`engine.lease_clock`)
+                (`engine.lease_clock`), and counters (SQLite: the last uid; PostgreSQL: each connection's commit stamp)
 
 The history of a run, for people:
 
@@ -210,13 +209,6 @@ tally = Table(
     info={"fillfactor": "50", "autovacuum_vacuum_threshold": "1000"},
 )
 
-counter = Table(
-    "rb_counter",
-    metadata,
-    Column("name", Name, primary_key=True),
-    Column("value", BigInteger, nullable=False),
-)
-
 buffer = Table(
     "rb_buffer",
     metadata,
@@ -278,7 +270,9 @@ info = Table(
     "rb_info",
     metadata,
     Column("name", Name, primary_key=True),
-    Column("value", Text, nullable=False),
+    Column("value", Text),
+    Column("number", BigInteger),
+    info={"fillfactor": "50"},
 )
 #: The name of the fact with the digest of a snapshot's rows; invalid after an upgrade.
 DIGEST = "digest"
@@ -396,6 +390,8 @@ partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_unti
 partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
+# Whether a group that was filled has left.
+partial_index("rb_past_key", past.c.scoped_key, where=past.c.scoped_key.is_not(None) & (past.c.draw > 0))
 partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None) & past.c.removed_at.is_not(None))
 partial_index("rb_past_of_draw", past.c.draw, where=past.c.draw > 0)
 partial_index("rb_past_kept", past.c.until, past.c.lane, where=past.c.until.is_not(None))

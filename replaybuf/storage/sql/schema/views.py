@@ -120,6 +120,12 @@ def _group_views(sql: _Sql) -> dict[str, str]:
     staleness = f"""CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
       ELSE coalesce(r.staleness, {sql.number("r.outline", "staleness")}) END"""
 
+    def of_part(place: int) -> str:
+        """Return a number of the key of a rollout of a group that fills (`rows.part_key`)."""
+        return sql.either(
+            f"CAST(json_extract(g.scoped_key, '$[{place}]') AS INTEGER)", f"(g.scoped_key::jsonb ->> {place})::bigint"
+        )
+
     def unless_expired(value: str, then: str = "NULL") -> str:
         return sql.typed(f"CASE WHEN r.expired THEN {then} ELSE {value} END")
 
@@ -142,6 +148,7 @@ SELECT
     {sql.typed(f"CASE WHEN {sql.expired('0')} THEN '' ELSE {first} END")} AS response,
     g.tags AS tags,
     {sql.either("CAST(json_extract(g.scoped_key, '$[1]') AS TEXT)", "g.scoped_key::jsonb ->> 1")} AS key,
+    {of_part(3)} AS group_size, {of_part(5)} AS group_index,
     {sql.typed(error)} AS error,
     g.bytes AS bytes, g.worker AS worker, g.put_step AS put_step, g.holder AS leased_by, g.trained_step AS trained_step,
     {full_prompt} AS full_prompt,

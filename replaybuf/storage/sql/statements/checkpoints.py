@@ -26,6 +26,7 @@ from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticke
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.ordering import enter_race
+from replaybuf.storage.sql.statements.parts import forget_names
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, read_rows, uid_in
@@ -187,6 +188,8 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     stay = set(put)
     leave(tx, [uid for uid in changed_since(tx, kept.id, kept.last_uid) if uid not in stay])
     bring_back(tx, kept.id)
+    if not keep_new:
+        forget_names(tx, kept.id)
     # Later checkpoints may lack what has come back now.
     later = "UPDATE rb_checkpoint SET last_uid = 0 WHERE buffer = :buffer AND id > :id"
     tx.change(later, buffer=tx.scope.buffer, id=kept.id)

@@ -67,18 +67,18 @@ def replaced_by_place(
     tx: Transaction, groups: Sequence[NewGroup]
 ) -> tuple[dict[int, list[GroupRow]], dict[int, ReplayBufError]]:
     """Return the groups replaced by each of these groups, or the error, by index. A stored group is replaced once."""
-    wanted = sorted({uid for new in groups for uid in new.replaces})
+    wanted = sorted({uid for new in groups for uid in (*new.replaces, *new.parts)})
     there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, wanted))} if wanted else {}
     replaced: dict[int, list[GroupRow]] = {}
     refused: dict[int, ReplayBufError] = {}
     for place, new in enumerate(groups):
-        if new.replaces or new.lease is not None:
+        if new.replaces or new.parts or new.lease is not None:
             try:
                 replaced[place] = _check_replaced(tx.scope, new, there)
             except ReplayBufError as error:
                 refused[place] = error
             else:
-                for uid in new.replaces:
+                for uid in (*new.replaces, *new.parts):
                     there.pop(uid, None)
     return replaced, refused
 
@@ -93,6 +93,8 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, GroupRow]) 
     missing = [uid for uid in new.replaces if uid not in found]
     if missing and new.lease is not None:
         raise lost_to_others(new.lease, missing)
+    found |= {uid: there[uid] for uid in new.parts if uid in there and not there[uid].is_leased}
+    missing += [uid for uid in new.parts if uid not in found]
     if missing:
         raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
     return list(found.values())

@@ -38,11 +38,13 @@ from replaybuf.storage.sql.statements.new_rows import (
     most_bytes,
     payload_row,
 )
+from replaybuf.storage.sql.statements.parts import check_name, place_part
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_again
 from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
-from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
+from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, scoped_key
 from replaybuf.storage.values import NewGroup
+from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(slots=True)
@@ -91,9 +93,11 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
-    replacing = any(one.group.replaces for one in groups)
+    replacing = any(one.group.replaces or one.group.parts for one in groups)
     keyed = any(one.group.key for one in groups)
-    alone = any(one.group.stays_leased or one.group.dropped is not None for one in groups)
+    alone = any(
+        new.stays_leased or new.dropped is not None or new.part or new.rest for new in (g.group for g in groups)
+    )
     if alone or (keyed and (replacing or limits.slows_puts)):
         return [outcome for one in groups for outcome in _put_together(tx, [one])]
     return _put_together(tx, groups)
@@ -120,8 +124,13 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
 
     One that stays leased, or with a `dropped` list, comes alone.
     """
-    replaced, refused = replaced_by_place(tx, [one.group for one in groups])
     first, stays_leased = groups[0].group, groups[0].group.stays_leased
+    if first.part is not None:
+        try:
+            place_part(tx, first) if first.status == Status.FILLING else check_name(tx, first.part)
+        except ReplayBufError as error:
+            return [error]
+    replaced, refused = replaced_by_place(tx, [one.group for one in groups])
     if tx.scope.rules.limits.slows_puts and not stays_leased:
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
@@ -133,6 +142,8 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         remove_replaced(tx, gone, leaving)
     uids = store(tx, [groups[place] for place in kept], not stays_leased, made_from, leaving)
     keep_leaving(tx, leaving)
+    if uids and groups[0].rest is not None:
+        store(tx, [groups[0].rest])
     if stays_leased and uids:
         held = replaced[0]
         delivered = max(row.deliveries for row in held)
@@ -216,7 +227,10 @@ def _lanes_for(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[LaneName
 
 
 def _key_of(tx: Transaction, new: NewGroup) -> str | None:
-    return scoped_key(tx.scope.buffer, new.task_name, new.key)
+    if new.part is None:
+        return scoped_key(tx.scope.buffer, new.task_name, new.key)
+    buffer = tx.scope.buffer
+    return part_key(buffer, new.part) if new.status == Status.FILLING else name_key(buffer, new.part.name)
 
 
 def _replace_same_keys(

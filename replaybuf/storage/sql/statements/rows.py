@@ -20,7 +20,7 @@ from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.values import StorageItem
+from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
@@ -74,6 +74,10 @@ _SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND"""  # noqa: S608
 
 
+#: Stands for the task in the keys of groups that fill.
+_ANY_TASK = ""
+
+
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
     """Return a put's key with its task and buffer as one text, short enough for a PostgreSQL index (2,700 bytes)."""
     return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
@@ -81,13 +85,30 @@ def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | Non
 
 def rescoped_key(scoped: str, buffer: str | None) -> str:
     """Return a scoped key moved to another buffer."""
-    task_name, key, _ = json.loads(scoped)
-    return json.dumps([task_name, key, buffer], ensure_ascii=False)
+    task_name, key, _, *place = json.loads(scoped)
+    return json.dumps([task_name, key, buffer, *place], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:
     """Return the put's key in a scoped key."""
     return None if scoped is None else str(json.loads(scoped)[1])
+
+
+def name_key(buffer: str | None, name: str | int) -> str:
+    """Return the key of a whole group that was filled."""
+    return json.dumps([_ANY_TASK, name, buffer], ensure_ascii=False)
+
+
+def part_key(buffer: str | None, part: Part) -> str:
+    """Return the key of a rollout of a group that fills, which has its place there."""
+    place = [_ANY_TASK, part.name, buffer, part.size, part.least, part.index, part.task_name]
+    return json.dumps(place, ensure_ascii=False)
+
+
+def part_of(scoped: str) -> Part | None:
+    """Return the place of a rollout in a group that fills, by its key; None for another group's key."""
+    _, name, _, *place = json.loads(scoped)
+    return Part(name, *place) if place else None
 
 
 def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -267,6 +288,7 @@ class GroupRow:
                 weight=self.weight,
                 worker=worker,
                 trained_step=trained_step,
+                part=part_of(scoped) if self.status == Status.FILLING and scoped is not None else None,
             )
         except DAMAGE as problem:
             raise damaged(self.uid, problem) from problem
