@@ -78,7 +78,7 @@ def read_shares(tx: ReadTransaction, buffer: str, limit: int | None) -> tuple[li
         )
         for part in by_worker(tables)
     ]
-    return sorted(shares, key=lambda one: (one.lead, one.name or "")), _by_task(tables, worse)
+    return sorted(shares, key=lambda one: (one.lead, one.name or "")), rewards_by_task(tables, worse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ class ByTask:
     rows: list[dict[str, Any]]
 
 
-def _by_task(tables: Sequence[Table], found_worse: Sequence[tuple[str | None, Part]]) -> ByTask:
+def rewards_by_task(tables: Sequence[Table], found_worse: Sequence[tuple[str | None, Part]]) -> ByTask:
+    """Return what each worker made of each task in these steps, beside what others did."""
     tasks = sorted({task for table in tables for task, _ in table})
     worse = {(part.name, task) for task, part in found_worse}
     found: dict[str | None, dict[str, Any]] = {}

@@ -62,7 +62,14 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     [row] = [line.split() for line in below if line.startswith("gen-3 ")]
     assert float(row[1]) < -0.3 < -0.1 < float(row[2])
     assert [step["lower"] for step in run_json("trace", url)] == [""] * 20
-    page = client_of(url)
+    shown, page = run("trace", url, "step", 15).stdout, client_of(url)
+    assert (
+        "  over the last steps up to this one (replaybuf trace), gen-3 is below the others all along in code" in shown
+    )
+    below = shown.partition("rewards by task, beside those of others\n")[2].partition("\n\n")[0].splitlines()
+    [row] = [line.split() for line in below if line.startswith("gen-3 ")]
+    assert float(row[1]) < -0.3 < float(row[2])
+    assert "last steps up to this one, gen-3 is below the others" in page.get("/steps/15").text
     assert "gen-3 is below the others all along in code" in page.get("/steps").text
     assert page.get("/workers").text.count('class="number bad"') == 1
 
@@ -123,7 +130,7 @@ def test_a_step_has_its_worst_answers(trained: str) -> None:
 
 def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
     wrong = run("trace", trained, "step", 500, code=1).stderr
-    assert wrong == f"Error: no draw for step 500 is recorded; those that are are for steps {FIRST} to {LAST}\n"
+    assert wrong == f"Error: no draw for step 500 is recorded; the recorded ones are for steps {FIRST} to {LAST}\n"
     assert f"no draw for a step before {FIRST}" in run("trace", trained, "--before", FIRST).stderr
     assert run_json("trace", trained, "--before", 10**30, "--limit", 10**30) == run_json("trace", trained)
     assert run_json("trace", trained, "--limit", "all") == run_json("trace", trained, "--limit", 10**30)

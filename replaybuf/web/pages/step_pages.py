@@ -68,6 +68,7 @@ def show_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     tables = [
         (
             table_of("By worker", run.workers, BY_WORKER, ask, now, sorts=False),
+            table_of("By task", run.by_task.rows, by_task_columns(run.by_task), ask, now, sorts=False),
             table_of("Tasks", run.tasks, BY_TASK, ask, now, sorts=False, links={"name": lambda row: None}),
             table_of("Groups", run.groups, annotated(MEMBERS, run.groups), ask, now, usual="reward"),
         )
