@@ -44,10 +44,10 @@ from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.rules.diagnosis import Diagnosis
-from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy, parse_order
 from replaybuf.rules.query import LogicNode, Node, Query, ScalarNode, parse
-from replaybuf.rules.transitions import Tally, levels, sizes_of
+from replaybuf.rules.transitions import Tally, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import (
     KEEP_CHECKPOINTS,
@@ -572,11 +572,6 @@ class ReplayBuffer(Generic[R]):
         self._check_open()
         return await self.storage.tallies()
 
-    async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
-        """Return the counts of each task that `limits` depend on, as of one moment."""
-        names = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        return levels(await self.tallies(), names)
-
     async def dropped(self, task_name: str) -> int:
         """Return how many groups of a task have been dropped so far because they expired and weren't retryable."""
         self._check_open()
@@ -745,7 +740,7 @@ class ReplayBuffer(Generic[R]):
         aren't moved. Groups that were put and taken since are back only if they were archived.
 
         All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
-        waits and acknowledgements raise FencedError until they build the buffer anew.
+        waits and acknowledgements raise FencedError until they build the buffer again.
         """
         self._check_open()
         return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)

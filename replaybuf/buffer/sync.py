@@ -279,7 +279,6 @@ class SyncReplayBuffer(Generic[R]):
     filling = mirrored(ReplayBuffer[R].filling, run)
     count_where = mirrored(ReplayBuffer[R].count_where, run)
     tallies = mirrored(ReplayBuffer[R].tallies, run)
-    levels = mirrored(ReplayBuffer[R].levels, run)
     dropped = mirrored(ReplayBuffer[R].dropped, run)
     metrics = mirrored(ReplayBuffer[R].metrics, run)
 

@@ -22,7 +22,7 @@ from replaybuf.produce import PromptLedger
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.test_docs import BLOCK, output_of, same
-from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
+from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, train
 from tests.pages import DOCS
 from tests.postgres import new_url
 from tests.web.conftest import client_of
@@ -85,15 +85,6 @@ async def _bad_at_code(url: str) -> None:
                 with working_as(worker):
                     await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], task)
             await buffer.take_batch({"math": 4, "code": 4}, current_train_step=step)
-
-
-def test_steps_are_listed_newest_first(trained: str) -> None:
-    rows = run_json("trace", trained, "steps")
-    assert [row["step"] for row in rows] == list(range(LAST, FIRST - 1, -1))
-    assert {row["groups"] for row in rows} == {row["settled"] for row in rows} == {GROUPS}
-    assert all(row["taken_by"] == [TRAINER] and row["newest_model_step"] == row["step"] - 1 for row in rows)
-    assert rows[0]["change"] == pytest.approx(rows[0]["reward"] - rows[1]["reward"])
-    assert rows[-1]["change"] is None
 
 
 def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:

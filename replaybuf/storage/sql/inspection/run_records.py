@@ -1,7 +1,7 @@
 """Records of a run: draws for train steps, events, checkpoints, workers, history (`schema.tables`).
 
 Pages are newest first, and read no more rows than they show. After a restore a run may train on a step again: the
-number of restores before a draw tells such draws apart.
+number of restores before a draw distinguishes such draws.
 """
 
 from __future__ import annotations
