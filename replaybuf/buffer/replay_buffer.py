@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
+from replaybuf.buffer.annotating import ByGroup, check_annotations
 from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
@@ -472,6 +473,24 @@ class ReplayBuffer(Generic[R]):
         """Set the priorities of groups by uid, leased ones included. Return the number of groups found."""
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
+
+    async def annotate(self, annotations: ByGroup, *, train_step: int | None = None) -> int:
+        """Write what a trainer has found out about groups that were drawn, by uid. Return the number of groups.
+
+            await buffer.annotate({17: {"kl": 0.01}, 18: [{"advantage": 0.7}, {"advantage": -0.7}]})
+
+        A dict is about the group, a list has one for each rollout, in order. Names are identifiers. Values are finite
+        numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or tensors with a
+        number for each token of its response, stored as float32. A name replaces what the group has under it.
+
+        Annotations belong to the group's last draw (for `train_step`), also after the group has left: restores leave
+        them, and they are deleted when the config's `history` no longer keeps the draw. Snapshots and exports don't
+        have them. Raises InputError, and annotates nothing, if no such draw of a group is recorded, if it has another
+        number of rollouts, or of tokens (of groups still leased, kept or archived), and for unfit values.
+        """
+        self._check_open()
+        step = None if train_step is None else check_step(train_step, "train_step")
+        return await self.storage.annotate(await asyncio.to_thread(check_annotations, annotations), step)
 
     @traced("replaybuf.refresh_staleness", lambda expired: {"expired": sum(expired.values())})
     async def refresh_staleness(

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
@@ -220,6 +221,26 @@ def test_a_group_shows_conversation_responses_and_rewards(page: Client) -> None:
 def test_tokens_are_coloured(page: Client, by: str, shade: str) -> None:
     text = read(page, "/groups/1", by=by)
     assert re.search(rf'<span class="token {shade}\d?" title="token \d+  id', text)
+
+
+def test_annotations_are_columns_of_steps_and_facts_and_colours_of_groups(url: str) -> None:
+    """One that is named as a colouring of tokens takes its place."""
+    with ReplayBufferConfig(url=url, archive=1000, policy="fifo").build_sync() as buffer:
+        for _ in range(3):
+            group = [RolloutState(message=[], response="abcd", response_ids=[*b"abcd"], status=Status.COMPLETED)]
+            buffer.put(group, "math")
+        for item in buffer.sample({"math": 3}, current_train_step=1)["math"]:
+            arrays = {"kl": np.array([0, 0.5, 1, 2]), "mask": np.array([1, 0, 0, 0]), "flat": np.ones(4)}
+            buffer.annotate({item.uid: [{"advantage": (item.uid - 2) ** 2, **(arrays if item.uid == 2 else {})}]})
+    page = client_of(url)
+    text = read(page, "/steps/1", order="annotations.advantage")
+    assert "<dt>mean advantage</dt><dd>0.667</dd>" in text
+    assert re.findall(r'<a href="/groups/(\d+)"', text) == ["2", "1", "3"]
+    assert "advantage 0, flat {" in read(page, "/groups/2")
+    shades = {by: re.findall(r'class="token (\w+)" title="token', read(page, "/groups/2", by=by)) for by in arrays}
+    assert shades == {"kl": ["lp0", "lp2", "lp3", "lp6"], "mask": ["mask1", *["mask0"] * 3], "flat": ["lp0"] * 4}
+    assert "highest" in read(page, "/groups/2", by="kl")
+    assert "kl" not in read(page, "/groups/1", status=400, by="advantage").split("must be one of")[1]
 
 
 def test_responses_are_ordered_by_reward(page: Client) -> None:

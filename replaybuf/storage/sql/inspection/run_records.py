@@ -300,6 +300,18 @@ def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
     ]
 
 
+_ANNOTATIONS = """SELECT batch, uid, name, avg(value) AS value FROM annotations
+WHERE batch IN ({uids}) AND value IS NOT NULL GROUP BY batch, uid, name ORDER BY name"""
+
+
+def annotations_of(tx: ReadTransaction, batches: Sequence[Batch]) -> dict[tuple[int, int], dict[str, float]]:
+    """Return the means of the numeric annotations of each group of these draws, by draw and uid."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for row in rows_of(tx, _ANNOTATIONS, [one.id for one in batches]):
+        found.setdefault((row["batch"], row["uid"]), {})[row["name"]] = row["value"]
+    return found
+
+
 def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]:
     """Return the current place of each group of these draws, by uid.
 
