@@ -34,7 +34,7 @@ from replaybuf.values.rollouts.normalise import Normalised, is_finished, normali
 from replaybuf.values.rollouts.rollout import UNFIT, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.segments import entries_of, segmented
-from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
@@ -281,7 +281,7 @@ class Putting:
             raise InputError("parents can't be given with group= or min_size=: put trees whole")
         unfit: list[Any] = []
         if part is not None:
-            part.train_step, part.rule, rule = step, rule, ExpiryRule()  # which holds for the whole group
+            part.train_step, part.rule, rule = step, rule, NO_RULE  # which holds for the whole group
         if part is None and least is not None:
             normal, fit, unfit = await normalise_fit(
                 items, self.rollout_type, _least(least, len(items), said), newest, step, rule
@@ -322,7 +322,7 @@ class Putting:
         )
         if unfit:
             rollouts, segments = segmented(unfit)
-            rest = await normalise(rollouts, self.rollout_type, None, None, ExpiryRule())
+            rest = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
             new.rest = replace(
                 new,
                 status=rest.status,

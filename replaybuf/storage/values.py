@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
@@ -14,7 +14,7 @@ from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
 from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.segments import Segments, count_of, flat
-from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import Status
 
 #: The class of the rollouts in a buffer, for type checkers.
@@ -55,7 +55,7 @@ class Part:
     task_name: str = ""
     wanted: int | None = None
     train_step: int | None = None
-    rule: ExpiryRule = field(default_factory=ExpiryRule)
+    rule: ExpiryRule = NO_RULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,15 @@ class NewGroup:
     trained_step: int | None = None
     fields: GroupFields | None = None
     segments: Segments | None = None
+
+
+class Annotation(NamedTuple):
+    """A named value of a group, or of each of its `rollouts` (their number), as in a row of `rb_annotation`."""
+
+    name: str
+    rollouts: int | None
+    rows: Sequence[Sequence[Any]]
+    data: bytes | None = None
 
 
 @dataclass(slots=True)

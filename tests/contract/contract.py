@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.contract.annotating import AnnotatingLaws
 from tests.contract.drawing import ChanceLaws, DrawingLaws, PolicyLaws, ReuseLaws, WeightLaws
 from tests.contract.dropping import ArchiveLaws, DroppingLaws
 from tests.contract.durable import DamageLaws, DurableLaws, DurableRulesLaws, FenceLaws
@@ -37,6 +38,7 @@ class TransactionLaws(
     CheckpointLaws,
     ClaimLaws,
     ImportLaws,
+    AnnotatingLaws,
     DamageLaws,
     SegmentLaws,
 ):
