@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack
 
+from replaybuf.common.checks import check_most
 from replaybuf.common.passwords import PasswordFunction
 from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
@@ -110,7 +111,7 @@ class Store:
         self._read_only = read_only
         self._password = password
         self._on_any_filesystem = allow_network_filesystem or read_only
-        self._history = history
+        self._history = check_most(history, "history", 0)
         self._worker = worker
         self._lock = threading.Lock()
         self._pid: int | None = None  # of the process that the thread and the tasks belong to
