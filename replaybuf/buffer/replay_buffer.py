@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
+from replaybuf.buffer.annotating import ByGroup, check_annotations
 from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
@@ -44,10 +45,10 @@ from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.rules.diagnosis import Diagnosis
-from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy, parse_order
 from replaybuf.rules.query import LogicNode, Node, Query, ScalarNode, parse
-from replaybuf.rules.transitions import Tally, levels, sizes_of
+from replaybuf.rules.transitions import Tally, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import (
     KEEP_CHECKPOINTS,
@@ -474,6 +475,24 @@ class ReplayBuffer(Generic[R]):
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
 
+    async def annotate(self, annotations: ByGroup, *, train_step: int | None = None) -> int:
+        """Write what a trainer has found out about groups that were drawn, by uid. Return the number of groups.
+
+            await buffer.annotate({17: {"kl": 0.01}, 18: [{"advantage": 0.7}, {"advantage": -0.7}]})
+
+        A dict is about the group, a list has one for each rollout, in order. Names are identifiers. Values are finite
+        numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or tensors with a
+        number for each token of its response, stored as float32. A name replaces what the group has under it.
+
+        Annotations belong to the group's last draw (for `train_step`), also after the group has left: restores leave
+        them, and they are deleted when the config's `history` no longer keeps the draw. Snapshots and exports don't
+        have them. Raises InputError, and annotates nothing, if no such draw of a group is recorded, if it has another
+        number of rollouts, or of tokens (of groups still leased, kept or archived), and for unfit values.
+        """
+        self._check_open()
+        step = None if train_step is None else check_step(train_step, "train_step")
+        return await self.storage.annotate(await asyncio.to_thread(check_annotations, annotations), step)
+
     @traced("replaybuf.refresh_staleness", lambda expired: {"expired": sum(expired.values())})
     async def refresh_staleness(
         self,
@@ -553,11 +572,6 @@ class ReplayBuffer(Generic[R]):
         """Return all counts by task and status, as of one moment; counts that never changed are missing, or 0."""
         self._check_open()
         return await self.storage.tallies()
-
-    async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
-        """Return the counts of each task that `limits` depend on, as of one moment."""
-        names = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        return levels(await self.tallies(), names)
 
     async def dropped(self, task_name: str) -> int:
         """Return how many groups of a task have been dropped so far because they expired and weren't retryable."""
@@ -727,7 +741,7 @@ class ReplayBuffer(Generic[R]):
         aren't moved. Groups that were put and taken since are back only if they were archived.
 
         All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
-        waits and acknowledgements raise FencedError until they build the buffer anew.
+        waits and acknowledgements raise FencedError until they build the buffer again.
         """
         self._check_open()
         return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)

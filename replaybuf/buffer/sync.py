@@ -270,6 +270,7 @@ class SyncReplayBuffer(Generic[R]):
     delete = mirrored(ReplayBuffer[R].delete, run)
     update = mirrored(ReplayBuffer[R].update, run)
     update_priorities = mirrored(ReplayBuffer[R].update_priorities, run)
+    annotate = mirrored(ReplayBuffer[R].annotate, run)
     refresh_staleness = mirrored(ReplayBuffer[R].refresh_staleness, run)
 
     find = mirrored(ReplayBuffer[R].find, Items[StorageItem[R]], returns="Items[StorageItem[R]]")
@@ -278,7 +279,6 @@ class SyncReplayBuffer(Generic[R]):
     filling = mirrored(ReplayBuffer[R].filling, run)
     count_where = mirrored(ReplayBuffer[R].count_where, run)
     tallies = mirrored(ReplayBuffer[R].tallies, run)
-    levels = mirrored(ReplayBuffer[R].levels, run)
     dropped = mirrored(ReplayBuffer[R].dropped, run)
     metrics = mirrored(ReplayBuffer[R].metrics, run)
 

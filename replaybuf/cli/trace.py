@@ -20,7 +20,7 @@ from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
-from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column
+from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
 from replaybuf.view.steps import STEPS, STEPS_SHOWN, Step, Steps, no_draw, read_step, read_steps
 from replaybuf.view.workers import ByTask, by_task_columns, read_shares
 
@@ -164,6 +164,7 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
         if one.staleness is not None
         else "",
         "weights": "" if one.oldest_model_step is None else f"of {one.weights}",
+        "means": units.annotated(run.annotations),
     }
     draws = units.number_of(one.batches, "draw")
     title = f"step {one.step}{again}: {units.number(one.groups)} groups in {draws}"
@@ -178,7 +179,7 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
             text = textwrap.indent(escape(answer.response or "", keep="\n"), "    ")
             console().print(text, soft_wrap=True)
     several = len({group["batch"] for group in run.groups}) > 1
-    members = [column for column in MEMBERS if several or column.name != "batch"]
+    members = [column for column in annotated(MEMBERS, run.groups) if several or column.name != "batch"]
     _print_some(run.groups, members, limit, "groups, the lowest reward first", now)
     if len(run.tasks) > 1:
         _print_some(run.tasks, BY_TASK, limit, "tasks", now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
@@ -120,6 +120,15 @@ class NewGroup:
     put_step: int | None = None
     trained_step: int | None = None
     fields: GroupFields | None = None
+
+
+class Annotation(NamedTuple):
+    """A named value of a group, or of each of its `rollouts` (their number), as in a row of `rb_annotation`."""
+
+    name: str
+    rollouts: int | None
+    rows: Sequence[Sequence[Any]]
+    data: bytes | None = None
 
 
 @dataclass(slots=True)

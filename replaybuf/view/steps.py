@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import Part, Table, all_along, without
+from replaybuf.rules.comparison import Part, Table, all_along, mean, without
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
@@ -15,6 +15,7 @@ from replaybuf.storage.sql.inspection.run_records import (
     Batch,
     Recorded,
     StepKey,
+    annotations_of,
     batches_of_steps,
     list_steps,
     next_step,
@@ -154,9 +155,10 @@ class Step:
     """A train step in one run: a sentence about what stands out, its groups by worker and task, and its draws.
 
     `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
-    `now`, and its prompt if it exists. `worst` are the answers with the lowest rewards among
-    them. `reward_before` is the mean reward of the `steps_before` steps before. `by_task` has the workers' rewards of
-    each task, and `worse` the workers that are below the others in this step and those before it together.
+    `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are the
+    answers with the lowest rewards among them. `reward_before` is the mean reward of the `steps_before` steps before.
+    `by_task` has the workers' rewards of each task, and `worse` the workers that are below the others in this step and
+    those before it together.
     """
 
     summary: StepRow
@@ -167,6 +169,7 @@ class Step:
     tasks: list[Part]
     batches: list[Batch]
     groups: list[dict[str, Any]]
+    annotations: dict[str, float | None]
     worst: list[Answer]
     by_task: ByTask
     worse: list[WorseWorker]
@@ -215,6 +218,7 @@ def _step(
     worst: int,
     worse: list[WorseWorker],
 ) -> Step:
+    noted = annotations_of(tx, drawn[key])
     summary, compared, places = StepRow.of(key, drawn[key]), compare(drawn, tables, key), whereabouts(tx, drawn[key])
     members = sorted(groups_of(drawn[key]), key=by_reward)
     there = [one.uid for _, one in members if places[one.uid] != GONE]
@@ -228,9 +232,11 @@ def _step(
             **asdict(one),
             "now": places[one.uid],
             "prompt": prompts.get(one.uid),
+            "annotations": noted.get((batch.id, one.uid), {}),
         }
         for batch, one in members
     ]
+    names = dict.fromkeys(name for one in groups for name in one["annotations"])
     return Step(
         summary,
         compared.verdict(summary.reward),
@@ -240,6 +246,7 @@ def _step(
         compared.tasks,
         [replace(one, members=()) for one in drawn[key]],
         groups,
+        {name: mean(one["annotations"].get(name) for one in groups) for name in names},
         _lowest(tx, buffer, there, worst) if worst and there else [],
         rewards_by_task([tables[key]], [(one.task_name, one.part) for one in worse]),
         worse,

@@ -22,6 +22,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
 from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.statements import cursors, leases, matching, put
+from replaybuf.storage.sql.statements.annotate import Annotations, annotate
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
@@ -272,6 +273,11 @@ class SQLStorage(Store):
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included; return the number of groups found."""
         return await self._write(matching.update_priorities, priorities)
+
+    async def annotate(self, annotations: Annotations, step: int | None) -> int:
+        """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
+        write = partial(annotate, annotations=annotations, step=step)
+        return await self._run(lambda: self.transactions.write(write, announce=lambda: False))
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.

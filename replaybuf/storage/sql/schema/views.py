@@ -20,6 +20,10 @@ _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_
 _IS_WHOLE = f"length(p.data) = g.bytes - coalesce(p.size - {EXTENT_BYTES}, 0)"
 
 
+# The columns in a row of an annotation, with types of both databases.
+_ANNOTATED = "position int, value float8, text text, min_value float8, max_value float8, tokens int"
+
+
 @dataclass(frozen=True, slots=True)
 class _Sql:
     """SQL fragments that differ between the two databases."""
@@ -213,6 +217,10 @@ def _record_views(sql: _Sql) -> dict[str, str]:
     def time_of_wait(name: str) -> str:
         return time(sql.either(of_wait(name), f"({of_wait(name)})::double precision"))
 
+    noted = ", ".join(
+        f"""{sql.typed(sql.either(f"json_extract(r.value, '$[{n}]')", f"(r.value ->> {n})::{kind}"), kind)} AS {name}"""
+        for n, (name, kind) in enumerate(one.split() for one in _ANNOTATED.split(", "))
+    )
     wants, limits = (sql.either(of_wait(name), f"a.value -> '{name}'") for name in ("wants", "limits"))
     return {
         "batches": f"""
@@ -231,6 +239,14 @@ SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by,
     p.oldest_step AS oldest_model_step, {time("p.created_at")} AS created_at,
     b.first_uid AS first_uid, b.last_uid AS last_uid
 FROM rb_batch b JOIN rb_past p ON p.draw = b.id AND p.draw > 0 LEFT JOIN rb_lane l ON l.id = p.lane
+""",
+        "annotations": f"""
+SELECT
+    b.id AS batch, b.buffer AS buffer, b.step AS step, b.epoch AS restores, p.uid AS uid, l.task_name AS task_name,
+    p.worker AS worker, a.name AS name, {noted}
+FROM rb_annotation a JOIN rb_batch b ON b.id = a.draw JOIN rb_past p ON p.uid = a.uid AND p.draw = a.draw AND p.draw > 0
+    LEFT JOIN rb_lane l ON l.id = p.lane
+    CROSS JOIN {sql.either("json_each(a.rows) r", "jsonb_array_elements(a.rows) r(value)")}
 """,
         "leases": f"""
 SELECT
