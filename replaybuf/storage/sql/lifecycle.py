@@ -167,12 +167,7 @@ class Store:
         self.presence = Presence(self.transactions)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
-            self.engine,
-            self.codec,
-            self._place,
-            self._payload_threshold,
-            sync=synced,
-            patience=self._reconnect_timeout,
+            self.engine, self.codec, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
         )
         self.encoding = Encoding(self.codec, self.transactions, self.files)
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
@@ -229,11 +224,7 @@ class Store:
         return await self.thread.run(work, undo=undo)
 
     async def _read(
-        self,
-        function: Callable[[Transaction, Unpack[Ts]], T],
-        *args: *Ts,
-        brief: bool = False,
-        single: bool = False,
+        self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, brief: bool = False, single: bool = False
     ) -> T:
         """Return `function(tx, *args)` of a read transaction."""
         return await self._run(
@@ -241,11 +232,7 @@ class Store:
         )
 
     async def _write(
-        self,
-        function: Callable[[Transaction, Unpack[Ts]], T],
-        *args: *Ts,
-        alone: bool = False,
-        brief: bool = False,
+        self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, alone: bool = False, brief: bool = False
     ) -> T:
         """Return `function(tx, *args)` of a write transaction behind the fence."""
         return await self._run(
