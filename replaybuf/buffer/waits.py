@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeout
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.rules.causes import diagnose, too_large
+from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
-from replaybuf.rules.diagnosis import Diagnosis, Reason
+from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels

@@ -45,8 +45,8 @@ def watch(
     The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
     with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
 
-    It only reads. Where that takes long, it is done less often than --interval says. A database that is gone or locked
-    is told, and tried again. Ctrl-C ends it; on a pipe the view is printed once.
+    It only reads. Where that takes long, it is done less often than --interval says. The error of a database that is
+    gone or locked is shown, and the read is tried again. Ctrl-C ends it; on a pipe the view is printed once.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from replaybuf.common.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.wait_reasons import TASKS, DrawQuestion, ExplainedWait, Waits, idle_sentence, read_waits
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
@@ -74,8 +74,8 @@ def why(
             print_line(line)
 
 
-def _row(wait: ExplainedWait) -> dict[str, Any]:
-    return {name: value for name, value in asdict(wait).items() if name not in ("limits", "facts")}
+def _row(wait: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in wait.items() if name not in ("limits", "facts")}
 
 
 def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> bool:
@@ -84,19 +84,20 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
     sentence = None if about_a_draw else idle_sentence(found, several=several)
     if sentence is not None:
         print_line(sentence)
-    alike = Counter((one.worker, one.sentence) for one in found.waits)
-    shown = list({(one.worker, one.sentence): one for one in reversed(found.waits)}.values())[::-1]
+    calls = Counter((one["worker"], one["sentence"]) for one in found.waits)
+    shown = list({(one["worker"], one["sentence"]): one for one in reversed(found.waits)}.values())[::-1]
     for one in shown[:_MOST_WAITS]:
-        calls = alike[one.worker, one.sentence]
-        who = f"{one.worker or 'somebody'}{f' ({calls} calls)' if calls > 1 else ''}{of}"
-        since = "" if one.since is None else f" since {units.age((found.now - one.since).total_seconds())}"
+        count = calls[one["worker"], one["sentence"]]
+        who = f"{one['worker'] or 'somebody'}{f' ({count} calls)' if count > 1 else ''}{of}"
+        since = "" if one["since"] is None else f" since {units.age((found.now - one['since']).total_seconds())}"
         begins = f"{who} waits{since}" if found.somebody_waits else f"If somebody drew now{of}"
         if found.somebody_waits or one is shown[0]:
-            print_line(f"{begins}: {one.sentence}")
+            print_line(f"{begins}: {one['sentence']}")
         else:  # the next task of the same question
-            print_line(one.sentence, indent="  ")
-        for text in one.also:
-            print_line(f"also: {text}", indent="  ")
+            print_line(one["sentence"], indent="  ")
+        for fact in one["facts"]:
+            if fact["reason"] is not None:
+                print_line(f"also: {fact['text']}", indent="  ")
     if len(shown) > _MOST_WAITS:
         write([f"and {len(shown) - _MOST_WAITS:,} more\n"])
     return bool(sentence or shown)
@@ -118,10 +119,11 @@ def print_processes(found: Waits, *, several: bool = False) -> None:
 
 
 def _further(found: Waits) -> list[str]:
-    lines, known = [], {str(one.limits): one for one in found.waits if one.limits is not None}
+    lines, known = [], {str(one["limits"]): one for one in found.waits if one["limits"] is not None}
     for one in known.values():
-        shown = ", ".join(f"{name} {value}" for name, value in (one.limits or {}).items())
-        lines.append(f"limits in force{f' for {one.worker}' if one.worker else ''}: {shown or 'none'}")
+        whose = f" for {one['worker']}" if one["worker"] else ""
+        shown = ", ".join(f"{name} {value}" for name, value in one["limits"].items())
+        lines.append(f"limits in force{whose}: {shown or 'none'}")
     if not known:
         lines.append("limits in force: none that a worker has noted")
     if found.trainer is not None:

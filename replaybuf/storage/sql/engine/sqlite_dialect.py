@@ -8,14 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import to_json
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Text,
-    bindparam,
-    func,
-    select,
-)
+from sqlalchemy import ColumnElement, Select, Text, bindparam, func, select
 from sqlalchemy.dialects.sqlite import pysqlite
 
 from replaybuf.storage.sql.engine import lease_clock
