@@ -43,6 +43,7 @@ NEAR = {
         "tests/cluster",
     ),
     "owner": (
+        "tests/buffer/test_put_many.py",
         "tests/cancellation",
         "tests/contract/test_sqlite.py",
         "tests/faults/test_postgres_restarts.py",
