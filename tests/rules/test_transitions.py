@@ -23,7 +23,6 @@ from replaybuf.rules.transitions import (
     lapsed,
     leased,
     put,
-    rate,
     refused,
     removed,
     set_aside,
@@ -301,18 +300,3 @@ def summed(*steps: Transition) -> dict[tuple[Status, Tally], int]:
     for step in steps:
         total.update(step.counts)
     return {name: n for name, n in total.items() if n}
-
-
-@pytest.mark.parametrize(
-    ("totals", "expected"),
-    [
-        ([(0, 0), (100, 1000), (130, 1010), (160, 1020)], pytest.approx(20 / 60)),
-        ([(0, 0), (120, 120)], 1),
-        ([(0, 0), (20, 900), (200, 900)], 0),  # the run is over
-        ([(100, 10), (110, 10)], None),  # of a young run, which put 10 before it was read first
-        ([(100, 10)], None),
-        ([(0, 500), (60, 20)], 0),  # a restore
-    ],
-)
-def test_a_rate_is_that_of_the_last_minute(totals: list[tuple[float, int]], expected: float | None) -> None:
-    assert rate(totals) == expected

@@ -19,7 +19,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.view.overview import Minute, rates_of
+from replaybuf.view.overview import Minute, rates_now, rates_of
 from replaybuf.web import html_tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
@@ -112,6 +112,22 @@ def test_where_nobody_read_for_minutes_the_rate_holds_from_the_beginning_of_the_
     history = [Minute(began + timedelta(minutes=minute), {}, {}, put, 0) for minute, put in puts]
     rates = [((time - began).total_seconds(), one.put) for time, one in rates_of(history)]
     assert rates == [(60, 60), (61, 0), (7260, 0), (7320, 0)]
+
+
+@pytest.mark.parametrize(
+    ("puts", "expected"),
+    [
+        ([(0, 0), (100, 1000), (130, 1010), (160, 1020)], 20),
+        ([(0, 0), (20, 900), (200, 900)], 0),  # the run is over
+        ([(100, 10), (110, 10)], None),  # of a young run, which put 10 before it was read first
+        ([], None),
+        ([(0, 500), (60, 20)], 0),  # a restore
+    ],
+)
+def test_the_rate_now_is_that_since_a_minute_ago(puts: list[tuple[float, int]], expected: float | None) -> None:
+    history = [Minute(datetime.fromtimestamp(time, UTC), {}, {}, put, 0) for time, put in puts]
+    found = rates_now(history)
+    assert (None if found is None else found.put) == expected
 
 
 def test_a_run_without_a_sign_of_life_is_not_live(url: str) -> None:
