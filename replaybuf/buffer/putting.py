@@ -33,7 +33,7 @@ from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.normalise import Normalised, as_group, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rollout import UNFIT, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
@@ -277,7 +277,7 @@ class Putting:
         part, least = _part(task_name, rollouts, options) if prompt is None else prompt, given("min_size")
         unfit: list[Any] = []
         if part is not None:
-            part.train_step, part.rule, rule = step, rule, ExpiryRule()  # which holds for the whole group
+            part.train_step, part.rule, rule = step, rule, NO_RULE  # which holds for the whole group
         if part is None and least is not None:
             normal, rollouts, unfit = await normalise_fit(
                 rollouts, self.rollout_type, _least(least, len(rollouts), said), newest, step, rule
@@ -315,7 +315,7 @@ class Putting:
             parts=tuple(parts),
         )
         if unfit:
-            rest = await normalise(unfit, self.rollout_type, None, None, ExpiryRule())
+            rest = await normalise(unfit, self.rollout_type, None, None, NO_RULE)
             new.rest = replace(
                 new,
                 status=rest.status,

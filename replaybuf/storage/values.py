@@ -13,7 +13,7 @@ from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
 from replaybuf.values.rollouts.group_fields import GroupFields
-from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import Status
 
 #: The class of the rollouts in a buffer, for type checkers.
@@ -54,7 +54,7 @@ class Part:
     task_name: str = ""
     wanted: int | None = None
     train_step: int | None = None
-    rule: ExpiryRule = field(default_factory=ExpiryRule)
+    rule: ExpiryRule = NO_RULE
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,8 @@ class SQLStorage(Store):
             for piece in in_pieces(found, size_of, encoding.PIECE_GROUPS, encoding.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
                 if payloads:
-                    for item in await self._run(partial(self.encoding.read, uids, query, deferred)):
+                    read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
+                    for item in await self._run(partial(self.encoding.read, read, deferred)):
                         yield item
                 else:
                     for row in await self._read(matching.read_metadata, uids, query):

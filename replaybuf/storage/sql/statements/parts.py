@@ -28,13 +28,20 @@ class LastRolloutError(ReplayBufError):
 
 
 def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
-    """Return the stored rollouts of a group that fills, by uid."""
-    prefix = name_key(tx.scope.buffer, name)[:-1] + ","
+    """Return the stored rollouts of a group that fills, by uid. Raises ConflictError if it is whole, or has left."""
+    whole = name_key(tx.scope.buffer, name)
+    prefix = whole[:-1] + ","
     # In the order of bytes "!" is the next character after the blank that follows the comma.
-    return _parts(tx.tuples(_PARTS, low=f"{prefix} ", high=f"{prefix}!"))
+    rows = tx.tuples(_PARTS, low=f"{prefix} ", high=f"{prefix}!", whole=whole)
+    parts = _parts(row for row in rows if row[0])
+    if len(parts) < len(rows) and (not parts or any(scoped == whole for _, scoped in rows)):
+        raise ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
+    return parts
 
 
-_PARTS = "SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high"
+_PARTS = """SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high
+UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
+UNION ALL SELECT 0, NULL WHERE EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)"""
 
 
 def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
@@ -67,9 +74,7 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     assert part is not None
     if isinstance(part.name, int):
         _check_prompt(tx, new, part.name)
-    else:
-        check_name(tx, part)
-    there = read_parts(tx, part.name)
+    there = lock_parts(tx, part.name)
     taken = {other.index for other in there.values()}
     free = [index for index in range(part.size) if index not in taken]
     for other in there.values():
@@ -85,18 +90,10 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
         raise LastRolloutError(there)
 
 
-def check_name(tx: Transaction, part: Part) -> None:
-    """Lock the name of a group that fills. Raises ConflictError if it is whole, or has left."""
-    whole = name_key(tx.scope.buffer, part.name)
-    tx.dialect.lock_names(tx, NamedLock.KEY, [whole])
-    if tx.tuples(_WHOLE, whole=whole) or (tx.tuples(_LEFT, whole=whole) and not read_parts(tx, part.name)):
-        raise ConflictError(
-            f"group {part.name!r:.200} has all its rollouts already, and takes no more: name a new group"
-        )
-
-
-_WHOLE = "SELECT 1 FROM rb_group WHERE scoped_key = :whole"
-_LEFT = "SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0 LIMIT 1"
+def lock_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
+    """Lock the name of a group that fills; return its stored rollouts as `read_parts` does."""
+    tx.dialect.lock_names(tx, NamedLock.KEY, [name_key(tx.scope.buffer, name)])
+    return read_parts(tx, name)
 
 
 def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:

@@ -70,8 +70,10 @@ def select_rows(*, payloads: bool = False) -> Select[Any]:
 
 # The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
 _STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
-_SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND"""  # noqa: S608
+_SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step{{payload}}
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane {{joined}} WHERE l.buffer = :buffer AND"""  # noqa: S608
+_WITHOUT_PAYLOADS = _SELECT_ROWS.format(payload="", joined="")
+_WITH_PAYLOADS = _SELECT_ROWS.format(payload=", p.data", joined="LEFT JOIN rb_payload p ON p.uid = g.uid")
 
 
 #: Stands for the task in the keys of groups that fill.
@@ -294,9 +296,10 @@ class GroupRow:
             raise damaged(self.uid, problem) from problem
 
 
-def read_rows(tx: Transaction, condition: str, **values: Any) -> list[GroupRow]:
+def read_rows(tx: Transaction, condition: str, *, payloads: bool = False, **values: Any) -> list[GroupRow]:
     """Return the groups of the buffer, leased or not, that meet a condition on groups `g` and lanes `l`, by uid."""
-    rows = tx.tuples(f"{_SELECT_ROWS} {condition}", buffer=tx.scope.buffer, **values)
+    select = _WITH_PAYLOADS if payloads else _WITHOUT_PAYLOADS
+    rows = tx.tuples(f"{select} {condition}", buffer=tx.scope.buffer, **values)
     return sorted(map(GroupRow.of, rows), key=lambda row: row.uid)
 
 

@@ -8,9 +8,7 @@ from typing import TypeVar
 
 from replaybuf.common.progress import in_pieces
 from replaybuf.errors import DecodeError, ReplayBufError, StorageError
-from replaybuf.rules.query import Node
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements import matching
 from replaybuf.storage.sql.statements.eviction import decode_removed, read_removed
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently
@@ -66,9 +64,8 @@ class Encoding:
             self.files.discard(encoded)
         return result
 
-    async def read(self, uids: Sequence[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
-        """Return the groups with these uids that (still) match; undecodable ones have an `error`."""
-        read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
+    async def read(self, read: Callable[[Transaction], list[GroupRow]], deferred: frozenset[str]) -> list[StorageItem]:
+        """Return groups that a transaction reads with their payloads; undecodable ones have an `error`."""
         rows = await self._transactions.read(read)
         await self.files.reader.fetch(rows, deferred)
         if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved

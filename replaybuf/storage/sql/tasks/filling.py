@@ -6,6 +6,7 @@ draws cost as much as those of a group that was put at once. If another process 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -13,19 +14,18 @@ from functools import partial
 from typing import Any
 
 from replaybuf.errors import ConflictError, DecodeError, FullError
-from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.statements.parts import LastRolloutError, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
+from replaybuf.storage.sql.statements.rows import read_rows
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, Part, StorageItem
 from replaybuf.values.rollouts.normalise import Normalised, normalise, normalise_fit
-from replaybuf.values.rollouts.staleness import ExpiryRule
-from replaybuf.values.rollouts.statuses import OUR_STATUSES, Status
+from replaybuf.values.rollouts.staleness import NO_RULE
+from replaybuf.values.rollouts.statuses import Status
 
-_ANY = parse({}, OUR_STATUSES)
 #: Overdue groups that are completed at a time.
 _AT_ONCE = 16
 
@@ -39,6 +39,7 @@ class Filling:
         self, thread: DatabaseThread, transactions: Transactions, encoding: Encoding, commits: GroupCommit
     ) -> None:
         self._thread, self._transactions, self._encoding, self._commits = thread, transactions, encoding, commits
+        self._reading = asyncio.Lock()
 
     async def put(self, new: NewGroup) -> int | None:
         """Store a rollout of a group, or the whole group if it is the last one.
@@ -55,14 +56,19 @@ class Filling:
                 return outcome
             if not isinstance(outcome, LastRolloutError):
                 raise outcome
-            read = partial(self._encoding.read, outcome.uids, _ANY, frozenset())
-            others = await self._thread.run(read)
+            others = await self._thread.run(partial(self._read, outcome.uids))
             if len(others) < len(outcome.uids):
                 continue  # another process was faster
             try:
                 return await self._complete(new.part, others, new)
             except ConflictError:
                 continue
+
+    async def _read(self, uids: Sequence[int]) -> list[StorageItem]:
+        """Return stored rollouts (database's thread). Many groups may get their last one at the same time."""
+        async with self._reading:
+            read = partial(read_rows, condition="g.uid {in:uids}", payloads=True, uids=uids)
+            return await self._encoding.read(read, frozenset())
 
     async def give_up(self, now: float, seconds: float) -> None:
         """Complete the groups whose first rollout came longer ago than this, without those that are missing.
@@ -72,7 +78,7 @@ class Filling:
         names = await self._transactions.read(lambda tx: overdue(tx, now - seconds, _AT_ONCE))
         for name in names:
             there = await self._transactions.read(partial(read_parts, name=name))
-            others = await self._encoding.read(list(there), _ANY, frozenset())
+            others = await self._read(list(there))
             if not others or others[0].part is None:
                 continue
             part = others[0].part
@@ -97,7 +103,7 @@ class Filling:
         whole = self._group(part, fit, normal, others, last)
         whole.part, whole.parts = part, tuple(item.uid for item in others)
         if unfit:
-            whole.rest = self._group(part, unfit, await normalise(unfit, kind, None, None, ExpiryRule()), others, last)
+            whole.rest = self._group(part, unfit, await normalise(unfit, kind, None, None, NO_RULE), others, last)
         elif why is not None and (normal.status != Status.COMPLETED or len(fit) < part.least):
             whole.status, whole.error = Status.FAILED, why
         if normal.dropped:
