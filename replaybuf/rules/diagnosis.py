@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.transitions import Tally, levels
+from replaybuf.rules.transitions import Tally, level_of
 from replaybuf.rules.words import groups, joined, listed, named
 from replaybuf.values.rollouts.statuses import Status
 
@@ -77,7 +77,7 @@ class Need:
     @classmethod
     def of(cls, wait: Wait, task: str, about: Circumstances) -> Need:
         """Return the need of a wait for groups, or for room, in this task."""
-        least, limits, level = wait.wants[task], wait.limits, levels(about.tallies, [task])[task]
+        least, limits, level = wait.wants[task], wait.limits, level_of(about.tallies, task)
         there = matching = about.count(task, wait.status)
         if wait.kind == "room":
             room = None if limits is None else limits.insertable(level, wait.status)
@@ -101,7 +101,7 @@ class Need:
     @property
     def level(self) -> Level:
         """The counts to which limits apply."""
-        return levels(self.about.tallies, [self.task])[self.task]
+        return level_of(self.about.tallies, self.task)
 
     @property
     def puts_alone(self) -> bool:
