@@ -45,6 +45,24 @@ def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
     return sorted(found, key=lambda one: one.since or 0.0)
 
 
+def read_workers(tx: ReadTransaction, buffer: str) -> list[Worker]:
+    """Return the workers of a buffer, last seen first."""
+    return [
+        Worker(
+            row["name"],
+            row["began"],
+            row["seen"],
+            row["ended"],
+            **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
+            host=row["host"],
+            pid=row["pid"],
+            waits=bool(row["waits"]),
+            killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
+        )
+        for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)
+    ]
+
+
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
     """Return the limits of the worker that was seen last, if possible of one that draws; None if they can't be read."""
     activities = [row["activity"] for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)]
@@ -66,7 +84,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
         tx.seconds(),
         read_tallies(tx, buffer),
         held=[Held(task, Status(status), *more) for task, status, *more in tx.table(_HELD, buffer=buffer)[1]],
-        workers=[_worker(row) for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)],
+        workers=read_workers(tx, buffer),
         waits=current_waits(tx, buffer),
         trainer=_read_trainer(tx, buffer),
         steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
@@ -78,20 +96,6 @@ def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
         failed_by=failed_by,
         restored=_read_restored(tx, buffer),
         datasets=_read_ended_datasets(tx, buffer),
-    )
-
-
-def _worker(row: Mapping[str, Any]) -> Worker:
-    return Worker(
-        row["name"],
-        row["began"],
-        row["seen"],
-        row["ended"],
-        **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
-        host=row["host"],
-        pid=row["pid"],
-        waits=bool(row["waits"]),
-        killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
     )
 
 
