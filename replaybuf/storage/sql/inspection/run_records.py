@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from replaybuf.common.units import time_of
-from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
@@ -55,40 +54,10 @@ def last_batches(tx: ReadTransaction, buffer: str | None, most: int) -> list[dic
     return tx.rows(_LAST_BATCHES, buffer=buffer, most=most)
 
 
-# Workers and history
+# History
 
-
-@dataclass(frozen=True, slots=True)
-class LastSign:
-    """The last heartbeat in a buffer that no process has open now: its time, whether that process ended by itself, and
-    the name of its worker."""
-
-    time: datetime
-    ended: bool
-    worker: str
-
-
-_SIGNS = """
-SELECT max(seen_at), max(ended_at), max(CASE WHEN ended_at IS NULL THEN seen_at END), (
-    SELECT name FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)
-    ORDER BY coalesce(ended_at, seen_at) DESC, id DESC LIMIT 1)
-FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)"""
 _HISTORY = """SELECT buffer, since, data FROM rb_history
 WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
-
-
-def last_sign_of(
-    tx: ReadTransaction, buffer: str | None, now: datetime, after: float = SILENT_SECONDS
-) -> LastSign | None:
-    """Return the last heartbeat of one buffer, or of all; None while a process is present, or none is recorded.
-
-    A process that hasn't ended counts as present until `after` seconds after its last heartbeat.
-    """
-    [(seen, ended, open_until, worker)] = tx.tuples(_SIGNS, buffer=buffer)
-    if seen is None or (open_until is not None and now.timestamp() - open_until <= after):
-        return None
-    last = time_of(float(max(seen, ended or seen)))
-    return LastSign(last, ended is not None and ended >= (open_until or ended), worker)
 
 
 def history_of(tx: ReadTransaction, buffer: str | None, since: float) -> list[tuple[str, datetime, Mapping[str, Any]]]:

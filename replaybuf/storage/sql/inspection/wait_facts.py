@@ -31,7 +31,8 @@ _LATELY_SECONDS = 3600
 #: The workers, last seen first, with their activity and waits (`schema.tables`).
 _WORKERS = """
 SELECT name, host, pid, machine, started_at AS began, seen_at AS seen, ended_at AS ended, activity, waits
-FROM rb_worker WHERE buffer = :buffer AND seen_at > :after ORDER BY seen_at DESC, name, pid LIMIT 1000"""
+FROM rb_worker WHERE buffer = coalesce(:buffer, buffer) AND seen_at > :after
+ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 
 def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
@@ -45,8 +46,8 @@ def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
     return sorted(found, key=lambda one: one.since or 0.0)
 
 
-def read_workers(tx: ReadTransaction, buffer: str) -> list[Worker]:
-    """Return the workers of a buffer, last seen first."""
+def read_workers(tx: ReadTransaction, buffer: str | None) -> list[Worker]:
+    """Return the workers of one buffer or of all, last seen first."""
     return [
         Worker(
             row["name"],
@@ -61,6 +62,14 @@ def read_workers(tx: ReadTransaction, buffer: str) -> list[Worker]:
         )
         for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)
     ]
+
+
+def last_worker(tx: ReadTransaction, buffer: str | None) -> Worker | None:
+    """Return the worker that left one buffer, or all, last; None while one is alive, or if none is known."""
+    workers, now = read_workers(tx, buffer), tx.seconds()
+    if any(one.is_alive(now) for one in workers):
+        return None
+    return max(workers, key=lambda one: one.left_at, default=None)
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
