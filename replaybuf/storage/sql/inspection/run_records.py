@@ -7,7 +7,6 @@ number of restores before a draw distinguishes such draws.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.wait_facts import read_workers
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
 from replaybuf.values.rollouts.statuses import Status
@@ -68,14 +68,13 @@ def history_of(tx: ReadTransaction, buffer: str | None, since: float) -> list[tu
 
 # Checkpoints
 
-_SEEN_SECONDS = 60.0
 _ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
     """The effects of restoring a checkpoint: the number of groups put since, of its groups removed since, and the names
-    of workers that have the buffer open, as seen in the last minute."""
+    of the workers that have the buffer open."""
 
     put: int
     left: int
@@ -106,8 +105,6 @@ WHERE l.buffer = :buffer AND g.since >= :id AND NOT EXISTS (
 _LEFT_SINCE = """SELECT count(*) FROM rb_past p WHERE p.until >= :id AND p.since < :id
 AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
     SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
-_USERS = """SELECT DISTINCT name FROM rb_worker
-WHERE buffer = :buffer AND seen_at > :live AND ended_at IS NULL ORDER BY name"""
 
 
 def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
@@ -115,7 +112,7 @@ def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
     return Since(
         tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
         tx.value(_LEFT_SINCE, buffer=made.buffer, id=made.id),
-        tx.values(_USERS, buffer=made.buffer, live=time.time() - _SEEN_SECONDS),
+        sorted({one.name for one in read_workers(tx, made.buffer) if one.is_alive(tx.seconds())}),
     )
 
 
