@@ -91,6 +91,9 @@ class PutOptions(TypedDict, total=False):
     keep_unfit: bool
 
 
+_OPTIONS = dict.fromkeys(PutOptions.__annotations__).keys()
+
+
 class Putting:
     """Checks and normalises groups, and stores them when there is room."""
 
@@ -223,8 +226,9 @@ class Putting:
         Also return whether it must be dropped instead of stored.
         """
         self.waits.check_open()
-        if unknown := options.keys() - PutOptions.__annotations__.keys():
-            raise TypeError(f"a put has no option {min(unknown)!r}; it has {', '.join(PutOptions.__annotations__)}")
+        if not options.keys() <= _OPTIONS:
+            unknown = min(options.keys() - _OPTIONS)
+            raise TypeError(f"a put has no option {unknown!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
         given = options.get
         newest, step = given("model_step"), given("current_train_step")

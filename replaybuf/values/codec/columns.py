@@ -84,7 +84,7 @@ class ColumnWriter:
             elif found is list and len(value) >= FEWEST:
                 kind, content = self._lists([value])
             columns += (name, kind, content)
-            if name in self._numeric and kind != NUMBERS:
+            if content is value and name in self._numeric:
                 refuse_none(name, [value])
         self.values += len(columns) // 3
         return columns
