@@ -79,12 +79,13 @@ class ColumnWriter:
             if value is None and name in omitted:
                 continue
             kind, content, found = SHARED, value, type(value)
-            if found is np.ndarray:
-                content = references.get(id(value), value)
-            elif found is list and len(value) >= FEWEST:
+            if found is np.ndarray and id(value) in references:
+                columns += (name, kind, references[id(value)])
+                continue
+            if found is list and len(value) >= FEWEST:
                 kind, content = self._lists([value])
             columns += (name, kind, content)
-            if content is value and name in self._numeric:
+            if name in self._numeric and kind != NUMBERS:
                 refuse_none(name, [value])
         self.values += len(columns) // 3
         return columns
