@@ -3,7 +3,7 @@
 All share the base `ReplayBufError`; the docstring of a class is its message when none is given. Where Python has a
 built-in error for the same thing (ValueError, TimeoutError, ...), the class also derives from it, so that code which
 doesn't know replaybuf catches it too. Errors of database drivers are translated where they are raised
-(`storage.sql.engine.errors`), with the original as `__cause__` and without passwords.
+(`storage.sql.engine.driver_errors`), with the original as `__cause__` and without passwords.
 
 Where one class covers several situations, an error's `reason` names the one: a key of its class's `REASONS`, or "".
 """

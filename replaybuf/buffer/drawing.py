@@ -9,9 +9,9 @@ from typing import TypedDict
 
 from replaybuf.buffer.tracing import of_drawn, traced
 from replaybuf.buffer.waits import Waits
-from replaybuf.common.checks import check_at_least, check_exponent, check_sizes, check_timeout, check_whole
+from replaybuf.common.checks import check_at_least, check_exponent, check_mix, check_sizes, check_timeout, check_whole
 from replaybuf.errors import InputError
-from replaybuf.rules.query import Query, parse
+from replaybuf.rules.query import LogicNode, Node, Query, ScalarNode, parse
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, Leased, StorageItem
 from replaybuf.values.rollouts.rollout import Status
@@ -28,6 +28,7 @@ class DrawOptions(TypedDict, total=False):
     current_train_step: int | None
     timeout: float | None
     at_least: AtLeast | None
+    mix: Mapping[str, float | Mapping[str, float]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class DrawRequest:
         current_train_step: int | None = None,
         timeout: float | None = 0,
         at_least: AtLeast | None = None,
+        mix: Mapping[str, float | Mapping[str, float]] | None = None,
     ) -> DrawRequest:
         """Return the checked request of a draw. Raises InputError and QueryError.
 
@@ -59,15 +61,24 @@ class DrawRequest:
         """
         status, exponent = statuses.check(group_status), check_exponent(beta)
         if status == Status.ARCHIVED:
-            raise InputError("archived groups are never drawn; read them with find({'status': 'archived'})")
+            raise InputError("archived groups are drawn by mix= alone; read them with find({'status': 'archived'})")
+        if status == Status.FILLING:
+            raise InputError("filling groups are drawn when they are whole; `filling(task)` has what is missing")
         node = None if where is None else parse(where, statuses)
         wanted, patience = check_sizes(sizes), check_timeout(timeout)
+        replay, replayed, fresh = None, None, wanted
+        if mix is not None:
+            if status != Status.COMPLETED:
+                raise InputError(f"mix is for draws of completed groups, not of {status} ones")
+            replay = check_mix(mix, wanted)
+            fresh = {task: size - replay.get(task, 0) for task, size in wanted.items()}
+            node, replayed = _both(node, "$eq"), _both(node, "$gt")
         if at_least is not None:
-            needed = check_at_least(at_least, wanted)
+            needed = check_at_least(at_least, fresh)
         else:
-            needed = wanted if patience > 0 else {}
+            needed = fresh if patience > 0 else {}
         step = None if current_train_step is None else check_whole(current_train_step, "current_train_step")
-        draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred)
+        draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred, replay, replayed)
         return cls(draw, patience, exponent)
 
     @traced("replaybuf.take", of_drawn)
@@ -91,6 +102,12 @@ class DrawRequest:
         for items in drawn.values():
             for item in items:
                 item.weight = None if item.weight is None else _power(item.weight, -self.beta)
+
+
+def _both(where: Node | None, operator: str) -> Node:
+    """Return a condition on the earlier draws of a group, `times_sampled` against 0, and this one."""
+    drawn = ScalarNode("times_sampled", operator, 0)
+    return drawn if where is None else LogicNode("$and", (where, drawn))
 
 
 def _power(base: float, exponent: float) -> float:

@@ -65,7 +65,7 @@ class WaitReport:
         if self._shown is not None:
             self._shown.wait, self._shown.reason = self.wait, reason
         else:
-            self._shown = Waiting(self.wait, self._worker, self._storage.rules.limits, reason)
+            self._shown = Waiting(self.wait, self._worker, reason)
             self._storage.announce(self._shown)
 
     @property

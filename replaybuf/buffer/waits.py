@@ -12,41 +12,21 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeout
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.rules.causes import too_large
+from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
-from replaybuf.rules.diagnosis import Diagnosis, diagnose
+from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.needs import Reason
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
-from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
+from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup
 from replaybuf.values.rollouts.rollout import Status
-
-
-def wait_of(draw: Draw, since: float, timeout: float) -> Wait:
-    """Return the wait of a draw."""
-    wants = {task: least for task, least in draw.at_least.items() if least}
-    query = None if draw.where is None else to_text(draw.where)
-    more = any(draw.sizes[task] > least for task, least in wants.items())
-    return Wait(wants, "groups", draw.status, query, draw.worker, since, end_of(since, timeout), at_least=more)
-
-
-def wait_for_room(new: NewGroup, count: int, since: float, timeout: float) -> Wait:
-    """Return the wait of `count` puts of a task and status."""
-    wants = {new.task_name: count}
-    return Wait(wants, "room", new.status, worker=new.worker, since=since, deadline=end_of(since, timeout))
-
-
-def end_of(since: float, timeout: float) -> float | None:
-    """Return the deadline of a wait; None if it has none."""
-    return None if math.isinf(timeout) else since + timeout
 
 
 def check_possible(draw: Draw, limits: Limits) -> None:
@@ -62,6 +42,7 @@ _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
+_ADVICE = "Draw some, or raise the limit; with on_full='block' a put waits for room, and with 'evict' it makes some"
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
@@ -146,7 +127,7 @@ class Waits:
         began = _began(deadline, timeout)
 
         def described() -> Wait:
-            return wait_of(draw, began, timeout)
+            return self._wait_of(draw, began, timeout)
 
         with ExitStack() as stack, closing(self.open_report("waiting for groups", described)) as report:
             while True:
@@ -177,7 +158,7 @@ class Waits:
     async def report_timeout(self, draw: Draw, since: float, timeout: float, why: Diagnosis | None = None) -> None:
         """Record the timeout of a draw that began at `since`; by default, that others hold some of the groups."""
         reason, task = ("Others hold some of the groups.", None) if why is None else (why.sentence, why.task_name)
-        await report_timeout(self._storage, wait_of(draw, since, timeout), self._worker(), reason, task)
+        await report_timeout(self._storage, self._wait_of(draw, since, timeout), self._worker(), reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether the groups that the draw needs are available."""
@@ -199,7 +180,7 @@ class Waits:
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
             return in_store
-        return {task: min(in_store[task], limits.drawable(level)) for task, level in levels(tallies, in_store).items()}
+        return {task: min(count, limits.drawable(level_of(tallies, task))) for task, count in in_store.items()}
 
     # Why
 
@@ -220,19 +201,17 @@ class Waits:
             with suppress(StorageError):
                 about = await self._storage.circumstances(wait)
                 self._read = about
-        limits = self._storage.rules.limits
-        return diagnose(wait, replace(about, tallies=tallies, limits=limits, matches=matches))
+        return diagnose(wait, replace(about, tallies=tallies, matches=matches))
 
     async def why_not(self, draw: Draw) -> Diagnosis:
         """Return the diagnosis of a draw if it were issued now."""
         tallies = await self.tallies()
         matches = None if draw.where is None else await self._in_store(draw, tallies)
-        return await self.why(wait_of(draw, time.time(), 0), tallies, matches)
+        return await self.why(self._wait_of(draw, time.time(), 0), tallies, matches)
 
     def for_trainer(self, timeout: float) -> WaitReport:
         """Return the report of a producer's wait for the trainer, to be closed by the caller."""
-        since = time.time()
-        wait = Wait({}, "trainer", since=since, deadline=end_of(since, timeout), worker=self._worker())
+        wait = self._described({}, time.time(), timeout, kind="trainer", worker=self._worker())
         return self.open_report("waiting for the trainer", lambda: wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
@@ -243,6 +222,17 @@ class Waits:
     def open_report(self, what: str, wait: Callable[[], Wait]) -> WaitReport:
         """Return the report of a wait, to be closed by the caller; `what` begins its warnings in the log."""
         return WaitReport(self._storage, what, self._worker(), wait)
+
+    def _wait_of(self, draw: Draw, since: float, timeout: float) -> Wait:
+        wants = {task: least for task, least in draw.at_least.items() if least}
+        query = None if draw.where is None else to_text(draw.where)
+        more = any(draw.sizes[task] > least for task, least in wants.items())
+        about = {"status": draw.status, "query": query, "worker": draw.worker, "at_least": more}
+        return self._described(wants, since, timeout, **about)
+
+    def _described(self, wants: Mapping[str, int], since: float, timeout: float, **about: Any) -> Wait:
+        deadline = None if math.isinf(timeout) else since + timeout
+        return Wait(wants, since=since, deadline=deadline, limits=self._storage.rules.limits, **about)
 
     # For room
 
@@ -258,10 +248,11 @@ class Waits:
                 return await store(new)
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
-                    await self._refuse(new, f"{error}; nothing was stored", error)
+                    await self._refuse(new, f"{error}; nothing was stored. {_ADVICE}", error)
 
         def described() -> Wait:
-            return wait_for_room(new, queue.waiting, began, timeout)
+            wants, worker = {new.task_name: queue.waiting}, new.worker
+            return self._described(wants, began, timeout, kind="room", status=new.status, worker=worker)
 
         queue.waiting += 1
         try:
@@ -296,7 +287,7 @@ class Waits:
             self.check_open()
             seen = self.version()
             tallies = await self.tallies()
-            level = levels(tallies, [new.task_name])[new.task_name]
+            level = level_of(tallies, new.task_name)
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await store(new)

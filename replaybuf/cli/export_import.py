@@ -8,24 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.commands import (
-    TEXT,
-    Limit,
-    OfStatus,
-    OfTask,
-    OneBuffer,
-    OrderBy,
-    Out,
-    Url,
-    Where,
-    argument,
-    buffer_option,
-    on_storage,
-    option,
-    read_limit,
-    status_of,
-    with_bar,
-)
+from replaybuf.cli import commands
 from replaybuf.cli.groups import nothing_in, order_of, query_of
 from replaybuf.cli.output import Output
 from replaybuf.common import units
@@ -37,26 +20,27 @@ from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose, tasks_of
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns
+from replaybuf.view.queries import unknown_task
 
-_ToFile = Annotated[str, argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
+_ToFile = Annotated[str, commands.argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
 _UNREADABLE_SHOWN = 5
 
 
 def export(
-    url: Url,
+    url: commands.Url,
     file: _ToFile,
-    output: Out = TEXT,
-    where: Where = None,
-    buffer: OneBuffer = None,
-    task: OfTask = None,
-    status: OfStatus = None,
-    order_by: OrderBy = None,
-    limit: Limit = "all",
-    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
+    output: commands.Out = commands.TEXT,
+    where: commands.Where = None,
+    buffer: commands.OneBuffer = None,
+    task: commands.OfTask = None,
+    status: commands.OfStatus = None,
+    order_by: commands.OrderBy = None,
+    limit: commands.Limit = "all",
+    force: Annotated[bool, commands.option("--force", "Replace a file that is there.")] = False,
 ) -> None:
     """Write groups with their full texts and tokens to a file, while the run goes on.
 
@@ -71,11 +55,11 @@ def export(
       replaybuf export postgresql://rl@db/run7 rollouts.jsonl.gz --task math
       replaybuf export run.db - --limit 1 | jq .response
     """
-    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), read_limit(limit))
+    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), commands.read_limit(limit))
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
-    if task is not None and task not in reader.read(lambda tx: tasks_of(tx, name)):
-        raise InputError(f"nothing was exported: {nothing_in(reader, name, task)}")
+    if unknown := reader.read(lambda tx: unknown_task(tx, name, task)):
+        raise InputError(f"nothing was exported: {unknown}")
 
     async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
         if file == "-":
@@ -84,9 +68,9 @@ def export(
 
     def run(tell: OnProgress) -> Exported:
         read_only = opens_read_only(reader)
-        return on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=read_only)
+        return commands.on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=read_only)
 
-    done, _ = with_bar("exported", run)
+    done, _ = commands.with_bar("exported", run)
     if done.left:
         output.note(f"{units.number(done.left)} groups left the buffer before they were read")
     for text in done.warnings:
@@ -105,39 +89,41 @@ def export(
         output.rows([row], columns("buffer", "file", "groups", "rollouts", "bytes"))
 
 
-_FromFile = Annotated[str, argument("FILE", "JSONL or Parquet.")]
+_FromFile = Annotated[str, commands.argument("FILE", "JSONL or Parquet.")]
 _Imported = Annotated[
-    str | None, buffer_option("Put the groups into the buffer of this name; else into the one named default.")
+    str | None, commands.buffer_option("Put the groups into the buffer of this name; else into the one named default.")
 ]
 
 
 def import_(
-    url: Url,
+    url: commands.Url,
     file: _FromFile,
-    output: Out = TEXT,
-    dry_run: Annotated[bool, option("--dry-run", "Only say what would be imported.")] = False,
+    output: commands.Out = commands.TEXT,
+    dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,
-    task: OfTask = None,
-    status: OfStatus = None,
+    task: commands.OfTask = None,
+    status: commands.OfStatus = None,
     field: Annotated[
         list[str] | None,
-        option("--field", "The column of a field, as response=completion. Repeatable.", metavar="OURS=THEIRS"),
+        commands.option("--field", "The column of a field, as response=completion. Repeatable.", metavar="OURS=THEIRS"),
     ] = None,
-    as_task: Annotated[str | None, option("--as-task", "The task of rows that don't name one.", metavar="NAME")] = None,
+    as_task: Annotated[
+        str | None, commands.option("--as-task", "The task of rows that don't name one.", metavar="NAME")
+    ] = None,
     as_status: Annotated[
-        str | None, option("--as-status", "The status of others' rows, whatever they say.", metavar="STATUS")
+        str | None, commands.option("--as-status", "The status of others' rows, whatever they say.", metavar="STATUS")
     ] = None,
     key: Annotated[
         str | None,
-        option("--key", "The column with the group's key: one of the same key is replaced.", metavar="COLUMN"),
+        commands.option("--key", "The column with the group's key: one of the same key is replaced.", metavar="COLUMN"),
     ] = None,
     as_they_are: Annotated[
-        bool, option("--as-they-are", "Keep unknown columns as fields, for rollouts that are dicts.")
+        bool, commands.option("--as-they-are", "Keep unknown columns as fields, for rollouts that are dicts.")
     ] = False,
     partial: Annotated[
-        bool, option("--partial", "Import what is whole of a file that was cut short; else nothing.")
+        bool, commands.option("--partial", "Import what is whole of a file that was cut short; else nothing.")
     ] = False,
-    again: Annotated[bool, option("--again", "Import once more what was imported before.")] = False,
+    again: Annotated[bool, commands.option("--again", "Import once more what was imported before.")] = False,
 ) -> None:
     """Put the groups of a file into a buffer, each exactly once.
 
@@ -147,19 +133,19 @@ def import_(
     \b
     Examples:
       replaybuf import run.db rollouts.jsonl --dry-run
-      replaybuf import run.db completions.parquet --as-task math --field response=completion
+      replaybuf import run.db a.parquet --as-task math --field response=text
     """
-    wanted = ImportOptions(task, status_of(status), partial, again, dry_run)
-    mapped = ColumnMapping(_fields(field), as_task, status_of(as_status), key, as_they_are)
+    wanted = ImportOptions(task, commands.status_of(status), partial, again, dry_run)
+    mapped = ColumnMapping(_fields(field), as_task, commands.status_of(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
     source, there = RolloutFile(file, mapped), exists(target)
 
     def work(tell: OnProgress) -> Imported:
         # A dry run without a database imports into an empty one in memory.
         into = target.url if there or not dry_run else "memory://"
-        return on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
+        return commands.on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
 
-    found = with_bar("imported", work, counting="read")[0].found
+    found = commands.with_bar("imported", work, counting="read")[0].found
     _tell(found, output)
     if found.groups or not output.for_people:
         names = ("task_name", "status", "groups", "rollouts", "there", "new")

@@ -6,16 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from replaybuf.cli.commands import (
-    TEXT,
-    Buffer,
-    Out,
-    Url,
-    Where,
-    argument,
-    option,
-    status_of,
-)
+from replaybuf.cli import commands
 from replaybuf.cli.groups import query_of, trainer_text
 from replaybuf.cli.output import print_line, print_table, write
 from replaybuf.common import units
@@ -23,34 +14,36 @@ from replaybuf.common.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.waits import TASKS, DrawQuestion, ExplainedWait, Waits, read_waits, sentence_of
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
 
-Task = Annotated[str | None, argument("TASK", "Only waits for groups of this task.")]
-Size = Annotated[int | None, option("--size", "Ask for a draw of so many groups.", min=1)]
-OfStatus = Annotated[str | None, option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")]
+Task = Annotated[str | None, commands.argument("TASK", "Only waits for groups of this task.")]
+Size = Annotated[int | None, commands.option("--size", "Ask for a draw of so many groups.", min=1)]
+OfStatus = Annotated[
+    str | None, commands.option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")
+]
 
 
 def why(
-    url: Url,
-    output: Out = TEXT,
+    url: commands.Url,
+    output: commands.Out = commands.TEXT,
     task: Task = None,
-    buffer: Buffer = None,
+    buffer: commands.Buffer = None,
     size: Size = None,
     status: OfStatus = None,
-    where: Where = None,
+    where: commands.Where = None,
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    There is a line for each process that waits at this moment. Where none waits for groups, the first line says who
-    gave up last (or went silent, for it was killed), if that was within a day, and who did has not gone on since;
-    where none waits at all, the next is about a draw of one group that somebody might do now. So it is with --size,
-    --status or --where, which say what for. Other causes, which may come next, follow as "also". Below are the groups
-    by status with what was put and drawn since the beginning, who leases groups and until when, the workers (a
-    "silent" one was killed, or gave no sign of life for a minute, or for 15 seconds of a wait, without having ended,
-    and did at least what is shown; it is "replaced" once a later one does the same), and the limits in force.
+    Each process that waits now has a line. Where none waits, the line is about a draw of one group that somebody might
+    do now; --size, --status and --where ask about another draw. Causes that may come next follow as "also".
+
+    Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
+    out. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are those of
+    its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open when another
+    process restored it.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -62,7 +55,7 @@ def why(
       replaybuf why run.db --format json | jq -r '.[].waits[].reason'
     """
     query_of(where, None, None)  # raises for an invalid query before the database is opened
-    question = DrawQuestion(task, size or 1, status_of(status) or Status.COMPLETED, where)
+    question = DrawQuestion(task, size or 1, commands.status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
     found = reader.read(lambda tx: read_waits(tx, buffer, question, asked=asked))
@@ -81,29 +74,30 @@ def why(
             print_line(line)
 
 
-def _row(wait: ExplainedWait) -> dict[str, Any]:
-    return {name: value for name, value in asdict(wait).items() if name not in ("limits", "facts")}
+def _row(wait: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in wait.items() if name not in ("limits", "facts")}
 
 
 def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> bool:
     """Print a line for each wait, with lines below it for its other causes; return whether there is any."""
     of = f" of {found.buffer}" if several else ""
-    sentence = sentence_of(found, several=several, about_a_draw=about_a_draw)
+    sentence = None if about_a_draw else idle_sentence(found, several=several)
     if sentence is not None:
         print_line(sentence)
-    alike = Counter((one.worker, one.sentence) for one in found.waits)
-    shown = list({(one.worker, one.sentence): one for one in reversed(found.waits)}.values())[::-1]
+    calls = Counter((one["worker"], one["sentence"]) for one in found.waits)
+    shown = list({(one["worker"], one["sentence"]): one for one in reversed(found.waits)}.values())[::-1]
     for one in shown[:_MOST_WAITS]:
-        calls = alike[one.worker, one.sentence]
-        who = f"{one.worker or 'somebody'}{f' ({calls} calls)' if calls > 1 else ''}{of}"
-        since = "" if one.since is None else f" since {units.age((found.now - one.since).total_seconds())}"
+        count = calls[one["worker"], one["sentence"]]
+        who = f"{one['worker'] or 'somebody'}{f' ({count} calls)' if count > 1 else ''}{of}"
+        since = "" if one["since"] is None else f" since {units.age((found.now - one['since']).total_seconds())}"
         begins = f"{who} waits{since}" if found.somebody_waits else f"If somebody drew now{of}"
         if found.somebody_waits or one is shown[0]:
-            print_line(f"{begins}: {one.sentence}")
+            print_line(f"{begins}: {one['sentence']}")
         else:  # the next task of the same question
-            print_line(one.sentence, indent="  ")
-        for text in one.also:
-            print_line(f"also: {text}", indent="  ")
+            print_line(one["sentence"], indent="  ")
+        for fact in one["facts"]:
+            if fact["reason"] is not None:
+                print_line(f"also: {fact['text']}", indent="  ")
     if len(shown) > _MOST_WAITS:
         write([f"and {len(shown) - _MOST_WAITS:,} more\n"])
     return bool(sentence or shown)
@@ -120,13 +114,16 @@ def print_processes(found: Waits, *, several: bool = False) -> None:
             write(["\n", title])
             print_table(rows, of_rows, found.now)
             title = ""
+    if any(one["state"] == "silent" for one in workers):
+        print_line("(what silent workers did is counted until their last heartbeat)")
 
 
 def _further(found: Waits) -> list[str]:
-    lines, known = [], {str(one.limits): one for one in found.waits if one.limits is not None}
+    lines, known = [], {str(one["limits"]): one for one in found.waits if one["limits"] is not None}
     for one in known.values():
-        shown = ", ".join(f"{name} {value}" for name, value in (one.limits or {}).items())
-        lines.append(f"limits in force{f' for {one.worker}' if one.worker else ''}: {shown or 'none'}")
+        whose = f" for {one['worker']}" if one["worker"] else ""
+        shown = ", ".join(f"{name} {value}" for name, value in one["limits"].items())
+        lines.append(f"limits in force{whose}: {shown or 'none'}")
     if not known:
         lines.append("limits in force: none that a worker has noted")
     if found.trainer is not None:
@@ -135,4 +132,6 @@ def _further(found: Waits) -> list[str]:
         who = f" by {last['worker']}" if last["worker"] else ""
         ago = units.ago(last["time"], found.now)
         lines.append(f"last drawn: {units.number_of(last['groups'], 'group')}{who}, {ago}")
+    if last := found.last_timeout:
+        lines.append(f"last timeout: {last['worker']}, {units.ago(last['time'], found.now)}, {last['detail']}")
     return lines

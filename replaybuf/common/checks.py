@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import InputError, MissingDriverError, ReplayBufError
+from replaybuf.errors import ConfigError, InputError, MissingDriverError, ReplayBufError
 
 Tags = dict[str, str | int | float | bool | None]
 
@@ -124,10 +124,13 @@ def check_tags(tags: Any) -> Tags | None:
         return None
     if not isinstance(tags, Mapping):
         raise InputError(f"tags must be a dict, got {type(tags).__name__}")
-    return {_check_text(name, "a tag's name"): _check_tag(name, value) for name, value in tags.items()}
+    return {
+        _check_text(name, "a tag's name"): check_plain(f"tags[{name!r}]", one, "a tag") for name, one in tags.items()
+    }
 
 
-def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
+def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | None:
+    """Check a text, 64-bit integer, finite float, boolean or None: the value of a `kind` such as "a tag"."""
     if value is None or isinstance(value, bool):
         return value
     if is_numpy(value, "bool_"):
@@ -141,7 +144,7 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if isinstance(value, str) and _storable(value):
         return str(value)
     raise InputError(
-        f"tags[{name!r}] is {value!r:.100}: a tag is a str (without NUL), a 64-bit int, a finite float, a bool or None"
+        f"{what} is {value!r:.100}: {kind} is a str (without NUL), a 64-bit int, a finite float, a bool or None"
     )
 
 
@@ -224,6 +227,20 @@ def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
     return checked
 
 
+def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Check the `mix` of a draw; return the numbers of groups by task that are drawn again."""
+    given = check_by_task(mix, "mix")
+    if given.keys() != {"replay"}:
+        raise InputError(f'mix must be {{"replay": share}}, or {{"replay": {{task: share}}}}, got {mix!r:.100}')
+    shares = given["replay"] if isinstance(given["replay"], Mapping) else dict.fromkeys(sizes, given["replay"])
+    for task, share in check_by_task(shares, "mix['replay']").items():
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise InputError(f"mix: the share of task {task!r:.100} must be a number from 0 to 1, got {share!r:.100}")
+        if task not in sizes:
+            raise InputError(f"mix names the task {task!r:.100}, of which no groups are asked for")
+    return {task: round(shares[task] * size) for task, size in sizes.items() if task in shares}
+
+
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
     number = whole(limit)
@@ -246,6 +263,11 @@ def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufErr
     if checked is None or not least <= checked < MAX_STEP:
         raise error(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
     return checked
+
+
+def check_most(number: Any, what: str, least: int) -> int | None:
+    """Check a setting that says how many are kept: at least `least`, None for all. Raises ConfigError."""
+    return None if number is None else check_whole(number, what, least, ConfigError)
 
 
 def check_threshold(threshold: Any, what: str) -> int | None:

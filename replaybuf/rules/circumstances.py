@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever, total
@@ -25,11 +25,8 @@ IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
 SILENT_SECONDS = 60.0
 #: Active workers send heartbeats more often than this: a wait whose last heartbeat is older is over.
 LIVE_SECONDS = 15.0
-
-#: Rates are over this many seconds, or over an hour if few groups came, and of at least `_FEWEST` groups in at least
-#: `_BRIEFEST` seconds. A flow of groups has stopped if none came for `_PAUSES` times the mean seconds between two puts,
-#: and for at least `_PAUSE` seconds.
-RATE_SECONDS, _FEWEST, _BRIEFEST, _PAUSE, _PAUSES = 300.0, 5, 10.0, 30.0, 5.0
+#: Groups still arrive if the last one was put within this many seconds.
+_PAUSE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,8 @@ class Wait:
     """A wait for at least `wants[task]` groups of each task, of one status and matching the `query` (JSON) if given.
 
     `kind` is "groups"; "room" (then the numbers are groups to put); or "trainer" (a producer waits for newly published
-    weights). `worker` is the waiting worker's name. `at_least`: the call would take more groups if there were more.
+    weights). `worker` is the waiting worker's name, and `limits` are those that it applies, None if they can't be read.
+    `at_least`: the call would take more groups if there were more.
     """
 
     wants: Mapping[str, int]
@@ -47,6 +45,7 @@ class Wait:
     worker: str | None = None
     since: float | None = None
     deadline: float | None = None
+    limits: Limits | None = None
     at_least: bool = False
 
 
@@ -81,11 +80,6 @@ class Worker:
     waits: bool = False
     killed: bool = False
 
-    @property
-    def does(self) -> tuple[bool, bool]:
-        """Whether the worker has put groups, and whether it has drawn any."""
-        return bool(self.groups), bool(self.taken)
-
     def state(self, now: float) -> str:
         """Return "alive", "silent" (killed, or its last heartbeat is so old that it must be gone) or "ended"."""
         late = now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)
@@ -94,32 +88,6 @@ class Worker:
     def is_alive(self, now: float) -> bool:
         """Return whether the process has neither ended nor fallen silent."""
         return self.state(now) == "alive"
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """Counts at an earlier time: groups put, and by task groups expired and set aside."""
-
-    time: float
-    put: Mapping[LaneName, int]
-    expired: Mapping[str, int] = field(default_factory=dict)
-    set_aside: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Came:
-    """What became of a task's groups since an earlier time, or ever.
-
-    `completed` were put as such. `expired` did so in a refresh, or (`early` of them) before they were put. `failed`
-    were put so, or set aside later, among them up to `spoilt` completed ones.
-    """
-
-    completed: int
-    expired: int
-    early: int
-    filtered: int
-    failed: int
-    spoilt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +112,24 @@ class Restored:
 class Circumstances:
     """The known state of a buffer at the time `now`.
 
-    `limits` are those of the waiting process, None if none was recorded. `matches` is the number of groups of each task
-    that match the wait's query. `trainer` is the published trainer state, `steps` the train step of each task's last
-    refresh, `last_put` the time of the last put of each task and status as far as known, `errors` the error of a task's
-    newest failed group, and `failed_by` counts its newest failures by worker: of who put the group, or who drew one
-    that was set aside. `before` has the counts of an hour ago, or the oldest known since then, `recent` those of
-    `RATE_SECONDS` ago. `datasets` is the number of prompts drawn of each task whose dataset was read to its end.
+    `matches` is the number of groups of each task that match the wait's query. `trainer` is the published trainer
+    state, `steps` the train step of each task's last refresh, `last_put` the time of the last put of each task and
+    status as far as known, `errors` the error of a task's newest failed group, and `failed_by` counts its newest
+    failures by worker: of who put the group, or who drew one that was set aside. `earlier` has the totals of each task
+    as they were recorded at the time `earlier_at` an hour ago; None if the buffer is younger. `datasets` is the number
+    of prompts drawn of each task whose dataset was read to its end.
     """
 
     now: float
     tallies: Tallies
-    limits: Limits | None = None
     held: Sequence[Held] = ()
     workers: Sequence[Worker] = ()
     waits: Sequence[Wait] = ()
     matches: Mapping[str, int] | None = None
     trainer: TrainState | None = None
     steps: Mapping[str, int] = field(default_factory=dict)
-    before: Before | None = None
-    recent: Before | None = None
+    earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    earlier_at: float | None = None
     last_put: Mapping[LaneName, float] = field(default_factory=dict)
     last_take: Taking | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -170,25 +137,66 @@ class Circumstances:
     restored: Restored | None = None
     datasets: Mapping[str, int] = field(default_factory=dict)
 
+    # Groups
+
     def count(self, task: str, status: Status, name: Tally = Tally.SIZE) -> int:
         """Return a tally."""
         return self.tallies.get((task, status, name), 0)
 
-    def unfinished(self, task: str) -> int:
-        """Return the number of groups waiting for a producer: to be generated, continued or regenerated."""
-        return total(self.tallies, task, Tally.SIZE, IN_FLIGHT)
+    def unfinished(self, task: str, name: Tally = Tally.SIZE) -> int:
+        """Return the number of groups that wait for a producer, to be generated, continued or regenerated; or that
+        producers have leased for that (LEASED)."""
+        return total(self.tallies, task, name, IN_FLIGHT)
 
-    def in_flight(self, task: str, wanted: Status = Status.COMPLETED, *, alive: bool = True) -> int:
-        """Return the number of unfinished groups that producers hold, except those of the `wanted` status.
+    def abandoned_leases(self, task: str) -> list[Held]:
+        """Return the leases of unfinished groups of a task whose holders are gone."""
+        names = {one.name for one in self.workers}
+        gone = names - {one.name for one in self.workers if one.is_alive(self.now)}
+        return [one for one in self.held if one.task_name == task and one.status in IN_FLIGHT and one.holder in gone]
 
-        Those of producers that are gone are left out, unless `alive` is false.
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks into which groups were put."""
+        known = (Tally.PUT, Tally.SIZE, Tally.LEASED)
+        names = {task for task, _, _ in self.tallies}
+        return sorted(task for task in names if any(total(self.tallies, task, name) for name in known))
+
+    def last(self, task: str) -> float | None:
+        """Return the time of the last put of a task, None if unknown."""
+        return max((time for (name, _), time in self.last_put.items() if name == task), default=None)
+
+    def arrives(self, task: str, status: Status) -> bool:
+        """Return whether groups of a status arrive: one was put just now, and a producer is left."""
+        last = self.last_put.get((task, status))
+        return last is not None and self.now - last <= _PAUSE and not self.abandoned
+
+    def put(self, task: str, status: Status, *, lately: bool = False) -> int:
+        """Return the number of groups of a status that were put, ever or since `earlier_at`."""
+        before: Mapping[str, int] = self.earlier.get(task, {}).get("put_of", {}) if lately else {}
+        return max(0, self.count(task, status, Tally.PUT) - before.get(str(status), 0))
+
+    def losses(self, task: str, *, lately: bool = False) -> dict[Status, tuple[int, int]]:
+        """Return the numbers of lost groups of a task, ever or since `earlier_at`, each with that of all that came.
+
+        They are EXPIRED in a refresh or before their put, FILTERED, or FAILED when they were put or set aside later.
         """
-        statuses = [status for status in IN_FLIGHT if status != wanted]
-        count = total(self.tallies, task, Tally.LEASED, statuses)
-        here = {one.name for one in self.workers if one.is_alive(self.now)}
-        gone = {one.name for one in self.workers} - here if alive else set()
-        held = [one for one in self.held if one.task_name == task and one.status in statuses and one.holder in gone]
-        return max(0, count - sum(one.groups for one in held))
+        before = self.earlier.get(task, {}) if lately else {}
+        good, expired, filtered, failed = (
+            self.put(task, one, lately=lately)
+            for one in (Status.COMPLETED, Status.EXPIRED, Status.FILTERED, Status.FAILED)
+        )
+        aside = max(0, total(self.tallies, task, Tally.SET_ASIDE) - before.get("set_aside", 0))
+        spoilt = min(aside, self.count(task, Status.COMPLETED, Tally.SET_ASIDE))
+        return {
+            Status.EXPIRED: (
+                max(0, expired_ever(self.tallies, task) - before.get("expired_ever", 0)),
+                good + expired,
+            ),
+            Status.FILTERED: (filtered, filtered + good),
+            Status.FAILED: (failed + aside, failed + aside + good - spoilt),
+        }
+
+    # Workers
 
     @cached_property
     def producers(self) -> list[Worker]:
@@ -202,88 +210,35 @@ class Circumstances:
         """The producers that have neither ended nor fallen silent, and can put groups."""
         return [one for one in self.producers if one.is_alive(self.now) and not self.is_fenced(one)]
 
-    def is_fenced(self, worker: Worker) -> bool:
-        """Return whether a worker opened the buffer before another one restored it, so that it can put nothing."""
-        restored = self.restored
-        if restored is None or any(time > restored.time for time in self.last_put.values()):
-            return False  # somebody goes on, perhaps this process with a buffer that it opened later
-        return worker.started_at < restored.time and worker.name != restored.worker
-
-    @cached_property
-    def replaced(self) -> list[Worker]:
-        """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
-        alive = [one for one in self.workers if one.is_alive(self.now)]
-        found = []
-        for one in (one for one in self.workers if one.state(self.now) == "silent"):
-            later = [other for other in alive if other.started_at >= one.seen_at and other.does == one.does]
-            if later:
-                alive.remove(later[0])
-                found.append(one)
-        return found
-
-    def state_of(self, worker: Worker) -> str:
-        """Return `Worker.state`, or "replaced" for a silent one that has a successor."""
-        return "replaced" if worker in self.replaced else worker.state(self.now)
-
-    @property
-    def consumers(self) -> list[Wait]:
-        """The waits for groups."""
-        return [wait for wait in self.waits if wait.kind == "groups"]
-
     @property
     def abandoned(self) -> bool:
         """Whether there were producers, and none is alive."""
         return bool(self.producers) and not self.alive
 
-    def knows(self, task: str) -> bool:
-        """Return whether anything was ever put into a task."""
-        return any(total(self.tallies, task, name) for name in (Tally.PUT, Tally.SIZE, Tally.LEASED))
+    def is_fenced(self, worker: Worker) -> bool:
+        """Return whether another process restored the buffer while this one had it open, so that it can put nothing."""
+        restored = self.restored
+        if restored is None or worker.started_at >= restored.time:
+            return False
+        by = {(one.host, one.pid) for one in self.workers if one.name == restored.worker}
+        left = worker.seen_at + LIVE_SECONDS if worker.ended_at is None else worker.ended_at
+        return left >= restored.time and (worker.host, worker.pid) not in by
+
+    def state_of(self, worker: Worker) -> str:
+        """Return `Worker.state`, "replaced" for a silent one that has a successor, or "fenced" for a live one."""
+        state = "replaced" if worker in self._replaced else worker.state(self.now)
+        return "fenced" if state == "alive" and self.is_fenced(worker) else state
 
     @cached_property
-    def tasks(self) -> list[str]:
-        """The tasks into which groups were put."""
-        return sorted(task for task in {task for task, _, _ in self.tallies} if self.knows(task))
-
-    def put(self, task: str, status: Status, before: Before | None = None) -> int:
-        """Return the number of groups of a status that were put since an earlier time, or ever."""
-        earlier = 0 if before is None else before.put.get((task, status), 0)
-        return max(0, self.count(task, status, Tally.PUT) - earlier)
-
-    def came(self, task: str, before: Before | None = None) -> Came:
-        """Return what became of a task's groups since an earlier time, or ever."""
-        expired, set_aside = (before.expired, before.set_aside) if before is not None else ({}, {})
-        early = self.put(task, Status.EXPIRED, before)
-        aside = max(0, total(self.tallies, task, Tally.SET_ASIDE) - set_aside.get(task, 0))
-        return Came(
-            self.put(task, Status.COMPLETED, before),
-            max(0, expired_ever(self.tallies, task) - expired.get(task, 0)),
-            early,
-            self.put(task, Status.FILTERED, before),
-            self.put(task, Status.FAILED, before) + aside,
-            min(aside, self.count(task, Status.COMPLETED, Tally.SET_ASIDE)),
-        )
-
-    def last(self, task: str) -> float | None:
-        """Return the time of the last put of a task, None if unknown."""
-        return max((time for (name, _), time in self.last_put.items() if name == task), default=None)
-
-    def rate(self, task: str, status: Status) -> float:
-        """Return the recent puts of a status per second, without those lost again; 0 if unknown.
-
-        Also 0 for few puts, and for a flow that has stopped: no producer is alive, or the last put is much longer ago
-        than the mean interval.
-        """
-        for before in (self.recent, self.before):
-            if before is None or self.abandoned or self.now - before.time < _BRIEFEST:
-                continue
-            count = self.put(task, status, before)
-            if count < _FEWEST:
-                continue
-            last = self.last_put.get((task, status), self.now)
-            if self.now - last > max(_PAUSE, _PAUSES * (last - before.time) / count):
-                return 0.0
-            if status == Status.COMPLETED:
-                came = self.came(task, before)
-                count -= max(0, came.expired - came.early)
-            return max(0, count) / (self.now - before.time)
-        return 0.0
+    def _replaced(self) -> list[Worker]:
+        """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
+        alive = [one for one in self.workers if one.is_alive(self.now)]
+        found = []
+        for one in (one for one in self.workers if one.state(self.now) == "silent"):
+            does = bool(one.groups), bool(one.taken)
+            for other in alive:
+                if other.started_at >= one.seen_at and (bool(other.groups), bool(other.taken)) == does:
+                    alive.remove(other)
+                    found.append(one)
+                    break
+        return found

@@ -1,23 +1,36 @@
-"""Explains why a draw or a put blocks: one reason as a sentence, and further facts.
-
-The reason is the first cause (`causes`) that holds; the others follow as one fact. If several tasks lack groups, the
-sentence is about one for which no more can come, or else the one whose reason comes first in `Reason`. It is the same
-in logs, errors and events, on the command line and on the page. Names, queries and error texts are shortened, and
-control characters in them escaped.
-"""
+"""What a wait needs in each task, and the form of an answer to why it goes on: a reason, a sentence, further facts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from replaybuf.rules.causes import explain
-from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.needs import Need, Reason
-from replaybuf.rules.transitions import Tally
-from replaybuf.rules.words import clock, groups, named, wanted
+from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
+from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.transitions import Tally, level_of
+from replaybuf.rules.words import groups, joined, listed, named
 from replaybuf.values.rollouts.statuses import Status
 
-_TASKS_NAMED = 5
+
+class Reason(StrEnum):
+    """Why a call waits; READY if it needn't. The names are stable.
+
+    The order is that of precedence: of several tasks, the one whose reason comes first is explained.
+    """
+
+    NO_SUCH_TASK = "no_such_task"  # nothing was ever put into it, but into other tasks
+    HELD_BACK = "held_back"  # a limit: no draw is allowed, or there is no room
+    NO_MATCH = "no_match"  # there are groups, but they don't match the query
+    LEASED = "leased"  # consumers hold the groups
+    FINISHED = "finished"  # no more groups come: the dataset was read to its end, or the trainer has finished
+    DEADLOCK = "deadlock"  # producers and trainer wait for each other
+    EXPIRED = "expired"  # the groups have expired
+    UNFIT = "unfit"  # the groups were filtered, or failed
+    OTHER_STATUS = "other_status"  # there are groups, but they are INIT, aborted, or of another status
+    ABSENT = "absent"  # who should put, or publish, was never there, is gone, or does nothing
+    SLOW = "slow"  # groups arrive or are generated, or are needed from producers that are alive
+    READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,45 +58,156 @@ class Diagnosis:
         return "; ".join([self.sentence.removesuffix("."), *(fact.text for fact in self.facts)])
 
 
-def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
-    """Return why this wait goes on, or READY if it could end now."""
-    explained = explain(wait, about)
-    if not explained:
-        return _ready(wait, about)
-    (need, (first, *others)), *rest = explained
-    also = [(cause.text, cause.cause.reason) for cause in others]
-    also += [(f"{other.head}: {cause.text}", cause.cause.reason) for other, (cause, *_) in rest[:_TASKS_NAMED]]
-    facts = [Fact(line_of(need))] if wait.kind == "groups" else []
-    facts += [Fact("; ".join(text for text, _ in also), also[0][1])] if also else []
-    if wait.kind != "room" and (last := about.last_take) is not None:
-        who = "" if last.worker is None else f" by {named(last.worker)}"
-        facts.append(Fact(f"last drawn: {groups(last.groups)}{who} at {clock(last.time, about.now)}"))
-    final = first.cause.final and wait.kind == "groups"
-    return Diagnosis(first.cause.reason, first.sentence(need.head), need.task or None, tuple(facts), final)
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a wait needs in one task: `least` groups (or room for them), of which `available` are to be had now.
+
+    Of the groups `there`, `matching` match the query. A wait for the trainer has one need, of no task.
+    """
+
+    wait: Wait
+    task: str
+    about: Circumstances
+    least: int = 1
+    there: int = 0
+    matching: int = 0
+    available: int = 0
+
+    @classmethod
+    def of(cls, wait: Wait, task: str, about: Circumstances) -> Need:
+        """Return the need of a wait for groups, or for room, in this task."""
+        least, limits, level = wait.wants[task], wait.limits, level_of(about.tallies, task)
+        there = matching = about.count(task, wait.status)
+        if wait.kind == "room":
+            room = None if limits is None else limits.insertable(level, wait.status)
+            return cls(wait, task, about, least, there, there, least if room is None else room)
+        if wait.query is not None and about.matches is not None:
+            matching = min(there, about.matches.get(task, 0))
+        bounded = wait.status == Status.COMPLETED and limits is not None
+        available = min(matching, limits.drawable(level)) if bounded and limits is not None else matching
+        return cls(wait, task, about, least, there, matching, available)
+
+    @property
+    def missing(self) -> int:
+        """The number of available groups, or of room for them, that the wait lacks."""
+        return max(0, self.least - self.available)
+
+    @property
+    def status(self) -> Status:
+        """The status of the needed groups."""
+        return self.wait.status
+
+    @property
+    def level(self) -> Level:
+        """The counts to which limits apply."""
+        return level_of(self.about.tallies, self.task)
+
+    @property
+    def puts_alone(self) -> bool:
+        """Whether the waiting worker is the only live producer."""
+        return {one.name for one in self.about.alive} == {self.wait.worker}
+
+    @property
+    def flying(self) -> int:
+        """The groups that live producers generate."""
+        about, task = self.about, self.task
+        lost = sum(one.groups for one in about.abandoned_leases(task) if one.status != self.status)
+        leased = about.unfinished(task, Tally.LEASED)
+        leased -= about.count(task, self.status, Tally.LEASED) if self.status in IN_FLIGHT else 0
+        return 0 if about.abandoned else max(0, leased - lost)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether groups arrive that don't all expire, or what is generated will do if it passes as earlier ones did.
+
+        What only the waiting worker puts arrives if it has put some since it waits.
+        """
+        about, since = self.about, self.wait.since
+        losses = about.losses(self.task, lately=True)
+        expired, came = losses.pop(Status.EXPIRED)
+        alone = self.puts_alone and since is not None and (about.last(self.task) or since) <= since
+        if about.arrives(self.task, self.status) and 2 * expired < max(1, came) and not alone:
+            return True
+        passes = 1.0
+        for lost, came in losses.values():
+            passes *= (came - lost) / came if lost else 1.0
+        return self.flying * passes >= self.missing
+
+    @property
+    def line(self) -> str:
+        """The line `task math: 12 completed groups there, 64 needed (3 expired)`, with the limit that blocks them."""
+        about, task, status, limits = self.about, self.task, self.status, self.wait.limits
+        there = {other: about.count(task, other) for other in Status if other not in (status, Status.ARCHIVED)}
+        others = sorted(f"{count} {other}" for other, count in there.items() if count)
+        leased = sum(about.count(task, other, Tally.LEASED) for other in Status)
+        others += [f"{leased} leased"] if leased else []
+        if self.wait.query is not None:
+            others.insert(0, f"{self.there} {status} before the where")
+        rest = f" ({', '.join(others)})" if others else ""
+        least = f"at least {self.least:,}" if self.wait.at_least else f"{self.least:,}"
+        blocked = "" if limits is None or self.available >= self.matching else f", but {limits.why_slow(self.level)}"
+        return f"task {named(task)}: {groups(self.matching, status)} there, {least} needed{rest}{blocked}"
 
 
-def line_of(need: Need) -> str:
-    """Return `task math: 12 completed groups are there, 64 needed (3 expired)`, and the limit that blocks them."""
-    about, task, status = need.about, need.task, need.status
-    others = sorted(
-        f"{n} {other}" for other in Status if other not in (status, Status.ARCHIVED) and (n := about.count(task, other))
+def head_of(needs: Sequence[Need]) -> str:
+    """Return the beginning of a sentence about needs of one wait that have the same cause."""
+    kind = needs[0].wait.kind
+    if kind == "trainer":
+        return "There is nothing to do for the workers"
+    if kind == "room":
+        return f"No room for {listed(one.task for one in needs)}"
+    much = "Too little" if any(one.available for one in needs) else "Nothing"
+    return f"{much} is ready for {joined([f'{named(one.task)} ({one.available:,} of {one.least:,})' for one in needs])}"
+
+
+#: A sentence, or a sentence and the advice; None if the cause doesn't hold.
+Said = str | tuple[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A row of a table of causes: the reason, its sentence for a need, the advice.
+
+    A cause that `yields` is no reason while the groups that arrive cover what is missing. A `final` one ends with
+    nothing that the producers may still do.
+    """
+
+    reason: Reason
+    of: Callable[[Need], Said]
+    advice: str = ""
+    yields: bool = False
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A cause that holds, in words."""
+
+    cause: Cause
+    text: str
+    advice: str
+
+
+def causes_of(need: Need, table: Sequence[Cause]) -> list[Found]:
+    """Return the causes of a table that hold, the reason first."""
+    found = []
+    for cause in table:
+        if (said := cause.of(need)) is not None:
+            found.append(Found(cause, *((said, cause.advice) if isinstance(said, str) else said)))
+    slow = [one for one in found if one.cause.reason == Reason.SLOW]
+    others = [one for one in found if one.cause.reason != Reason.SLOW]
+    covered = bool(slow) and all(one.cause.yields for one in others) and need.is_covered
+    return [*slow, *others] if covered else others or slow
+
+
+def too_large(limits: Limits | None, task: str, status: Status, count: int) -> tuple[str, str] | None:
+    """Return why a batch of `count` groups can never be drawn and the advice, or None if it can."""
+    most = None if limits is None else limits.largest_batch
+    if limits is None or most is None or count <= most or status != Status.COMPLETED:
+        return None
+    by_rate = limits.capacity is None or count <= limits.capacity
+    why = f"{limits.rate} allows {most:,} at once" if by_rate else f"the capacity is {limits.capacity:,}"
+    return (
+        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {why}",
+        f"Ask for fewer groups, or {'widen error_buffer' if by_rate else 'raise the capacity'}",
     )
-    hidden = sum(about.count(task, other, Tally.LEASED) for other in Status)
-    others += [f"{hidden} leased"] if hidden else []
-    if need.wait.query is not None:
-        others.insert(0, f"{need.there} {status} before the where")
-    rest = f" ({', '.join(others)})" if others else ""
-    least = f"at least {need.least:,}" if need.wait.at_least else f"{need.least:,}"
-    line = f"task {named(task)}: {groups(need.matching, status)} there, {least} needed{rest}"
-    if about.limits is not None and need.available < need.matching:
-        line += f", but {about.limits.why_slow(need.level)}"
-    return line
-
-
-def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
-    if wait.kind == "room":
-        return Diagnosis(Reason.READY, f"Ready: there is room for {wanted(wait.wants, wait.status)}.")
-    there = {task: Need.of(wait, task, about).available for task in wait.wants}
-    unknown = () if about.limits is not None else (Fact("the limits are unknown: no consumer has noted any"),)
-    text = f"Ready: {wanted(there, wait.status)} can be drawn."
-    return Diagnosis(Reason.READY, text, next(iter(there), None), unknown)

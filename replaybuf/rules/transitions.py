@@ -7,10 +7,9 @@ figures for people, and their rates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from replaybuf.rules.limits import Level, Limits
@@ -44,6 +43,7 @@ LaneName = tuple[str, Status]
 Tallies = Mapping[tuple[str, Status, Tally], int]
 
 
+_DRAWS = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
 _TAKING_ROOM = tuple(status for status in Status if status not in ASIDE)
 
 
@@ -52,14 +52,11 @@ def total(tallies: Tallies, task: str, name: Tally, statuses: Iterable[Status] =
     return sum(tallies.get((task, status, name), 0) for status in statuses)
 
 
-def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
-    """Return the level of each task."""
+def level_of(tallies: Tallies, task: str) -> Level:
+    """Return the level of a task."""
     counted = (Tally.SIZE, Tally.PUT, Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
-    found = {}
-    for task in tasks:
-        size, put, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
-        found[task] = Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, put, new + again)
-    return found
+    size, put, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
+    return Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, put, new + again)
 
 
 def expired_ever(tallies: Tallies, task: str) -> int:
@@ -142,8 +139,8 @@ class Transition:
 
 
 def put(status: Status) -> Transition:
-    """Return the transition of a group that is put."""
-    return _step(None, Place(status), {Tally.PUT: 1})
+    """Return the transition of a group that is put. Rollouts of a group that fills count with their group."""
+    return _step(None, Place(status), {} if status == Status.FILLING else {Tally.PUT: 1})
 
 
 def dropped(status: Status) -> Transition:
@@ -218,8 +215,8 @@ def updated(status: Status, new: Status) -> Transition:
 
 def removed(place: Place, why: Tally) -> Transition:
     """Return the transition of a group that is removed other than by a draw: EVICTED, DROPPED, DELETED, REPLACED,
-    PRUNED."""
-    return _step(place, None, {why: 1})
+    PRUNED. Rollouts of a group that fills weren't counted as put, and aren't as removed."""
+    return _step(place, None, {} if place.status == Status.FILLING else {why: 1})
 
 
 def is_last(group: Group, limits: Limits) -> bool:
@@ -238,7 +235,7 @@ def _returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> T
 
 def _consumed(status: Status, times_sampled: int, limits: Limits) -> tuple[Place | None, dict[Tally, int]]:
     """Return the place of a group after this many draws (the same, the archive, or None), and tallies."""
-    if limits.keeps(status, times_sampled):
+    if limits.keeps(status, times_sampled) or status == Status.ARCHIVED:
         return Place(status), {}
     archived = status == Status.COMPLETED and limits.archives
     return Place(Status.ARCHIVED) if archived else None, {Tally.TAKEN: 1}
@@ -263,10 +260,14 @@ def _step(
     afresh: bool = False,
     error: str | None = None,
 ) -> Transition:
-    """Return the transition, with tallies for the group's places and these events under the status that it had."""
+    """Return the transition, with tallies for the group's places and these events under the status that it had.
+
+    Draws of archived groups count as those of completed ones.
+    """
     home = before or after
     assert home is not None
-    counts = {(home.status, name): n for name, n in events.items()}
+    archived = home.status == Status.ARCHIVED
+    counts = {(Status.COMPLETED if archived and name in _DRAWS else home.status, name): n for name, n in events.items()}
     if before != after:
         for place, n in ((before, -1), (after, 1)):
             if place is not None:
@@ -303,25 +304,3 @@ def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
     if name in OF_COMPLETED:
         return of_task.get((Status.COMPLETED, Tally(name)), 0)
     return sum(n for (_, tally), n in of_task.items() if tally == name)
-
-
-#: Rates are over the last minute.
-RATE_SECONDS = 60.0
-
-
-def rate(totals: Sequence[tuple[float, float]]) -> float | None:
-    """Return the growth of a total per second, over the minute before its last reading.
-
-    A reading is a time in seconds and the total at that time; readings are oldest first. Totals are interpolated
-    linearly; a decrease, as after a restore, counts as 0. None for readings of less than a minute: most of what a young
-    run did may have been before the first.
-    """
-    if not totals or totals[-1][0] - totals[0][0] < RATE_SECONDS:
-        return None
-    now = totals[-1][0]
-    start = now - RATE_SECONDS
-    grown = 0.0
-    for (since, before), (until, after) in pairwise(totals):
-        if until > max(since, start):
-            grown += max(0.0, after - before) * (until - max(since, start)) / (until - since)
-    return grown / (now - start)

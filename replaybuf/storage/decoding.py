@@ -1,13 +1,13 @@
 """Decodes stored rollouts, with arrays kept apart, and applies the recorded effects of refreshes.
 
-Open buffers read payloads kept apart themselves; `read_tails` is for copies, the command line, the page and the doctor.
+Open buffers keep places open (`tails_of`); `read_tails` is for copies, the command line, the page and the doctor.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from replaybuf.common.passwords import in_daemon_thread
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
 from replaybuf.storage.places.owners import local_url, open_place, recognise
-from replaybuf.storage.places.store import EXTENT_BYTES, Extent
+from replaybuf.storage.places.store import EXTENT_BYTES, Extent, PlaceStore
 from replaybuf.values.codec.blocks import Instead
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import is_apart
@@ -96,34 +96,69 @@ PATIENCE: Final = 10.0
 
 
 def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
-    """Return the tail of each payload: None if the payload is whole, a DecodeError if the tail can't be read.
+    """Return the tail of each payload as `tails_of` does, from places that are opened for it.
 
     Blocks. Raises PayloadStoreError if a place can't be reached, or was replaced by another one.
     """
     urls, database = places
+    with ExitStack() as opened:
+        stores = {}
+        for place in places_of(payloads) & urls.keys():
+            try:
+                store = open_place(local_url(database or "", place, urls[place]), patience)
+            except (ConfigError, MissingDriverError) as error:
+                raise PayloadStoreError(str(error)) from error
+            stores[place] = opened.enter_context(closing(store))
+            recognise(store, database or "", place)
+        return tails_of(payloads, stores, patience)
+
+
+def places_of(payloads: Iterable[Any]) -> set[int]:
+    """Return the ids of the places where the arrays of payloads are."""
+    places = set()
+    for payload in payloads:
+        with suppress(DecodeError):
+            if type(payload) is bytes and is_apart(payload):
+                places.add(Extent.at_end_of(payload).place)
+    return places
+
+
+def tails_of(
+    payloads: Sequence[Any],
+    stores: Mapping[int, PlaceStore],
+    patience: float,
+    parts: Callable[[bytes], Iterable[tuple[int, int]]] | None = None,
+) -> list[Any]:
+    """Return the tail of each payload: None if the payload is whole, a DecodeError if the tail can't be read.
+
+    `parts` returns the parts to be read of a tail, each with its position and size: then a tail is a dict of these, by
+    position. Blocks. Raises PayloadStoreError if a place can't be reached.
+    """
     tails: list[Any] = [None] * len(payloads)
-    wanted: dict[int, dict[int, Extent]] = {}
+    wanted: dict[int, list[tuple[int, int | None, Extent]]] = {}
     for number, payload in enumerate(payloads):
         if type(payload) is not bytes or not is_apart(payload):
             continue
         try:
             extent = Extent.at_end_of(payload)
-            if extent.place not in urls:
+            if extent.place not in stores:
                 raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
+            if parts is None:
+                ranges: list[tuple[int, int | None, Extent]] = [(number, None, extent)]
+            else:
+                ranges = [(number, at, extent.part(at, size)) for at, size in parts(payload)]
         except DecodeError as error:
             tails[number] = error
         else:
-            wanted.setdefault(extent.place, {})[number] = extent
-    for place, extents in wanted.items():
-        try:
-            store = open_place(local_url(database or "", place, urls[place]), patience)
-        except (ConfigError, MissingDriverError) as error:
-            raise PayloadStoreError(str(error)) from error
-        with closing(store):
-            recognise(store, database or "", place)
-            found = store.read([*extents.values()], patience)
-        for number, tail in zip(extents, found, strict=True):
-            tails[number] = tail
+            tails[number] = None if parts is None else {}
+            wanted.setdefault(extent.place, []).extend(ranges)
+    for place, some in wanted.items():
+        found = stores[place].read([extent for *_, extent in some], patience)
+        for (number, at, _), raw in zip(some, found, strict=True):
+            if isinstance(raw, DecodeError) or at is None:
+                tails[number] = raw
+            elif isinstance(tails[number], dict):
+                tails[number][at] = raw
     return tails
 
 

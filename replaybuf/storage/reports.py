@@ -9,7 +9,6 @@ from enum import StrEnum
 
 from replaybuf.common import units
 from replaybuf.rules.circumstances import Wait
-from replaybuf.rules.limits import Limits
 
 #: The counts of a worker's activity, in the order of its marks.
 ACTIVITIES = ("groups", "rollouts", "tokens", "failures", "taken")
@@ -20,7 +19,7 @@ _numbers = itertools.count(int(time.time() * 1_000_000))
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A published wait, with the limits that apply to it.
+    """A published wait.
 
     `reason` says why the wait goes on; the waiting call updates it. `worker` is the waiting worker's name, and `number`
     is unique among all waits of a process.
@@ -28,7 +27,6 @@ class Waiting:
 
     wait: Wait
     worker: str
-    limits: Limits
     reason: str
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -70,19 +68,7 @@ def timeout_event(wait: Wait, worker: str, time: float, reason: str, task_name: 
     (of the task, if there is one), and its detail has the wait's duration, its kind, and the reason.
     """
     wanted = sum(wait.wants.values()) if task_name is None else wait.wants.get(task_name, 0)
-    detail = f"after {lasted(wait.kind, time - (time if wait.since is None else wait.since))}: {reason}"
+    since = time if wait.since is None else wait.since
+    what = "the trainer" if wait.kind == "trainer" else wait.kind
+    detail = f"after {units.age(time - since)} of waiting for {what}: {reason}"
     return WorkerEvent(EventKind.GAVE_UP, worker, time, wanted, detail, task_name)
-
-
-def lasted(kind: str, seconds: float) -> str:
-    """Return `2.0m of waiting for groups`, of a wait of this kind."""
-    return f"{units.age(seconds)} of waiting for {_FOR[kind]}"
-
-
-_FOR = {"groups": "groups", "room": "room", "trainer": "the trainer"}
-
-
-def kind_of_wait(detail: str) -> str:
-    """Return the kind of the wait whose GAVE_UP event has this `detail`; "" for another text."""
-    beginning = detail.partition(": ")[0]
-    return next((kind for kind, what in _FOR.items() if beginning.endswith(f" of waiting for {what}")), "")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from replaybuf import ReplayBufError, ReplayBuffer
+from replaybuf import ReplayBufError, ReplayBuffer, ReplayBufferConfig, RolloutState
 from replaybuf.errors import (
+    ConfigError,
     ConflictError,
     InputError,
     QueryError,
@@ -18,9 +20,25 @@ from replaybuf.errors import (
     SnapshotError,
 )
 from replaybuf.rules.policies import OrderTerm
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.bad_input.calls import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
 from tests.reasons import because
 from tests.stores import TASK, build, group, numbers_of, take_all
+
+
+@pytest.mark.parametrize(("name", "value"), [("keep_checkpoints", 0), ("keep_checkpoints", 1.5), ("history", -1)])
+def test_settings_of_what_is_kept_are_checked_by_whatever_takes_them(name: str, value: Any) -> None:
+    """The config, and the classes that it builds."""
+    codec = Codec(RolloutType(RolloutState))
+    with pytest.raises(ConfigError, match=name):
+        ReplayBufferConfig(url="memory://", **{name: value}).build()
+    storage, kind = partial(SQLStorage, "sqlite://", codec), codec.rollout_type
+    made: Any = storage if name == "history" else partial(ReplayBuffer, storage(), kind)
+    with pytest.raises(ConfigError, match=name):
+        made(**{name: value})
+
 
 BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "group: text": (put("abc"), RolloutError, "list of rollouts .* got str"),
@@ -125,6 +143,25 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
         lambda b: b.sample({TASK: 3}, at_least={TASK: None}),  # type: ignore[dict-item]
         InputError,
         f"the size of task '{TASK}' must be a whole number",
+    ),
+    "mix: no dict": (lambda b: b.get(3, TASK, mix=0.5), InputError, "mix must be a dict"),  # type: ignore[arg-type]
+    "mix: key": (lambda b: b.get(3, TASK, mix={"old": 0.5}), InputError, r'mix must be \{"replay": share\}, or'),
+    "mix: both keys": (lambda b: b.get(3, TASK, mix={"replay": 0.5, "fresh": 0.5}), InputError, "mix must be"),
+    "mix: above 1": (lambda b: b.get(3, TASK, mix={"replay": 1.1}), InputError, "a number from 0 to 1, got 1.1"),
+    "mix: negative": (lambda b: b.get(3, TASK, mix={"replay": -0.1}), InputError, "a number from 0 to 1, got -0.1"),
+    "mix: NaN": (lambda b: b.get(3, TASK, mix={"replay": math.nan}), InputError, "a number from 0 to 1, got nan"),
+    "mix: bool": (lambda b: b.get(3, TASK, mix={"replay": True}), InputError, "a number from 0 to 1, got True"),
+    "mix: text": (lambda b: b.get(3, TASK, mix={"replay": "1"}), InputError, "a number from 0 to 1, got '1'"),  # type: ignore[dict-item]
+    "mix: another task": (
+        lambda b: b.sample({TASK: 3}, mix={"replay": {"other": 0.5}}),
+        InputError,
+        "mix names the task 'other', of which no groups are asked for",
+    ),
+    "mix: status": (lambda b: b.get(3, TASK, "expired", mix={"replay": 0}), InputError, "of completed groups, not of"),
+    "mix: least": (
+        lambda b: b.get(4, TASK, at_least=3, mix={"replay": 0.5}),
+        InputError,
+        f"at_least 3 of task {TASK} is more than the 2 asked for",
     ),
     "wait: negative": (lambda b: b.wait_ready({TASK: 1}, timeout=-0.1), InputError, "timeout must be a number"),
     "count: a long status": (lambda b: b.count(TASK, "x" * 10**6), InputError, "unknown status 'x{50}"),

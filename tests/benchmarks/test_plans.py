@@ -34,8 +34,10 @@ async def _check(url: str) -> None:
         "take fifo",
         "take staleness",
         "take prioritized",
+        "take mixed prioritized",
         "evict prioritized",
         "lease",
+        "annotate",
         "sweep",
     }
     bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]

@@ -55,7 +55,7 @@ async def test_groups_that_were_offered_but_not_received_are_back_before_the_nex
     task = asyncio.create_task(buffer.get(3, TASK))
     await asyncio.sleep(0)
     thread, deadline = buffer.storage.thread, time.monotonic() + 10
-    while not any(one.outcome for ref in list(thread._calls.values()) if (one := ref())):
+    while not any(one.outcome for ref in list(thread.unreceived.values()) if (one := ref())):
         assert time.monotonic() < deadline
         time.sleep(0.001)  # noqa: ASYNC251
     task.cancel()

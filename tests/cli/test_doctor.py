@@ -75,6 +75,15 @@ def test_groups_of_no_task_are_kept_apart(url: str) -> None:
     assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
 
 
+def test_groups_whose_lanes_are_all_gone_are_counted_where_they_are_kept(url: str) -> None:
+    """A new lane may have the id of a lost one, and not its counts."""
+    execute(url, "DELETE FROM rb_lane")
+    assert "counted again" not in run("doctor", url, "--repair").stdout
+    with ReplayBufferConfig(url=url, name=LOST).build_sync() as buffer:
+        tasks = buffer.metrics()["tasks"]
+    assert tasks[LOST]["put"] == tasks[LOST]["buffered"]["failed"] == len(everything(url)["rb_group"])
+
+
 def test_lanes_of_a_checkpoint_are_made_again(url: str) -> None:
     """Though all are gone: a restore then brings all of its groups back. Those of later lanes are kept apart."""
 
@@ -103,7 +112,9 @@ def test_payloads_are_kept_while_groups_seem_to_be_missing(url: str) -> None:
 
 
 def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:
-    low = "UPDATE rb_counter SET value = 1" if url.startswith("sqlite") else "SELECT setval('rb_uid', 1)"
+    low = (
+        "UPDATE rb_info SET number = 1 WHERE name = 'uid'" if url.startswith("sqlite") else "SELECT setval('rb_uid', 1)"
+    )
     execute(url, low)
     assert wrong(examine(url, code=1)) == {"uids": "problem"}
     assert wrong(examine(url, "--repair")) == {}
@@ -224,7 +235,7 @@ async def flow(url: str, done: threading.Event) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE rb_counter SET value = 'x' WHERE name = 'uid'",
+        "UPDATE rb_info SET number = 'x' WHERE name = 'uid'",
         "UPDATE rb_checkpoint SET lanes = '[['",
         "UPDATE rb_checkpoint SET groups = 'many'",
     ],

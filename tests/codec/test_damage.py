@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from replaybuf.errors import DecodeError
-from replaybuf.values.codec import columns
+from replaybuf.values.codec import packed_columns as columns
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.codec.values import DICTS, GROUP, MARK, PAYLOAD, STATES, ZSTD, hostile_field, sealed, with_checksum

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from replaybuf.values.codec import columns
+from replaybuf.values.codec import packed_columns as columns
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.rollouts.rollout import Status
 from tests.codec.values import DICTS, ZSTD, ndarrays, round_trip, same, sealed, values

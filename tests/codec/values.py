@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
 
-from replaybuf.values.codec import columns
+from replaybuf.values.codec import packed_columns as columns
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType

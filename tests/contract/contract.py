@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tests.contract.annotating import AnnotatingLaws
 from tests.contract.drawing import ChanceLaws, DrawingLaws, PolicyLaws, ReuseLaws, WeightLaws
 from tests.contract.dropping import ArchiveLaws, DroppingLaws
 from tests.contract.durable import DamageLaws, DurableLaws, DurableRulesLaws, FenceLaws
 from tests.contract.filling import EvictionLaws, FullLaws, RateLaws
 from tests.contract.leasing import LeaseLaws, LeaseTimeLaws
+from tests.contract.mixing import MixLaws
 from tests.contract.persistence import CheckpointLaws, PersistenceLaws
 from tests.contract.putting import CountingLaws, PuttingLaws, ReplacingLaws, TakingLaws
 from tests.contract.querying import ChangingLaws, ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
@@ -21,6 +23,7 @@ class TransactionLaws(
     EvictionLaws,
     FullLaws,
     ArchiveLaws,
+    MixLaws,
     RecordLaws,
     ReplacingLaws,
     DroppingLaws,
@@ -34,6 +37,7 @@ class TransactionLaws(
     CheckpointLaws,
     ClaimLaws,
     ImportLaws,
+    AnnotatingLaws,
     DamageLaws,
 ):
     """The laws that rest on how a database locks, commits, and tells others of it."""

@@ -17,6 +17,7 @@ import pytest
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.engine import outage
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.cancellation.ways import end_background_work, no_connection_out
 from tests.faults.figures import Figures
@@ -186,9 +187,23 @@ async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy:
         assert numbers_of(await buffer.get(5, TASK)) == [7]
     assert await buffer.count(TASK, Status.COMPLETED) == 0
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "replaybuf.database"]
-    assert [level for level, _ in said] == ["WARNING", "INFO"] * 2
+    assert [level for level, _ in said] == ["WARNING", "INFO"]  # the second loss came soon after
     assert said[0][1].startswith("operations wait for a connection: can't reach postgresql://")
     assert said[1][1].startswith("connected to postgresql://")
+
+
+def test_a_flapping_server_is_told_of_now_and_then(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an outage that lasts is told of, however soon after another one it began."""
+    flapping, error = outage.Outage("server", 5.0), OSError("gone")
+    with caplog.at_level(logging.INFO, logger="replaybuf.database"):
+        for _ in range(100):
+            flapping.begin(error)
+            flapping.end()
+        flapping.begin(error)
+        monkeypatch.setattr(outage, "_QUIET_SECONDS", 0.0)
+        flapping.begin(error)
+        flapping.begin(error)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
 async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
@@ -235,7 +250,7 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
     waited: set[Any] = set()
 
     async def has_waited_again() -> bool:
-        where = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_counter%'"
+        where = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_info%'"
         waited.update(await of_sessions(postgres_database, "xact_start", where))
         return len(waited) > 1
 
@@ -372,13 +387,13 @@ async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer
 async def test_stamps_that_nobody_asks_for_any_more_are_forgotten(postgres_database: str) -> None:
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
-        execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
+        execute(postgres_database, "INSERT INTO rb_info (name, number) VALUES ('connection of last month', 1)")
         buffer.storage.sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
             connection = await asyncpg.connect(postgres_database)
             try:
-                rows = await connection.fetch("SELECT name FROM rb_counter WHERE name LIKE 'connection %'")
+                rows = await connection.fetch("SELECT name FROM rb_info WHERE name LIKE 'connection %'")
             finally:
                 await connection.close()
             names = {row["name"] for row in rows}

@@ -14,8 +14,10 @@ import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer, Status
+from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.tasks import delivery as drawing
+from replaybuf.storage.values import Cursor, NewGroup
 from tests.cancellation.ways import no_connection_out
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
@@ -233,7 +235,22 @@ async def test_what_a_taker_was_not_told_comes_back(url: str, operation: str, co
         await until(back, 20)
         assert [item.times_sampled async for item in other.find({})] == [0, 0, 0]
         assert await take_all(buffer) == [0, 1, 2]
+        assert buffer.storage.presence.of(worker_name(None)).taken == 3
         await no_connection_out(buffer)
+
+
+async def test_prompts_that_a_claimer_was_not_told_of_come_back(url: str) -> None:
+    async with proxied(url) as proxy, build(proxy.url, reconnect_timeout=0.3) as buffer, build(url) as other:
+        await fill(buffer, 1)
+        await end_background_work(buffer)
+        await all_told(buffer)
+        proxy.fault = once(proxy.refuse(before_the_answer))
+        prompt = NewGroup(TASK, Status.INIT, 0, group(1, status=Status.INIT), 1.0)
+        with pytest.raises(UnreachableError, match="it isn't known whether it succeeded"):
+            await buffer.storage.claim([prompt], Cursor("data", 0, 1, b"x"), 1000.0)
+        assert await other.count(TASK, Status.INIT) == 0
+        proxy.refusing = False
+        await other.wait_ready({TASK: 1}, Status.INIT, timeout=20)
 
 
 async def test_closing_brings_back_what_a_taker_was_not_told(url: str) -> None:
@@ -262,7 +279,7 @@ async def test_a_give_back_whose_answer_is_lost_is_not_done_twice(url: str, monk
 
         monkeypatch.setattr(drawing, "unconsume", back_and_lost)
         monkeypatch.setattr(drawing.Drawing, "_decode", lambda *_: 1 / 0)  # whatever it is: they go back
-        with pytest.raises(UnreachableError):
+        with pytest.raises(ZeroDivisionError):
             await buffer.get(2, TASK)
         monkeypatch.undo()
         proxy.refusing = False

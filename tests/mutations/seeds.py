@@ -125,7 +125,7 @@ _CODEC = [
     ("numbers-repeated-ends", "values/codec/number_lists.py", "numbers.count(number) == len(numbers) and", "True and", "numbers between equal ends stay"),
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= array.max() < 256 for", "for", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
-    ("numbers-none", "values/codec/columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
+    ("numbers-none", "values/codec/packed_columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
     ("open-tags", "values/codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
     ("twin-classes", "values/rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
@@ -138,7 +138,7 @@ _CODEC = [
 _SQL = [
     ("put-ignores-refusals", f"{_STATEMENTS}/put.py", "levels[new.task_name] = level.joined_by(new.status)", "pass", "puts that are committed together share the room"),
     ("put-follows-other-step", f"{_STATEMENTS}/new_rows.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
-    ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, _, key in rows if key is not None}", "last = {key: uid for uid, _, key in reversed(rows) if key is not None}", "of several with a key the last stays"),
+    ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, one, key in rows if", "last = {key: uid for uid, one, key in reversed(rows) if", "of several with a key the last stays"),
     ("refresh-leaves-expired", f"{_STATEMENTS}/refresh.py", "if home.status == Status.EXPIRED and not rule.retryable:", "if False:", "a refresh drops what expired before and isn't retryable"),
     ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "aside=sorted(map(str, ASIDE))", 'aside=["archived"]', "filtered and failed groups neither fill nor leave"),
     ("keeps-more-aside", f"{_STATEMENTS}/upkeep.py", "max(0, most - (groups or 0))", "max(0, most - (groups or 0) - 1)", "no more stay than the bound"),
@@ -202,10 +202,10 @@ _FAILOVER = [
     ("old-primary-followed", f"{_ENGINE}/postgres_connect.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
     ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
     ("two-primaries", f"{_ENGINE}/postgres_servers.py", "    if writes and len(", "    if False and len(", "two primaries of one timeline are refused"),
-    ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.value < excluded.value;", ";", "a transaction that was committed isn't repeated"),
+    ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.number < excluded.number;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
     ("stamp-anew", f"{_ENGINE}/postgres.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
-    ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_counter SET value = value WHERE", "SELECT value FROM rb_counter WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
+    ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_info SET number = number WHERE", "SELECT number FROM rb_info WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
     ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if waits or self._is_lost(error, attempt) else None", "return error if self._is_lost(error, attempt) else None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),
@@ -218,7 +218,7 @@ _FAILOVER = [
 _PROMPTS = [
     ("prompts-cursor-stands", "produce/prompt_ledger.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
     ("prompts-number", "produce/prompt_ledger.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
-    ("prompts-keep-partial", "produce/prompt_ledger.py", "        if not partial:\n            for prompt in drawn:", "        if False:\n            for prompt in drawn:", "interrupted rollouts begin anew unless partial"),
+    ("prompts-keep-partial", "produce/prompt_ledger.py", "                    if not partial:\n", "                    if False:\n", "interrupted rollouts begin anew unless partial"),
     ("prompts-init-stranded", "produce/prompt_ledger.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
     ("prompts-uid-not-moved", "produce/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
@@ -262,10 +262,10 @@ _VIEWS = [
 ]  # fmt: skip
 
 _DIAGNOSIS = [
-    ("what-arrives-follows", "rules/needs.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
+    ("what-arrives-follows", "rules/diagnosis.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
     ("failures-of-long-ago", "rules/causes.py", "        if 2 * bad < every:\n            return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/causes.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
-    ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda one: one[1][0].precedence)\n", "", "of several tasks the worst is named"),
+    ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),
     ("texts-as-they-are", "rules/words.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
 

@@ -122,16 +122,16 @@ async def test_payloads_stay_until_their_taker_has_read_them(
     url, place = where
     async with apart(url, place) as buffer, apart(url, place) as other:
         await put(buffer, *range(4))
-        reader = buffer.storage.files.reader
-        real, reading, go_on = reader._fetch, asyncio.Event(), asyncio.Event()
+        [store] = buffer.storage.files.reader.stores.values()
+        real, reading, go_on = store.read, asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def slowly(*arguments: Any) -> None:
+        def slowly(*arguments: Any) -> Any:
             loop.call_soon_threadsafe(reading.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(120)
-            real(*arguments)
+            return real(*arguments)
 
-        monkeypatch.setattr(reader, "_fetch", slowly)
+        monkeypatch.setattr(store, "read", slowly)
         taking = asyncio.create_task(buffer.get(4, TASK))
         await set_by(reading, taking)
         await put(other, *range(10, 20))
@@ -139,7 +139,6 @@ async def test_payloads_stay_until_their_taker_has_read_them(
         await until_rows(url, 4)
         go_on.set()
         assert sorted(numbers_in(await taking)) == [0, 1, 2, 3]
-        monkeypatch.setattr(reader, "_fetch", real)
         await until_no_files(url)
 
 

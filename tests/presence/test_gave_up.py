@@ -11,11 +11,10 @@ from replaybuf import FullError, NotReadyError
 from replaybuf.buffer import wait_reports
 from replaybuf.common.worker_name import working_as
 from replaybuf.produce import wait_published
+from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.needs import Reason
 from replaybuf.storage.sql.inspection.wait_facts import read_limits
-from replaybuf.view import waits as inspection
-from replaybuf.view.waits import DrawQuestion, last_given_up, read_waits
+from replaybuf.view.wait_reasons import DrawQuestion, read_waits
 from tests.presence.views import list_events, seen, waits_of
 from tests.scripts import run as run_script
 from tests.stores import TASK, build, fill, group, until
@@ -70,57 +69,6 @@ async def test_who_gives_up_again_and_again_leaves_one_event(shared_url: str, qu
     assert len(await gave_up(shared_url)) == 1
 
 
-async def test_who_gave_up_is_told_until_they_go_on(shared_url: str, quick: None) -> None:
-    """A consumer until it draws, and a producer until it puts."""
-    async with build(shared_url, capacity=2, on_full="block", worker="trainer-1") as buffer:
-        await fill(buffer, 2)
-        with working_as("gen-1"), pytest.raises(FullError):
-            await buffer.put(group(3), TASK, timeout=0.2)
-        with pytest.raises(NotReadyError):
-            await buffer.take_batch({"code": 1}, timeout=0.2)
-
-        async def last() -> str:
-            found = await seen(shared_url, last_given_up, "default")
-            return "" if found is None else found.worker
-
-        async def trainer_told() -> bool:
-            return await last() == "trainer-1"
-
-        await until(trainer_told)
-        assert await seen(shared_url, last_given_up, "default", "other") is None
-        await buffer.take_batch({TASK: 1})
-        assert await last() == "gen-1"
-        with working_as("gen-1"):
-            await buffer.put(group(3), TASK)
-
-        async def nobody_told() -> bool:
-            return await last() == ""
-
-        await until(nobody_told)
-
-
-async def test_who_waits_again_has_not_given_up(shared_url: str, quick: None) -> None:
-    async with build(shared_url, capacity=2, on_full="block", worker="trainer-1") as buffer:
-        await fill(buffer, 2)
-        with pytest.raises(NotReadyError):
-            await buffer.take_batch({"code": 1}, timeout=0.2)
-        with working_as("gen-1"), pytest.raises(FullError):
-            await buffer.put(group(3), TASK, timeout=0.2)
-
-        async def last() -> str:
-            found = await seen(shared_url, last_given_up, "default")
-            return "" if found is None else found.worker
-
-        async def is_told_of(worker: str) -> bool:
-            return await last() == worker
-
-        await until(lambda: is_told_of("gen-1"))
-        with working_as("gen-1"):
-            again = asyncio.create_task(buffer.put(group(3), TASK, timeout=60))
-            await until(lambda: is_told_of("trainer-1"))
-            again.cancel()
-
-
 _DIES_OF_ITS_WAIT = """
 async def main():
     buffer = ReplayBufferConfig(url=sys.argv[1], min_size=8, worker="trainer-1").build()
@@ -140,32 +88,11 @@ async def test_a_process_that_dies_of_its_wait_has_said_so_and_by_which_limits(s
     await asyncio.to_thread(run_script, _DIES_OF_ITS_WAIT, shared_url, expect=3)
     assert await waits_of(shared_url) == []
     [found] = await seen(shared_url, read_waits, "default", DrawQuestion("math"))
-    assert found.gave_up is not None
-    assert found.gave_up.worker == "trainer-1"
-    assert "(0 of 2): 3 completed groups are there, but min_size is 8. Wait for" in found.gave_up.detail
+    assert found.last_timeout is not None
+    assert (found.last_timeout["worker"], found.last_timeout["task_name"]) == ("trainer-1", "math")
+    assert "(0 of 2): 3 completed groups are there, but min_size is 8. Wait for" in found.last_timeout["detail"]
     [draw] = found.waits
-    assert (draw.limits, draw.reason) == ({"min_size": 8}, Reason.HELD_BACK)
-
-
-async def test_a_process_that_was_killed_in_its_wait_is_told(
-    shared_url: str, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From when its wait isn't shown any more, until it has gone on."""
-    async with build(shared_url, worker="trainer-1") as buffer:
-        waiting = asyncio.create_task(buffer.take_batch({TASK: 2}, timeout=60))
-
-        async def shown() -> bool:
-            return bool(await waits_of(shared_url))
-
-        await until(shown)
-        monkeypatch.setattr(inspection, "LIVE_SECONDS", -60.0)  # as if nothing had been heard for a minute
-
-        found = await seen(shared_url, last_given_up, "default")
-        assert found is not None
-        assert (found.worker, found.task_name, found.killed) == ("trainer-1", TASK, True)
-        assert re.match(r"after at least \ds of waiting for groups: Nothing is ready for math", found.detail)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+    assert (draw["limits"], draw["reason"]) == ({"min_size": 8}, Reason.HELD_BACK)
 
 
 async def test_limits_are_those_of_who_drew_last(shared_url: str) -> None:

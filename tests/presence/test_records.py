@@ -17,7 +17,7 @@ import pytest
 from replaybuf import FullError, NotReadyError, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.produce import wait_published
-from replaybuf.rules.needs import Reason
+from replaybuf.rules.diagnosis import Reason
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema import tables

@@ -63,7 +63,7 @@ class Races:
         """Give a group a new key in the race of its task and status."""
         self.leave(item.uid)
         lane = (item.task_name, item.status)
-        if lane not in self._known and item.status != Status.ARCHIVED:
+        if lane not in self._known:
             self._known.add(lane)
             self._start(lane)
         if lane in self.races:

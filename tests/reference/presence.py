@@ -38,4 +38,4 @@ class Presence(Memory):
         if published is not None:
             with suppress(InputError):  # withdrawn
                 trainer = TrainState.decode(published.value)
-        return Circumstances(time.time(), tallies, self.rules.limits, waits=waits, trainer=trainer)
+        return Circumstances(time.time(), tallies, waits=waits, trainer=trainer)

@@ -16,8 +16,7 @@ from replaybuf import NotReadyError, PromptLedger, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.produce import TrainState, publish
 from replaybuf.rules.circumstances import Circumstances
-from replaybuf.rules.needs import Reason
-from replaybuf.storage.reports import ACTIVITIES
+from replaybuf.rules.diagnosis import Reason
 from replaybuf.storage.sql.inspection import wait_facts
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.wait_facts import read_circumstances
@@ -28,7 +27,7 @@ from tests.stores import TASK, build, fill, group, until
 
 async def read(url: str) -> Circumstances:
     reader = open_reader(url)
-    return await asyncio.to_thread(reader.read, lambda tx: read_circumstances(tx, "default", ()))
+    return await asyncio.to_thread(reader.read, lambda tx: read_circumstances(tx, "default"))
 
 
 def change(url: str, statement: str) -> None:
@@ -113,51 +112,27 @@ async def test_the_trainer_and_the_last_restore(shared_url: str) -> None:
     assert (about.restored.step, about.restored.worker) == (4, "trainer-1")
 
 
-async def test_rates_are_those_of_the_last_minutes_and_losses_those_of_the_last_hour(shared_url: str) -> None:
+async def test_losses_are_those_of_the_last_hour(shared_url: str) -> None:
+    """Those since the last record from before it; a younger buffer has none, also with one of a minute ago."""
     async with build(shared_url) as buffer:
         for number in range(9):
-            await buffer.put(group(number), TASK)
+            await buffer.put(group(number, status=Status.FILTERED if number % 2 else Status.COMPLETED), TASK)
         now = int((await read(shared_url)).now)
         change(shared_url, "DELETE FROM rb_history")
-        for seconds, put in ((4000, 1), (1800, 3), (240, 4)):
-            data = json.dumps({"tasks": {TASK: {"put": put, "put_of": {"completed": put}, "dropped": 1}}})
-            change(shared_url, f"INSERT INTO rb_history VALUES ('default', {now - seconds}, '{data}')")
-        about = await read(shared_url)
-        assert about.before is not None
-        assert about.before.time == pytest.approx(now - 3600, abs=20)
-        assert about.put(TASK, Status.COMPLETED, about.before) == 8
-        assert about.rate(TASK, Status.COMPLETED) == pytest.approx(5 / 240, rel=0.1)
-        assert about.now - about.last_put[TASK, Status.COMPLETED] < 60  # its newest group is there
-        change(shared_url, "DELETE FROM rb_group")
-        assert (await read(shared_url)).last_put[
-            TASK, Status.COMPLETED
-        ] == now - 240  # the last minute in which something came
+        note(shared_url, now - 240, completed=4, filtered=3)
+        young = await read(shared_url)
+        note(shared_url, now - 9000)
+        note(shared_url, now - 4000, completed=2, filtered=1)
+        old = await read(shared_url)
+    assert young.losses(TASK, lately=True)[Status.FILTERED] == young.losses(TASK)[Status.FILTERED] == (4, 9)
+    assert (old.earlier_at, old.losses(TASK, lately=True)[Status.FILTERED]) == (now - 4000, (3, 6))
+    assert old.put(TASK, Status.COMPLETED, lately=True) == 3
 
 
-async def test_what_was_lost_counts_from_the_first_put_of_a_young_buffer(shared_url: str) -> None:
-    """Also where a minute was noted in the middle of a burst; what nobody here has put, as of a snapshot, is older."""
-    async with build(shared_url, worker="gen-1") as buffer:
-        for number in range(3):
-            await buffer.put(group(number, status=Status.FILTERED), TASK)
-        await buffer.put(group(3), TASK)
-        await buffer.storage.flush()
-        change(shared_url, "DELETE FROM rb_history")  # the sweeper may have noted this minute before the last put
-        await buffer.storage._write(note_minute)
-        for number in range(4):
-            await buffer.put(group(number, status=Status.COMPLETED if number == 3 else Status.FILTERED), TASK)
-        assert filtered(await read(shared_url)) == (6, 6)
-        with pytest.raises(NotReadyError, match=r"\(2 of 4\): 6 of the 8 groups put were filtered\."):
-            await buffer.take_batch({TASK: 4}, timeout=0.05)
-        change(shared_url, f"UPDATE rb_worker SET activity = '{json.dumps(_FEW)}'")
-        assert filtered(await read(shared_url)) == (3, 6)
-
-
-def filtered(about: Circumstances) -> tuple[int, int]:
-    """Return the groups put as FILTERED in the last hour, and ever."""
-    return about.put(TASK, Status.FILTERED, about.before), about.put(TASK, Status.FILTERED)
-
-
-_FEW = dict.fromkeys(ACTIVITIES, 1) | {"marks": {}}
+def note(url: str, at: int, **put_of: int) -> None:
+    """Record the puts of a task up to a time."""
+    data = json.dumps({"tasks": {TASK: {"put_of": put_of}}})
+    change(url, f"INSERT INTO rb_history VALUES ('default', {at}, '{data}')")
 
 
 async def test_what_is_put_and_not_kept_is_counted_as_its_workers(shared_url: str) -> None:
@@ -208,15 +183,6 @@ async def test_one_dead_producer_is_named_though_another_is_alive(shared_url: st
         assert error.value.diagnosis.reason == Reason.ABSENT
 
 
-async def test_a_minute_is_dated_to_when_it_was_noted(shared_url: str) -> None:
-    async with build(shared_url) as buffer:
-        await buffer.put(group(1), TASK)
-        await buffer.storage._write(note_minute)
-        about = await read(shared_url)
-    assert about.recent is not None
-    assert about.recent.time == pytest.approx(about.now, abs=5)
-
-
 async def test_after_two_spurts_groups_are_leased_and_none_is_foretold(shared_url: str) -> None:
     """Whoever holds them: the minute was noted between the spurts."""
     async with build(shared_url, worker="gen-1") as buffer:
@@ -248,25 +214,6 @@ async def test_no_statement_looks_at_all_groups(statement: str, tmp_path: object
     steps = [row["detail"] for row in plan if " g " in f"{row['detail']} "]
     assert steps
     assert all("SEARCH g USING" in step and "lane" in step for step in steps)
-
-
-async def test_leased_groups_are_the_reason_after_steady_puts(shared_url: str) -> None:
-    """Eighty groups came, one a second, until five minutes ago; all are leased. One comes in: that is no forecast."""
-    async with build(shared_url, worker="gen-1") as buffer:
-        for number in range(80):
-            await buffer.put(group(number), TASK)
-        lease = await buffer.lease_batch({TASK: 80}, seconds=600, heartbeat=False)
-        now = int((await read(shared_url)).now)
-        change(shared_url, "UPDATE rb_group SET created_at = created_at - 290")
-        change(shared_url, "DELETE FROM rb_batch")  # it has the times of the puts, too
-        change(shared_url, "DELETE FROM rb_history")
-        for seconds, put in ((360, 5), (295, 70)):
-            data = json.dumps({"tasks": {TASK: {"put": put, "put_of": {"completed": put}}}})
-            change(shared_url, f"INSERT INTO rb_history VALUES ('default', {now - seconds}, '{data}')")
-        with pytest.raises(NotReadyError, match="all 80 completed groups are leased by gen-1") as error:
-            await buffer.take_batch({TASK: 16}, timeout=0.05)
-        assert Reason.SLOW not in {fact.reason for fact in error.value.diagnosis.facts}
-        await lease.give_back()
 
 
 async def test_the_end_of_a_dataset_is_known_until_the_ledger_goes_on(shared_url: str) -> None:

@@ -17,7 +17,7 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.buffer.sync import run
 from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
 from replaybuf.integrations.torch import GroupDataset, leased_steps
-from replaybuf.rules.needs import Reason
+from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.presence.views import list_events

@@ -1,4 +1,4 @@
-"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_format`, `codec.columns`).
+"""Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_format`, `codec.packed_columns`).
 
 Types that msgpack doesn't know are described in `codec.value_types`, `codec.msgpack_values` and the type
 handlers. Nothing is pickled, and nothing that a payload names is imported or called.

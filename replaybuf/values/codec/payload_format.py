@@ -11,7 +11,7 @@ All numbers are little-endian. `msgpack` and `head` are sizes in bytes, `size` i
 are the XXH3 (64 bits); the one in the header is seeded with the XXH3 of the bytes before it. The head and the blocks
 can be stored in two places, and a block can be read and verified alone.
 
-The msgpack is one list of columns (`codec.columns`); in a payload with blocks also the table of their arrays
+The msgpack is one list of columns (`codec.packed_columns`); in a payload with blocks also the table of their arrays
 (`codec.blocks`), and its size (u32). A compressed payload is a header, with the sizes before the
 compression, and the zstd frame of all that follows; its checksum is that of the frame.
 

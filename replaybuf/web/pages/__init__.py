@@ -8,9 +8,9 @@ from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.web.ask import Ask
-from replaybuf.web.pages.groups import show_group, show_groups
-from replaybuf.web.pages.overview import show_checkpoints, show_events, show_overview
-from replaybuf.web.pages.steps import show_step, show_steps, show_workers
+from replaybuf.web.pages.group_pages import show_group, show_groups
+from replaybuf.web.pages.overview_page import show_checkpoints, show_events, show_overview
+from replaybuf.web.pages.step_pages import show_step, show_steps, show_workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from replaybuf.storage.sql.copies.snapshot_file import (
 )
 from replaybuf.storage.sql.copies.whole import BATCH_BYTES, keeping_files, read_whole
 from replaybuf.storage.sql.engine.database import Database, Steps
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, tally

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from replaybuf.errors import SnapshotError, StorageError
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, payload, tally
+from replaybuf.storage.sql.schema.tables import DIGEST, buffer, cursor, group, info, lane, payload, tally
 from replaybuf.storage.values import LOCK_SECONDS
 
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
 
 # A snapshot has no checkpoints and no past. Rows of payloads may be large: few are read at a time.
-_TABLES = {table.name: 5000 for table in (lane, group, tally, counter, buffer, cursor, info)} | {payload.name: 50}
+_TABLES = {table.name: 5000 for table in (lane, group, tally, buffer, cursor, info)} | {payload.name: 50}
 _BITS = (1 << 64) - 1
 
 #: Runs a function of a transaction.
@@ -77,7 +77,7 @@ async def check_facts(run: Run, path: str) -> int:
 
 def read_facts(tx: Transaction) -> dict[str, str]:
     """Return all facts about the file."""
-    return dict(map(tuple, tx.tuples("SELECT name, value FROM rb_info")))
+    return dict(map(tuple, tx.tuples("SELECT name, value FROM rb_info WHERE value IS NOT NULL")))
 
 
 def damaged(path: str, why: object) -> SnapshotError:

@@ -22,7 +22,7 @@ from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
-from replaybuf.storage.sql.engine.errors import (
+from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
     OtherServerError,
     is_conflict,

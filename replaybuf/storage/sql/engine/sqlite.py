@@ -19,7 +19,7 @@ from typing import TypeVar
 from sqlalchemy.engine import URL
 
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, is_busy

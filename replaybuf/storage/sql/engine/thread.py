@@ -15,10 +15,13 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from enum import Enum
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError
+from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_committed
 
 T = TypeVar("T")
 
@@ -55,38 +58,47 @@ _logger = logging.getLogger("replaybuf.thread")
 _running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 
 
-class _Call(Generic[T]):
-    """One operation, handed from its caller to the database's thread; exactly one of the two owns the result."""
+class _State(Enum):
+    """Who owns the result of a call: the database's thread, both until one of them acts, its caller, or nobody."""
 
-    def __init__(self, undo: Callable[[T], Awaitable[object]] | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+    RUNNING, OFFERED, RECEIVED, GONE = range(4)
+
+
+class Call(Generic[T]):
+    """One operation of a caller, whose result the database's thread offers, and the caller receives.
+
+    A caller that is cancelled has gone. What was done for it is undone by the database's thread, by `undo(outcome)`;
+    an outcome of None needs no undoing.
+    """
+
+    def __init__(self, thread: DatabaseThread, undo: Callable[[Any], Awaitable[object]] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
         self.undo = undo
-        self.finished = self._loop.create_future()
-        self.gone = False
         self.outcome: T | None = None
         self.error: BaseException | None = None
-        self._has_outcome = False
-        self.task: asyncio.Task[None] | None = None
+        self.answered = self.loop.create_future()
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._state = _State.RUNNING
+        self.ended = asyncio.Event()  # the database's thread's: set once it was offered, or is undone
 
-    def offer(self, outcome: T | None, error: BaseException | None) -> bool:
-        """Offer the result to the caller (database's thread); return False when the caller was cancelled."""
-        with self._lock:
-            if self.gone:
-                return False
-            self.outcome, self.error, self._has_outcome = outcome, error, True
+    # Caller's loop
+
+    async def result(self) -> T:
+        """Wait for the result, and receive it. Raises ClosedError when it was undone because the store was closed."""
         try:
-            self._loop.call_soon_threadsafe(self._finish)
-        except RuntimeError:  # the caller's loop was closed
-            return not self.withdraw()
-        return True
-
-    def receive(self) -> T:
-        """Return the result (caller's loop). Raises ClosedError when it was undone because the store was closed."""
+            await self.answered
+        except BaseException:
+            if self.withdraw():
+                with contextlib.suppress(ClosedError):  # then nothing of it is left to be done
+                    self._thread.post(self._thread.leave, self)
+            raise
+        finally:
+            self._thread.unreceived.pop(id(self), None)
         with self._lock:
-            if self.gone:
+            if self._state is _State.GONE:
                 raise ClosedError
-            self.gone = True
+            self._state = _State.RECEIVED
         if self.error is not None:
             try:
                 raise self.error
@@ -94,15 +106,31 @@ class _Call(Generic[T]):
                 self.error = None  # the traceback would keep this frame alive
         return self.outcome  # type: ignore[return-value]
 
-    def withdraw(self) -> bool:
-        """Record that the caller gives up; return whether the operation has a result that must be undone."""
-        with self._lock:
-            first, self.gone = not self.gone, True
-            return first and self._has_outcome and self.error is None
+    # Any thread
 
-    def _finish(self) -> None:
-        if not self.finished.done():
-            self.finished.set_result(None)
+    @property
+    def gone(self) -> bool:
+        """Whether the caller has gone."""
+        return self._state is _State.GONE
+
+    def withdraw(self) -> bool:
+        """Give the result up; return False if it was received or given up before."""
+        with self._lock:
+            if self._state in (_State.RECEIVED, _State.GONE):
+                return False
+            self._state = _State.GONE
+            return True
+
+    # Database's thread
+
+    def offer(self) -> bool:
+        """Offer the result to the caller; return False if it has gone."""
+        with self._lock:
+            if self._state is not _State.RUNNING:
+                return False
+            self._state = _State.OFFERED
+            self.ended.set()
+            return True
 
 
 class DatabaseThread:
@@ -114,9 +142,9 @@ class DatabaseThread:
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
-        # Calls whose results have not been received yet, as weak references: a caller whose loop was closed withdraws
-        # its call when the coroutine is garbage-collected.
-        self._calls: dict[int, weakref.ref[_Call[Any]]] = {}
+        #: Calls with an undo whose results have not been received yet, as weak references: a caller whose loop was
+        #: closed withdraws its call when the coroutine is garbage-collected.
+        self.unreceived: dict[int, weakref.ref[Call[Any]]] = {}
         self._posting = threading.RLock()  # a finalizer may post while this thread is posting
         self._ending = False
         self._closed = False
@@ -135,23 +163,18 @@ class DatabaseThread:
             self.loop.run_until_complete(asyncio.wait(tasks, timeout=5))
         self.loop.close()
 
-    async def run(self, work: Callable[[], Awaitable[T]], *, undo: Callable[[T], Awaitable[object]] | None = None) -> T:
+    async def run(
+        self, work: Callable[[], Awaitable[T]], *, undo: Callable[[Any], Awaitable[object]] | None = None
+    ) -> T:
         """Run `work()` in the database's thread and return its result.
 
-        When the caller is cancelled, work already begun is completed, and then `undo(result)` is run. Raises
-        ClosedError after `close`.
+        When the caller is cancelled, work already begun is completed, and then `undo(result)` is run until it is
+        committed; it may be run again after an error. So is a work whose outcome is unknown (OutcomeUnknownError), once
+        it is known. Raises ClosedError after `close`.
         """
-        call: _Call[T] = _Call(undo)
+        call: Call[T] = Call(self, undo)
         self.post(self._start, call, work)
-        try:
-            await call.finished
-        except BaseException:
-            with contextlib.suppress(ClosedError):  # withdrawn at closing
-                self.post(self._settle_call, call, call.withdraw())
-            raise
-        finally:
-            self._calls.pop(id(call), None)
-        return call.receive()
+        return await call.result()
 
     def run_blocking(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T:
         """Run `work()` as `run` does, blocking the calling thread; raises LockedError after `timeout` seconds."""
@@ -198,36 +221,30 @@ class DatabaseThread:
             await asyncio.wait(tasks)
 
     def _take_back(self) -> None:
-        for reference in list(self._calls.values()):
+        for reference in list(self.unreceived.values()):
             call = reference()
-            if call is not None and call.undo is not None:
-                self._settle_call(call, call.withdraw())
+            if call is not None and call.withdraw():
+                self.leave(call)
 
-    def keep_trying(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Retry `work()` every second until it succeeds, or is fenced off (database's thread).
+    async def settle(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Run a write that has to be committed, once (database's thread).
 
-        Closing waits for it; operations don't.
+        If it fails, it is tried again every second until it is committed, or is fenced off. Closing waits for that;
+        operations don't.
         """
-        task = self.loop.create_task(self._try_until_done(work))
+        attempt = until_committed(write)
+        if not await _is_settled(attempt):
+            self._keep_trying(attempt)
+
+    def _keep_trying(self, attempt: Callable[[], Awaitable[object]]) -> None:
+        task = self.loop.create_task(_until_settled(attempt))
         self._retries.add(task)
         task.add_done_callback(self._retries.discard)
 
     async def catch_up(self, timeout: float) -> None:
-        """Wait for the work of `keep_trying`, at most `timeout` seconds (database's thread)."""
+        """Wait for writes of `settle` that are tried again, at most `timeout` seconds (database's thread)."""
         if self._retries:
             await asyncio.wait(set(self._retries), timeout=timeout)
-
-    async def _try_until_done(self, work: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await asyncio.sleep(_RETRY_SECONDS)
-            try:
-                await work()
-                return
-            except FencedError as error:  # work from before a restore is obsolete
-                _logger.warning("will not be tried again: %s", error)
-                return
-            except ReplayBufError as error:
-                _logger.warning("will be tried again: %s", error)
 
     def close(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
         """Refuse new operations, let running ones end, run `last()`, and end the thread. Blocks; idempotent.
@@ -250,7 +267,7 @@ class DatabaseThread:
         self._ending = True
         await self._finish(timeout)
         deadline = self.loop.time() + _RECEIVING_SECONDS
-        while self._calls and self.loop.time() < deadline:  # noqa: ASYNC110
+        while self.unreceived and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         self._take_back()
         await self._finish(timeout)
@@ -266,51 +283,97 @@ class DatabaseThread:
         await self.drain()
         return await work()
 
-    def _start(self, call: _Call[T], work: Callable[[], Awaitable[T]]) -> None:
+    # Calls
+
+    def _start(self, call: Call[T], work: Callable[[], Awaitable[T]]) -> None:
         if self._ending:
-            call.offer(None, ClosedError())
+            call.error = ClosedError()
+            self.answer([call])
             return
-        key = id(call)
-        self._calls[key] = weakref.ref(call, lambda _: self._calls.pop(key, None))
-        call.task = self.loop.create_task(self._perform(call, work))
-        self._running.add(call.task)
-        call.task.add_done_callback(self._running.discard)
+        if call.undo is not None:
+            key = id(call)
+            self.unreceived[key] = weakref.ref(call, lambda _: self.unreceived.pop(key, None))
+        task = self.loop.create_task(self._perform(call, work))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
-    async def _perform(self, call: _Call[T], work: Callable[[], Awaitable[T]]) -> None:
+    async def _perform(self, call: Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
-            if call.gone:  # checked first: later operations then wait for this task, which must not wait for itself
-                return
-            outcome: T | None = None
-            problem: BaseException | None = None
-            try:
+            if not call.gone:  # checked first: later operations then wait for this one, which must not wait for itself
                 await self.drain()
-                if call.gone:
-                    return
-                outcome = await work()
-            except asyncio.CancelledError:  # the thread ends
-                problem = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
-            except BaseException as error:
-                problem = error
-            if not call.offer(outcome, problem) and problem is None:
-                await _undone(call, outcome)
-        finally:
-            if call.gone:
-                self._calls.pop(id(call), None)
+            if not call.gone:
+                call.outcome = await work()
+        except asyncio.CancelledError:  # the thread ends
+            call.error = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
+        except BaseException as error:
+            call.error = error
+            if isinstance(error, OutcomeUnknownError) and call.undo is not None:
+                self._keep_trying(until_committed(partial(_undo_if_committed, error, call.undo)))
+        self.answer([call])
 
-    def _settle_call(self, call: _Call[Any], undo: bool) -> None:
-        """Block later operations until the operation of a cancelled caller has ended and is undone."""
-        if undo and call.undo is not None:
-            self.block_on(self.loop.create_task(_undone(call, call.outcome)))
-        elif call.task is not None and not call.task.done():
-            self.block_on(call.task)
+    def answer(self, calls: Iterable[Call[Any]]) -> None:
+        """Offer calls their results, with one wake of each event loop (database's thread)."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Call[Any]]] = {}
+        for call in calls:
+            if call.offer():
+                by_loop.setdefault(call.loop, []).append(call)
+            else:
+                self._undo(call)
+        for loop, offered in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_wake, offered)
+            except RuntimeError:  # the callers' loop was closed
+                for call in offered:
+                    if call.withdraw():
+                        self._undo(call)
+
+    def leave(self, call: Call[Any]) -> None:
+        """Block later operations until that of a caller that has gone has ended and is undone (database's thread)."""
+        if call.ended.is_set():
+            self._undo(call)
+        else:
+            self.block_on(self.loop.create_task(call.ended.wait()))
+
+    def _undo(self, call: Call[Any]) -> None:
+        """Undo an operation that has ended, once, and block later ones until then."""
+        undo, call.undo = call.undo, None
+        self.block_on(self.loop.create_task(self._undone(call, undo)))
+
+    async def _undone(self, call: Call[Any], undo: Callable[[Any], Awaitable[object]] | None) -> None:
+        if undo is not None and call.outcome is not None:
+            await self.settle(partial(undo, call.outcome))
+        call.ended.set()
 
 
-async def _undone(call: _Call[Any], outcome: Any) -> None:
-    if call.undo is not None:
-        try:
-            await call.undo(outcome)
-        except ReplayBufError as error:
-            _logger.warning("an operation whose caller has gone is not undone yet: %s", error)
+def _wake(calls: Iterable[Call[Any]]) -> None:
+    for call in calls:
+        if not call.answered.done():
+            call.answered.set_result(None)
+
+
+async def _until_settled(attempt: Callable[[], Awaitable[object]]) -> None:
+    settled = False
+    while not settled:
+        await asyncio.sleep(_RETRY_SECONDS)
+        settled = await _is_settled(attempt)
+
+
+async def _is_settled(attempt: Callable[[], Awaitable[object]]) -> bool:
+    """Attempt a write of `DatabaseThread.settle`; return False if it has to be tried again."""
+    try:
+        await attempt()
+    except FencedError as error:  # work from before a restore is obsolete
+        _logger.debug("will not be tried again: %s", error)
+    except ReplayBufError as error:
+        _logger.warning("an operation that nobody received is not undone yet, and this is tried again: %s", error)
+        return False
+    return True
+
+
+async def _undo_if_committed(doubt: OutcomeUnknownError, undo: Callable[[Any], Awaitable[object]]) -> None:
+    """Undo an operation that was reported to its caller as unknown, if it was committed."""
+    if await doubt.was_committed() and doubt.result is not None:
+        await undo(doubt.result)
 
 
 @atexit.register

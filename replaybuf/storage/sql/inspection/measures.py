@@ -11,7 +11,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
 from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
-from replaybuf.storage.sql.inspection.wait_facts import read_waiters
+from replaybuf.storage.sql.inspection.wait_facts import current_waits
 from replaybuf.storage.sql.statements.buffer_facts import (
     Contents,
     StoredCheckpoint,
@@ -117,9 +117,9 @@ def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
     drawn = last_batches(tx, name, 1)
     waiters: dict[str, dict[str, Any]] = {}
-    for one in read_waiters(tx, name):  # longest waits first
-        longest = max(0.0, now - (now if one.wait.since is None else one.wait.since))
-        waiters.setdefault(one.wait.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
+    for one in current_waits(tx, name):  # longest waits first
+        longest = max(0.0, now - (now if one.since is None else one.since))
+        waiters.setdefault(one.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
     workers = _counts(tx, _WORKERS, buffer=name, live=now - SILENT_SECONDS)
     last = {"step": made[-1].step, "created_at": made[-1].created_at} if made else {}
     return {

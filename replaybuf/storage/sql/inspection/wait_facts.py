@@ -1,4 +1,4 @@
-"""Reads the circumstances of waits in a buffer (`rules.circumstances`), the limits, and the current waits.
+"""Reads the circumstances of waits in a buffer (`rules.circumstances`), and the current waits with their limits.
 
 Everything is read by index or from small tables, whatever the number of groups; only a query examines groups.
 """
@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.common.worker_name import is_gone
 from replaybuf.errors import InputError
-from replaybuf.rules.circumstances import (
-    LIVE_SECONDS,
-    RATE_SECONDS,
-    Before,
-    Circumstances,
-    Held,
-    Restored,
-    Taking,
-    Wait,
-    Worker,
-)
+from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Held, Restored, Taking, Wait, Worker
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.reports import ACTIVITIES
+from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.values.rollouts.statuses import Status
@@ -36,21 +25,8 @@ if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
     from replaybuf.storage.sql.engine.transaction import Transaction
 
-# The period over which outcomes of groups are counted.
-_BEFORE_SECONDS = 3600
-_MINUTE = 60.0
-
-#: The figures of each task in one minute, by name.
-_Figures = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A current wait of some process, and the limits that it applies; None if they can't be read."""
-
-    wait: Wait
-    limits: Limits | None
-
+# Losses are those of this period, and everything before is known from the minute recorded before it.
+_LATELY_SECONDS = 3600
 
 #: The workers, last seen first, with their activity and waits (`schema.tables`).
 _WORKERS = """
@@ -58,84 +34,64 @@ SELECT name, host, pid, machine, started_at AS began, seen_at AS seen, ended_at 
 FROM rb_worker WHERE buffer = :buffer AND seen_at > :after ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 
-def read_signs(tx: ReadTransaction, buffer: str, after: float = 0.0) -> list[dict[str, Any]]:
-    """Return the workers of a buffer that were seen after a time, with their activity and waits, last seen first."""
-    return tx.rows(_WORKERS, buffer=buffer, after=after)
-
-
-def read_waiters(tx: ReadTransaction, buffer: str) -> list[Waiter]:
+def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
     """Return the current waits in a buffer, longest first."""
     found = []
-    for row in read_signs(tx, buffer, tx.seconds() - LIVE_SECONDS):
+    for row in tx.rows(_WORKERS, buffer=buffer, after=tx.seconds() - LIVE_SECONDS):
         for one in row["waits"]:
-            status = Status(one["status"] or Status.COMPLETED)
-            about = one["kind"], status, one["query"], row["name"], one["since"], one["deadline"]
-            found.append(Waiter(Wait(one["wants"], *about), Limits.recorded(one["limits"])))
-    return sorted(found, key=lambda one: one.wait.since or 0.0)
-
-
-def did_since(worker: Mapping[str, Any], what: str, time: float) -> bool:
-    """Return whether a worker (of `read_signs`) has put "groups", or "taken" some, after a time, to a few minutes."""
-    activity, place = worker["activity"], ACTIVITIES.index(what)
-    before = [mark[place] for since, mark in activity["marks"].items() if int(since) <= time]
-    return bool(activity[what] > max(before, default=0))
+            status, limits = Status(one["status"] or Status.COMPLETED), Limits.recorded(one["limits"])
+            about = one["query"], row["name"], one["since"], one["deadline"]
+            found.append(Wait(one["wants"], one["kind"], status, *about, limits))
+    return sorted(found, key=lambda one: one.since or 0.0)
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
     """Return the limits of the worker that was seen last, if possible of one that draws; None if they can't be read."""
-    activities = [row["activity"] for row in read_signs(tx, buffer)]
+    activities = [row["activity"] for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)]
     latest = [one for one in activities if one["draws"]] or activities
     return Limits.recorded(latest[0]["limits"]) if latest else None
 
 
 def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
-    """Return the circumstances of one wait in the transaction's buffer, with this process's limits."""
-    buffer = tx.scope.buffer or ""
-    others = [one.wait for one in read_waiters(tx, buffer)]
-    about = replace(read_circumstances(tx, buffer, others), limits=tx.scope.rules.limits)
-    return matching(tx, buffer, wait, about)
+    """Return the circumstances of one wait in the transaction's buffer."""
+    return matching(tx, tx.scope.buffer or "", wait, read_circumstances(tx, tx.scope.buffer or ""))
 
 
-def read_circumstances(tx: ReadTransaction, buffer: str, waits: Sequence[Wait]) -> Circumstances:
-    """Return the circumstances of a buffer with these waits in it; limits and matches aren't set yet."""
-    now, tallies = tx.seconds(), read_tallies(tx, buffer)
+def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
+    """Return the circumstances of a buffer; what matches a wait's query isn't counted yet."""
     errors, failed_by = _read_failures(tx, buffer)
-    minutes, drawn = _read_minutes(tx, buffer, now), next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
-    recent = [minute for minute in minutes if minute[0] >= now - RATE_SECONDS]
-    workers = [
-        Worker(
-            row["name"],
-            row["began"],
-            row["seen"],
-            row["ended"],
-            **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
-            host=row["host"],
-            pid=row["pid"],
-            waits=bool(row["waits"]),
-            killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
-        )
-        for row in read_signs(tx, buffer)
-    ]
-    puts = {(task, status): count for (task, status, name), count in tallies.items() if name == Tally.PUT}
-    last_puts = _last_changes(minutes, puts)
-    for lane, last in _read_last_puts(tx, buffer, drawn).items():
-        last_puts[lane] = max(last, last_puts.get(lane, last))
+    last_take = next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
+    earlier_at, earlier = _read_earlier(tx, buffer)
     return Circumstances(
-        now,
-        tallies,
+        tx.seconds(),
+        read_tallies(tx, buffer),
         held=[Held(task, Status(status), *more) for task, status, *more in tx.table(_HELD, buffer=buffer)[1]],
-        workers=workers,
-        waits=waits,
+        workers=[_worker(row) for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)],
+        waits=current_waits(tx, buffer),
         trainer=_read_trainer(tx, buffer),
         steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
-        before=_an_hour_ago(minutes, workers, now),
-        recent=_before(*recent[0]) if recent else None,
-        last_put=last_puts,
-        last_take=None if drawn is None else Taking(drawn["worker"], drawn["time"], drawn["groups"]),
+        earlier=earlier,
+        earlier_at=earlier_at,
+        last_put=_read_last_puts(tx, buffer, last_take),
+        last_take=None if last_take is None else Taking(last_take["worker"], last_take["time"], last_take["groups"]),
         errors=errors,
         failed_by=failed_by,
         restored=_read_restored(tx, buffer),
         datasets=_read_ended_datasets(tx, buffer),
+    )
+
+
+def _worker(row: Mapping[str, Any]) -> Worker:
+    return Worker(
+        row["name"],
+        row["began"],
+        row["seen"],
+        row["ended"],
+        **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
+        host=row["host"],
+        pid=row["pid"],
+        waits=bool(row["waits"]),
+        killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
     )
 
 
@@ -163,13 +119,10 @@ FROM rb_lane l JOIN rb_group g ON g.lane = l.id
 WHERE l.buffer = :buffer AND l.leased AND g.leased_until IS NOT NULL
 GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
 
-# Times of the last put, draw and restore
+# Earlier totals, and times of the last put and draw
 
-_MINUTES = """
-SELECT since AS minute, data FROM rb_history
-WHERE buffer = :buffer AND since <= :now AND since >= coalesce(
-    (SELECT max(since) FROM rb_history WHERE buffer = :buffer AND since <= :earliest), 0)
-ORDER BY since"""
+_EARLIER = """
+SELECT since AS minute, data FROM rb_history WHERE buffer = :buffer AND since <= :latest ORDER BY since DESC LIMIT 1"""
 
 # With `g.lane = l.id` PostgreSQL may walk the primary key from its end, past the groups of other lanes.
 _OF_NEWEST = """
@@ -185,40 +138,11 @@ SELECT id, worker, taken_at AS time, groups FROM rb_batch WHERE buffer = :buffer
 _MEMBERS = "SELECT lane, created_at FROM rb_past WHERE draw = :draw AND draw > 0"
 
 
-def _read_minutes(tx: ReadTransaction, buffer: str, now: float) -> list[tuple[float, _Figures]]:
-    """Return the recorded figures of tasks with their times: each minute of the last hour, and one before it."""
-    rows = tx.rows(_MINUTES, buffer=buffer, earliest=int(now - _BEFORE_SECONDS - _MINUTE), now=int(now))
-    return [(float(row["data"].get("at", row["minute"])), row["data"].get("tasks", {})) for row in rows]
-
-
-def _an_hour_ago(minutes: Sequence[tuple[float, _Figures]], workers: Sequence[Worker], now: float) -> Before | None:
-    """Return the counts of an hour ago: empty for a younger buffer; else the oldest ones recorded since then.
-
-    A buffer is younger if all workers are, and they have put all groups counted in the first record.
-    """
-    if not minutes:
-        return None
-    (noted_at, tasks), hour_ago = minutes[0], now - _BEFORE_SECONDS
-    began = min((one.started_at for one in workers), default=0.0)
-    if hour_ago < began < noted_at:
-        put = sum(figures.get("put", 0) for figures in tasks.values())
-        return Before(began, {}) if sum(one.groups for one in workers) >= put else _before(noted_at, tasks)
-    return _before(max(noted_at, hour_ago), tasks)
-
-
-def _before(time: float, tasks: _Figures) -> Before:
-    put = {(task, Status(status)): n for task, figures in tasks.items() for status, n in figures["put_of"].items()}
-    expired = {task: figures.get("expired_ever", 0) for task, figures in tasks.items()}
-    return Before(time, put, expired, {task: figures.get("set_aside", 0) for task, figures in tasks.items()})
-
-
-def _last_changes(minutes: Sequence[tuple[float, _Figures]], puts: Mapping[LaneName, int]) -> dict[LaneName, float]:
-    """Return for each task and status the last of these minutes whose put count is below the current one."""
-    return {
-        (task, status): max(before)
-        for (task, status), count in puts.items()
-        if (before := [at for at, tasks in minutes if tasks.get(task, {}).get("put_of", {}).get(status, 0) < count])
-    }
+def _read_earlier(tx: ReadTransaction, buffer: str) -> tuple[float | None, dict[str, Any]]:
+    """Return the time and the totals of tasks of the last record from before an hour; None and {} if there is none."""
+    for row in tx.rows(_EARLIER, buffer=buffer, latest=int(tx.seconds() - _LATELY_SECONDS)):
+        return float(row["data"].get("at", row["minute"])), row["data"].get("tasks", {})
+    return None, {}
 
 
 def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[LaneName, float]:
@@ -299,5 +223,5 @@ ORDER BY happened_at DESC LIMIT 1"""
 
 def _read_restored(tx: ReadTransaction, buffer: str) -> Restored | None:
     for step, time in tx.tuples(_RESTORED, buffer=buffer):
-        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - _MINUTE))
+        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0))
     return None

@@ -25,7 +25,7 @@ from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_fac
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.dialect import Dialect
-from replaybuf.storage.sql.engine.errors import translated
+from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level
-from replaybuf.rules.transitions import LaneName, Tally, Transition, levels
+from replaybuf.rules.transitions import LaneName, Tally, Transition, level_of
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.values.rollouts.rollout import ASIDE
+from replaybuf.values.rollouts.rollout import ASIDE, Status
 
 #: Changes of tallies, by lane and name.
 Counts = Counter[tuple[int, Tally]]
@@ -52,7 +52,8 @@ def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the levels of these tasks."""
     listed = sorted(tasks)
     rows = tx.tuples(f"{SUMS} AND l.task_name {{in_texts:tasks}} {BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
-    return levels(tallied(rows), listed)
+    tallies = tallied(rows)
+    return {task: level_of(tallies, task) for task in listed}
 
 
 def read_fenced_tallies(tx: Transaction) -> Tallied:
@@ -225,6 +226,8 @@ def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName,
     if step.moves:
         values |= FREE
         values["lane"] = lanes[after.leased][(task, after.status)].id
+        if after.status == Status.ARCHIVED and step.before is not None and step.before.status == Status.ARCHIVED:
+            return values  # a lease doesn't prolong its retention
         values["archived_at"] = time.time() if after.status in ASIDE and not after.leased else None
     return values
 

@@ -1,7 +1,7 @@
 """Lanes: a task's groups of one status in one buffer, with the train step of their last refresh and their race.
 
 All lanes of a buffer run the same race (`rules.policies`), that of the first process with a random policy; lanes of
-leased and of archived groups run none.
+leased groups run none.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
         return found
     race = race_of(tx)
     for task, status in missing:
-        values = race_columns(race if runs_race(status, leased=leased) else None)
+        values = race_columns(None if leased else race)
         tx.change(_CREATE, buffer=tx.scope.buffer, task=task, status=str(status), leased=leased, **values)
     return find_lanes(tx, names, leased=leased)
 
@@ -138,11 +138,6 @@ def race_of(tx: Transaction) -> Race | None:
 
 
 _RACE = "SELECT race, seed FROM rb_lane WHERE buffer = :buffer AND race IS NOT NULL LIMIT 1"
-
-
-def runs_race(status: Status, *, leased: bool) -> bool:
-    """Return whether a lane of this status runs the buffer's race, if there is one."""
-    return not leased and status != Status.ARCHIVED
 
 
 def race_columns(race: Race | None) -> dict[str, Any]:

@@ -178,6 +178,7 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> di
     limits = tx.scope.rules.limits
     unarchived = replace(limits, archive_groups=None, archive_seconds=None)
     names = {row.home.name for row in rows}
+    names |= {(task, Status.COMPLETED) for task, status in names if status == Status.ARCHIVED}
     homes = need_lanes(tx, names | {(task, Status.ARCHIVED) for task, _ in names if limits.archives})
     keyless: dict[LaneName, list[int]] = {}
     lost: dict[int, str] = {}

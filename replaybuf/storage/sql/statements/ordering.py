@@ -20,7 +20,7 @@ from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.storage.sql.engine.dialect import Dialect, Statement
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane, payload, step_order
-from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, runs_race, set_race
+from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, set_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
 
@@ -56,9 +56,9 @@ def check_races(tx: Transaction, lanes: Iterable[Lane], order: Order) -> None:
 def begin_races(tx: Transaction) -> None:
     """Let all lanes of the buffer run a race, and give their groups keys. Must exclude other writers."""
     race = race_of(tx)
+    if race is None:
+        return
     for home in lanes_where(tx, "NOT leased AND race IS NULL"):
-        if race is None or not runs_race(home.status, leased=False):
-            continue
         set_race(tx, home, replace(race))
         last: int | None = 0
         while last is not None:

@@ -209,7 +209,7 @@ def _noted_wait(waiting: Waiting, now: float, ahead: float) -> dict[str, Any]:
         "query": None if wait.query is None else wait.query[:_MOST_CHARS],
         "since": now if wait.since is None else wait.since + ahead,
         "deadline": None if wait.deadline is None else wait.deadline + ahead,
-        "limits": waiting.limits.in_force,
+        "limits": {} if wait.limits is None else wait.limits.in_force,
         "reason": waiting.reason,
     }
 

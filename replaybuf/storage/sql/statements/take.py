@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from replaybuf.errors import DecodeError
 from replaybuf.rules import transitions
@@ -19,14 +20,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
-from replaybuf.storage.sql.statements.counts import (
-    Counts,
-    add_step,
-    lock_tasks,
-    move,
-    read_levels,
-    set_aside,
-)
+from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
@@ -51,33 +45,50 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     if ended:
         end_leases(tx, wait=True)
         rows = _draw_once(tx, codec, draw, skip)
-    if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(Counter(row.home.task_name for row in rows)):
+    if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_numbers(draw, rows)):
         return None, ended
     policy = tx.scope.rules.sampler
+    if draw.probabilities:
+        for task in draw.sizes:
+            _add_probabilities(tx, [row for row in rows if row.task_name == task], mixed=draw.replay is not None)
     for home, members in by_home(rows):
-        if draw.probabilities:
-            _add_probabilities(tx, home, members)
         if policy.is_race:
             advance(tx, home, members)
-            if draw.where is not None and not members[0].is_afresh:
+            if draw.where is not None and not all(row.is_afresh for row in members):
                 skip_arrived(tx, home)
     return rows, ended
 
 
+def _numbers(draw: Draw, rows: Iterable[GroupRow]) -> Counter[str]:
+    """Return the numbers of drawn groups by task; in a mixed draw, of those that weren't drawn before."""
+    return Counter(row.task_name for row in rows if draw.replay is None or not row.times_sampled)
+
+
 def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> list[GroupRow]:
     order, limits = tx.scope.rules.sampler.order, tx.scope.rules.limits
-    sizes = dict(draw.sizes)
+    sizes, replay = dict(draw.sizes), draw.replay or {}
     if draw.status == Status.COMPLETED and limits.slows_draws:
         lock_tasks(tx, sizes)
         levels = read_levels(tx, sizes)
-        sizes = {task: min(size, limits.drawable(levels[task])) for task, size in sizes.items()}
-    lanes = find_lanes(tx, [(task, draw.status) for task in sizes])
+        sizes = {task: min(size, limits.drawable(levels[task], replay.get(task, 0))) for task, size in sizes.items()}
+    kept = (draw.status,) if limits.keeps(draw.status, 1) else ()
+    old_ones = () if draw.replay is None else (*kept, Status.ARCHIVED)
+    lanes = find_lanes(tx, [(task, status) for task in sizes for status in (draw.status, *old_ones)])
     check_races(tx, lanes.values(), order)
     rows: list[GroupRow] = []
+    again = replace(draw, where=draw.replayed)
     for task, size in sizes.items():
+        old: list[GroupRow] = []
+        # What the limits leave is first for groups that weren't drawn before: only these are waited for.
+        share = min(size, draw.sizes[task]) - (draw.sizes[task] - replay.get(task, 0))
+        for status in old_ones:
+            home = lanes.get((task, status))
+            if home is not None and share > len(old):
+                old += _draw_lane(tx, codec, home, share - len(old), again, skip)
         home = lanes.get((task, draw.status))
-        if home is not None and size > 0:
-            rows += _draw_lane(tx, codec, home, size, draw, skip)
+        if home is not None and size > len(old):
+            rows += _draw_lane(tx, codec, home, size - len(old), draw, skip)
+        rows += old
     return rows
 
 
@@ -122,17 +133,30 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
     return [(members[0].home, members) for _, members in sorted(homes.items())]
 
 
-def _add_probabilities(tx: Transaction, home: Lane, rows: Sequence[GroupRow]) -> None:
+def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool) -> None:
+    """Set the probability p of each drawn group of a task, and N p.
+
+    A mixed batch is a stratified sample, of groups that weren't drawn before, of kept and of archived ones: p is the
+    share of the batch that came from the group's stratum, times its probability there; N is the size of these strata.
+    """
     prioritized = tx.scope.rules.sampler.order[0].field == PRIORITIZED
-    total = 0.0
-    if prioritized:  # every group has a key, whose index includes the priority
-        [(members, total, idle)] = tx.tuples(_WEIGHED, lane=home.id, least=SLOWEST, unit=UNIT)
-    else:
-        members = idle = tx.value("SELECT count(*) FROM rb_group WHERE lane = :lane", lane=home.id)
+    strata: dict[tuple[int, bool], list[GroupRow]] = {}
     for row in rows:
-        weight = share(row.priority)
-        row.probability = weight / total if prioritized and weight else 1 / idle
-        row.weight = members * row.probability
+        strata.setdefault((row.lane, mixed and row.times_sampled > 0), []).append(row)
+    groups = 0
+    for (lane, again), drawn in strata.items():
+        narrowed = "" if not mixed else f" AND times_sampled {'>' if again else '='} 0"
+        total = 0.0
+        if prioritized:  # every group has a key, whose index includes the priority
+            [(members, total, idle)] = tx.tuples(_WEIGHED + narrowed, lane=lane, least=SLOWEST, unit=UNIT)
+        else:
+            members = idle = tx.value(f"SELECT count(*) FROM rb_group WHERE lane = :lane{narrowed}", lane=lane)  # noqa: S608
+        groups += members
+        for row in drawn:
+            weight = share(row.priority)
+            row.probability = len(drawn) / len(rows) * (weight / total if prioritized and weight else 1 / idle)
+    for row in rows:
+        row.weight = groups * (row.probability or 0.0)
 
 
 _WEIGHED = """SELECT count(*), sum(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
 
-from replaybuf.errors import DecodeError, FencedError, StorageError
+from replaybuf.errors import DecodeError
 from replaybuf.rules.transitions import drawn
-from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_committed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import BatchKey, NewBatch, add_batch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.counts import set_aside
@@ -106,7 +103,7 @@ class Drawing:
                     return taken
                 # Rare: damaged arrays in a file, or another rollout type. The draw is repeated without this group.
                 _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
-                await self._give_back(taken, failed)
+                await self._transactions.thread.settle(partial(self._give_back, taken, failed))
                 self._set_aside.update(failed)
             return None
         finally:
@@ -119,7 +116,7 @@ class Drawing:
             if failed:
                 await self._files.reader.check_places(row for row in taken.rows if row.uid in failed)
         except BaseException:
-            await self._give_back(taken, {})
+            await self._transactions.thread.settle(partial(self._give_back, taken, {}))
             raise
         return items, failed
 
@@ -129,14 +126,9 @@ class Drawing:
         return self._seconds is None and draw.moves and draw.after is None
 
     async def _take(self) -> Taken | None:
-        try:
-            taken: Taken | None = await self._transactions.write(
-                self._transact, brief=self._brief(), fenced=False, announce=lambda: self._news
-            )
-        except OutcomeUnknownError as error:
-            self._transactions.thread.keep_trying(partial(self._give_back_if_taken, error))
-            raise
-        return taken
+        return await self._transactions.write(
+            self._transact, brief=self._brief(), fenced=False, announce=lambda: self._news
+        )
 
     def _brief(self) -> bool:
         """Return whether the draw takes milliseconds at most, assuming groups as large as the last ones."""
@@ -144,18 +136,13 @@ class Drawing:
         looks_at_others = self._draw.where is not None or self._draw.probabilities
         return groups <= BRIEF_GROUPS and groups * self._draws.group_bytes <= BRIEF_BYTES and not looks_at_others
 
-    async def _give_back_if_taken(self, doubt: OutcomeUnknownError) -> None:
-        """Put back groups that were taken by a commit whose outcome was reported to the caller as unknown."""
-        if await doubt.was_committed():
-            with contextlib.suppress(StorageError):  # `undo` then retries in the background
-                await self.undo(cast("Taken | None", doubt.result))
-
-    async def undo(self, taken: Taken | None) -> None:
-        """Put back groups that never reached the caller (database's thread)."""
-        if taken is not None:
+    async def undo(self, taken: Taken) -> None:
+        """Put back groups that never reached the caller; may be repeated after an error (database's thread)."""
+        if taken.items:
             self._draws.presence.of(self._draw.worker).taken -= len(taken.rows)
             self._files.unread(row.uid for row in taken.rows)
-            await self._give_back(taken, {})
+            taken.items = {}
+        await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
         rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._draws.lanes)
@@ -203,18 +190,7 @@ class Drawing:
             if reasons:
                 _fail(tx, reasons, self._draw.worker)
 
-        async def write() -> None:
-            await self._transactions.write(put_back)
-
-        work = until_committed(write)
-        try:
-            await work()
-        except FencedError:  # as above
-            return
-        except StorageError:
-            # Lock timeout or unreachable: until the retry succeeds, these groups exist only in this process.
-            self._transactions.thread.keep_trying(work)
-            raise
+        await self._transactions.write(put_back)
 
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""

@@ -6,7 +6,6 @@ Each put returns only after its own commit, a lone put isn't delayed, and a put 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections import deque
@@ -15,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from replaybuf.errors import ClosedError
-from replaybuf.storage.sql.engine.errors import is_refusal
+from replaybuf.storage.sql.engine.driver_errors import is_refusal
+from replaybuf.storage.sql.engine.thread import Call, DatabaseThread
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored, put_behind_fence
@@ -39,26 +39,20 @@ LIGHT_SECONDS = 0.0005
 Outcome = int | Stored | BaseException
 
 
-class _Reply:
-    """The future of one call, resolved when all its groups have outcomes."""
+class _Put(Call[None]):
+    """A call that puts groups; it is answered when all of them have outcomes."""
 
-    __slots__ = ("future", "left", "loop")
-
-    def __init__(self, groups: int) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[None] = self.loop.create_future()
+    def __init__(self, thread: DatabaseThread, groups: int) -> None:
+        super().__init__(thread)
         self.left = groups
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
     group: NewGroup
-    reply: _Reply
+    call: _Put
     outcome: Outcome | None = None
-    cancelled: bool = False
     encoded: EncodedGroup | None = None
-    finished: bool = False
-    settled: asyncio.Future[None] | None = None
     dropped: Sequence[StorageItem] = ()
 
 
@@ -94,8 +88,8 @@ class GroupCommit:
         """
         if not groups:
             return []
-        reply = _Reply(len(groups))
-        pending = [_Pending(group, reply) for group in groups]
+        call = _Put(self._thread, len(groups))
+        pending = [_Pending(group, call) for group in groups]
         with self._lock:
             if self._closed:
                 raise ClosedError
@@ -103,16 +97,9 @@ class GroupCommit:
             wake = not self._scheduled or (self._growing and self._is_enough())
             if wake:
                 self._scheduled, self._growing = True, False
-        try:
-            if wake:
-                self._thread.post(self._start)
-            await reply.future
-        except BaseException:
-            for one in pending:
-                one.cancelled = True
-            with contextlib.suppress(ClosedError):  # then each has been committed, or never will be
-                self._thread.post(self._hold, pending)
-            raise
+        if wake:
+            self._thread.post(self._start)
+        await call.result()
         for one in pending:
             if one.group.dropped is not None:
                 one.group.dropped += one.dropped
@@ -132,13 +119,6 @@ class GroupCommit:
             worker = self._thread.loop.create_task(self._work())
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
-
-    def _hold(self, pending: Sequence[_Pending]) -> None:
-        """Block later operations until the puts of a cancelled caller are committed or dropped."""
-        for one in pending:
-            if not one.finished:
-                one.settled = self._thread.loop.create_future()
-                self._thread.block_on(one.settled)
 
     async def _work(self) -> None:
         """Commit batches as long as this worker is needed; batches are encoded one by one, and committed in order.
@@ -195,10 +175,9 @@ class GroupCommit:
         return self._still_wanted(batch)
 
     def _still_wanted(self, batch: list[_Pending]) -> list[_Pending]:
-        for pending in batch:
-            if pending.cancelled:
-                _finish(pending)
-        return [pending for pending in batch if not (pending.cancelled or pending.finished)]
+        """Drop the puts of callers that have gone, and return those that have no outcome yet."""
+        self._answer([(one, ClosedError()) for one in batch if one.call.gone and one.outcome is None])
+        return [one for one in batch if one.outcome is None]
 
     async def _encode_batch(self, batch: list[_Pending], *, here: bool) -> list[_Pending]:
         try:
@@ -282,19 +261,14 @@ class GroupCommit:
     def _fail(self, batch: list[_Pending], error: BaseException) -> None:
         """Resolve the puts of an interrupted batch with the error, so that none waits for ever."""
         problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
-        self._answer([(pending, problem) for pending in batch if not pending.finished])
+        self._answer([(pending, problem) for pending in batch if pending.outcome is None])
 
     def _answer(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
-        """Resolve puts with their outcomes, with one call into each of their event loops."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Pending, Outcome]]] = {}
+        """Note the outcomes of puts, and answer the calls of which these were the last."""
         for pending, outcome in results:
-            _finish(pending)
-            by_loop.setdefault(pending.reply.loop, []).append((pending, outcome))
-        for loop, answers in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_resolve, answers)
-            except RuntimeError:  # that loop was closed: no caller is left
-                continue
+            pending.outcome = outcome
+            pending.call.left -= 1
+        self._thread.answer(dict.fromkeys(pending.call for pending, _ in results if not pending.call.left))
 
 
 def _unwritten(batch: Sequence[_Pending], error: Exception) -> list[tuple[_Pending, Outcome]]:
@@ -305,17 +279,3 @@ def _unwritten(batch: Sequence[_Pending], error: Exception) -> list[tuple[_Pendi
             pending.encoded = None
             failed.append((pending, error))
     return failed
-
-
-def _finish(pending: _Pending) -> None:
-    pending.finished = True
-    if pending.settled is not None and not pending.settled.done():
-        pending.settled.set_result(None)
-
-
-def _resolve(answers: Sequence[tuple[_Pending, Outcome]]) -> None:
-    for pending, outcome in answers:
-        reply, pending.outcome = pending.reply, outcome
-        reply.left -= 1
-        if not reply.left and not reply.future.done():
-            reply.future.set_result(None)

@@ -20,7 +20,7 @@ from functools import partial
 
 from replaybuf.common.worker_name import host_name
 from replaybuf.errors import ReplayBufError
-from replaybuf.storage.reports import Waiting, WorkerEvent, kind_of_wait
+from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.schema.tables import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, note_minute, write_beat
@@ -82,9 +82,10 @@ class Presence:
     def count_put(self, new: NewGroup, tokens: int = 0) -> None:
         """Count a group that was put, stored or not; without `tokens` if it wasn't."""
         done = self.of(new.worker)
-        done.groups += 1
-        done.rollouts += len(new.rollouts)
-        done.tokens += tokens
+        done.groups += new.status is not Status.FILLING
+        came = len(new.rollouts) - len(new.parts)  # the others were counted when they were put
+        done.rollouts += max(0, came)
+        done.tokens += tokens if not new.parts else tokens * max(0, came) // len(new.rollouts)
         if new.status is Status.FAILED:
             done.failures += 1
 
@@ -192,5 +193,5 @@ class Presence:
 
 def _drawing(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
     """Return the workers of those of these waits, or of those that timed out, that are for groups."""
-    gave_up = {one.worker for one in events if kind_of_wait(one.detail) == "groups"}
+    gave_up = {one.worker for one in events if " of waiting for groups: " in one.detail}
     return gave_up | {one.worker for one in waits if one.wait.kind == "groups"}

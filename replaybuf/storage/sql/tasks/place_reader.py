@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from replaybuf.common.atomic_file import sync_folder
-from replaybuf.errors import DecodeError, PayloadStoreError
-from replaybuf.storage.decoding import Deferral, in_thread
+from replaybuf.errors import PayloadStoreError
+from replaybuf.storage.decoding import Deferral, in_thread, places_of, tails_of
 from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url
-from replaybuf.storage.places.store import MARKER, Extent, PlaceStore
+from replaybuf.storage.places.store import MARKER, PlaceStore
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -49,8 +48,13 @@ class PlaceReader:
         apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
         if not apart:
             return
-        await self.open(_places(apart))
-        await in_thread(partial(self._fetch, deferred, apart), self.patience, self._names(apart))
+        payloads = [row.payload for row in apart]
+        await self.open(places := places_of(payloads))
+        parts = partial(self._codec.wanted, deferred=deferred) if deferred else None
+        read = partial(tails_of, payloads, self.stores, self.patience, parts)
+        names = ", ".join(sorted(self.stores[one].url for one in places if one in self.stores))
+        for row, tail in zip(apart, await in_thread(read, self.patience, names), strict=True):
+            row.tail = tail
 
     async def open(self, wanted: Collection[int]) -> None:
         """Open the places of these ids that the database knows. Raises PayloadStoreError."""
@@ -70,34 +74,9 @@ class PlaceReader:
 
     async def check_places(self, rows: Iterable[GroupRow]) -> None:
         """Check that damaged payloads weren't read from another place at our place's URL. Raises PayloadStoreError."""
-        for number in _places(rows) & self.stores.keys():
+        for number in places_of(row.payload for row in rows) & self.stores.keys():
             store = self.stores[number]
             await in_thread(store.check_there, self.patience, store.url)
-
-    def _names(self, rows: Iterable[GroupRow]) -> str:
-        return ", ".join(sorted(self.stores[one].url for one in _places(rows) if one in self.stores))
-
-    def _fetch(self, deferred: frozenset[str], rows: Sequence[GroupRow]) -> None:
-        by_place: dict[int, list[tuple[GroupRow, Any, Extent]]] = {}
-        for row in rows:
-            assert row.payload is not None
-            try:
-                extent = Extent.at_end_of(row.payload)
-                if extent.place not in self.stores:
-                    raise DecodeError(f"the database doesn't know the place {extent.place} of its arrays")
-                for key, one in _ranges(self._codec, row.payload, extent, deferred):
-                    by_place.setdefault(extent.place, []).append((row, key, one))
-            except DecodeError as error:
-                row.tail = error
-            else:
-                row.tail = {} if deferred else None
-        for number, wanted in by_place.items():
-            found = self.stores[number].read([one for _, _, one in wanted], self.patience)
-            for (row, key, _), raw in zip(wanted, found, strict=True):
-                if isinstance(raw, DecodeError) or key is None:
-                    row.tail = raw
-                elif isinstance(row.tail, dict):
-                    row.tail[key] = raw
 
     def deferral(self, deferred: frozenset[str]) -> Deferral | None:
         """Return the maker of handles for the arrays in these fields, None if there are no fields."""
@@ -105,22 +84,6 @@ class PlaceReader:
             return None
         places = {number: store.url for number, store in self.stores.items()}
         return Deferral(deferred, partial(handles_of, self.url, self.scope.database or "", places))
-
-
-def _places(rows: Iterable[GroupRow]) -> set[int]:
-    """Return the ids of the places of groups' arrays."""
-    places = set()
-    for row in rows:
-        with contextlib.suppress(DecodeError):
-            places.add(Extent.at_end_of(row.payload or b"").place)
-    return places
-
-
-def _ranges(codec: Codec, payload: bytes, extent: Extent, deferred: frozenset[str]) -> list[tuple[int | None, Extent]]:
-    """Return the ranges of a tail to be read: all of it, or the arrays outside these fields, by position."""
-    if not deferred:
-        return [(None, extent)]
-    return [(at, extent.part(at, size)) for at, size in codec.wanted(payload, deferred)]
 
 
 # The place of this process

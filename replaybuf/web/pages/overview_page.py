@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -11,12 +10,12 @@ from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_bu
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view import waits
 from replaybuf.view.columns import CHECKPOINTS, value_of
 from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
+from replaybuf.view.wait_reasons import DrawQuestion, read_waits
 from replaybuf.web.ask import LARGEST, Ask
+from replaybuf.web.html_tables import table_of
 from replaybuf.web.plots import Across, Plot, lines
-from replaybuf.web.tables import table_of
 
 _HOURS = ("6", "1", "24", "48")
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
@@ -90,11 +89,11 @@ _MOST_WAITS = 50
 def waits_of(tx: ReadTransaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
     """Return the waits, those of buffers in which somebody waits first, their number, and whether there are several
     buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
-    found = waits.read_waits(tx, buffer, waits.DrawQuestion(task))
+    found = read_waits(tx, buffer, DrawQuestion(task))
     rows = [(one, not of.somebody_waits) for of in found for one in of.waits]
     rows.sort(key=lambda row: row[1])
     return {
-        "waits": [{**asdict(one), "asked": asked} for one, asked in rows[:_MOST_WAITS]],
+        "waits": [{**one, "asked": asked} for one, asked in rows[:_MOST_WAITS]],
         "waiting": sum(not asked for _, asked in rows),
         "several": len(found) > 1,
     }

@@ -1,0 +1,175 @@
+"""Who waits for what in each buffer, and why; and why a draw issued now would block.
+
+Polled often, so everything is read by index or from small tables, whatever the number of groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from replaybuf.common import units
+from replaybuf.common.units import time_of
+from replaybuf.rules.causes import diagnose
+from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
+from replaybuf.rules.diagnosis import Reason
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.reports import EventKind
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import newest
+from replaybuf.storage.sql.inspection.wait_facts import matching, read_circumstances, read_limits
+from replaybuf.values.rollouts.statuses import Status
+from replaybuf.view.columns import Column, columns
+
+
+@dataclass(frozen=True, slots=True)
+class DrawQuestion:
+    """A hypothetical draw to explain: from each task, or from the one it names."""
+
+    task: str | None = None
+    size: int = 1
+    status: Status = Status.COMPLETED
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The waits of a buffer, longest first and consumers before others, and what there is about them.
+
+    Unless `somebody_waits`, `waits` are answers about hypothetical draws: no process waits, or a question was asked.
+    Each has the fields of `Diagnosis` and of `Wait`; its `limits` are those in force that aren't the defaults, None if
+    they are unknown.
+    `tasks` has a row for each task: its groups by status, its totals, and the completed groups put in the last hour.
+    `leases`, `workers` and `last_draw` have the fields of `Held`, `Worker` (with its state) and `Taking`.
+    `last_timeout` is the last wait that timed out: its worker, task and time, and in `detail` how long it was and why.
+    """
+
+    buffer: str
+    now: datetime
+    somebody_waits: bool
+    waits: list[dict[str, Any]]
+    tasks: list[dict[str, Any]]
+    leases: list[dict[str, Any]]
+    workers: list[dict[str, Any]]
+    trainer: dict[str, Any] | None
+    last_draw: dict[str, Any] | None
+    last_timeout: dict[str, Any] | None
+
+    @property
+    def nobody_draws(self) -> dict[str, Any] | None:
+        """The taker that was seen last, if no taker is alive and it didn't end by itself."""
+        takers = [one for one in self.workers if one["taken"]]
+        if not takers or any(one["state"] == "alive" for one in takers):
+            return None
+        last = max(takers, key=lambda one: one["ended_at"] or one["seen_at"])
+        return None if last["ended_at"] is not None else last
+
+
+def read_waits(
+    tx: ReadTransaction, buffer: str | None, question: DrawQuestion = DrawQuestion(), *, asked: bool = False
+) -> list[Waits]:
+    """Explain the waits of one buffer or of all; only those for the question's task, if it names one.
+
+    Where no process waits, or everywhere with `asked`, the question is answered instead. Raises
+    InputError when only other buffers exist.
+    """
+    check_buffer(tx, buffer)
+    names = opened_buffers(tx) if buffer is None else [buffer]
+    return [_read(tx, name, question, asked) for name in names or [DEFAULT]]
+
+
+def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool) -> Waits:
+    about = read_circumstances(tx, buffer)
+    waits = [] if asked else [one for one in about.waits if question.task is None or question.task in one.wants]
+    shown = sorted(waits, key=lambda one: one.kind != "groups") or _answers(tx, buffer, question, about)
+    gave_up = newest(tx, "events", buffer, 1, "kind = :kind", kind=str(EventKind.GAVE_UP))
+    return Waits(
+        buffer,
+        time_of(about.now),
+        bool(waits),
+        [_explained(tx, buffer, one, about) for one in shown],
+        [
+            _task(about, task)
+            for task in sorted({task for task, _, _ in about.tallies})
+            if question.task is None or task == question.task
+        ],
+        [_row(one) for one in about.held],
+        [_row(one) | {"state": about.state_of(one)} for one in about.workers],
+        None if about.trainer is None else asdict(about.trainer),
+        None if about.last_take is None else _row(about.last_take),
+        next(({**one, "time": one["happened_at"]} for one in gave_up), None),
+    )
+
+
+_TIMES = ("started_at", "seen_at", "ended_at", "until", "time", "since", "deadline")
+
+
+def _row(one: Held | Worker | Taking | Wait) -> dict[str, Any]:
+    return {name: time_of(value) if name in _TIMES else value for name, value in asdict(one).items()}
+
+
+def _explained(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
+    found = asdict(diagnose(wait, matching(tx, buffer, wait, about)))
+    limits = None if wait.limits is None else wait.limits.in_force
+    return {**found, "buffer": buffer, **_row(wait), "limits": limits}
+
+
+def _answers(tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:
+    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones.
+
+    Tasks that lack groups for one cause are in one draw.
+    """
+    limits = next((one.limits for one in about.waits if one.limits is not None), None) or read_limits(tx, buffer)
+    tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
+    draw = Wait({}, status=question.status, query=question.query, limits=limits)
+    alike: dict[str, dict[str, int]] = {}
+    for task in tasks or ["any task"]:
+        one = replace(draw, wants={task: question.size})
+        found = diagnose(one, matching(tx, buffer, one, about))
+        cause = task if found.reason == Reason.READY else found.sentence.partition(": ")[2]
+        alike.setdefault(cause, {})[task] = question.size
+    return [replace(draw, wants=wants) for wants in alike.values()]
+
+
+_DRAWN = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
+
+
+def _task(about: Circumstances, task: str) -> dict[str, Any]:
+    return {
+        "task_name": task,
+        **{str(status): about.count(task, status) for status in Status},
+        "leased": sum(about.count(task, status, Tally.LEASED) for status in Status),
+        "prompts": about.count(task, Status.INIT, Tally.PUT),
+        "put": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
+        "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
+        "last_hour": about.put(task, Status.COMPLETED, lately=True),
+        "last_put": time_of(about.last(task)),
+        "refreshed_to": about.steps.get(task),
+    }
+
+
+#: The columns of `Waits.tasks`.
+TASKS = [
+    *columns("task_name", "completed"),
+    *(
+        Column(str(one), str(one), usual=0, spare=True)
+        for one in Status
+        if one not in (Status.COMPLETED, Status.ARCHIVED)
+    ),
+    Column("leased", "leased"),
+    Column("prompts", "prompts", usual=0, spare=True),
+    *columns("put", "drawn", spare=("put", "drawn")),
+    Column("last_hour", "last hour", spare=True),
+    Column("last_put", "last put", "ago"),
+    Column("refreshed_to", "at step", "id", spare=True),
+]
+
+
+def idle_sentence(found: Waits, *, several: bool) -> str | None:
+    """Return the sentence about a buffer whose last consumer was killed, or is silent; None about others."""
+    if found.somebody_waits or (taker := found.nobody_draws) is None:
+        return None
+    of = f" of {found.buffer}" if several else ""
+    return f"Nobody draws{of}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], found.now)}"
