@@ -7,7 +7,7 @@ import contextlib
 import logging
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -157,6 +157,7 @@ class Lease(Generic[R]):
         *,
         replaces: Iterable[int],
         timeout: float | Unset | None = UNSET,
+        prompt: tuple[str, int] | None = None,
         **options: Unpack[PutOptions],
     ) -> int | None:
         """Store the result of groups of this lease in their place, in one transaction. Return its uid.
@@ -164,10 +165,13 @@ class Lease(Generic[R]):
         `replaces` are the uids of the groups that the result was made from, which are removed. Options and rules are
         those of `ReplayBuffer.put`: a result that has expired and isn't retryable is dropped (None), as is an unfit one
         that isn't kept, and the groups are removed all the same. Raises the errors of `put`, and LeaseLostError if the
-        lease no longer holds one of the groups; then nothing is stored.
+        lease no longer holds one of the groups; then nothing is stored. `prompt` is the name of a prompt ledger and the
+        place in its dataset of the prompt whose statistics the rewards are added to.
         """
         chosen = self._replaced(replaces)
-        uid = await self._putting.put(items, task_name, replaces=chosen, lease=self._leased, timeout=timeout, **options)
+        uid = await self._putting.put(
+            items, task_name, replaces=chosen, lease=self._leased, timeout=timeout, prompt=prompt, **options
+        )
         if as_group(items):
             self._settle(chosen)
         return uid
@@ -361,13 +365,20 @@ class Cursors:
         storage = self._putting.storage
         return await self._putting.fetching(groups, lambda: storage.put_with_cursor(groups, cursor))
 
-    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Lease | None:
+    async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
+        """Return what has changed of the prompts of a ledger since a version of its cursor; since -1: all."""
+        return await self._putting.storage.prompts(name, known)
+
+    async def claim(
+        self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: Mapping[int, int] | None = None
+    ) -> Lease | None:
         """Move a cursor and store groups already leased to the caller, in one transaction.
 
-        Return None if another process has moved the cursor since it was read.
+        Return None if another process has moved the cursor since it was read. `epochs` has the epoch of each prompt
+        that is drawn by an order, by its place in the dataset.
         """
         storage = self._putting.storage
         for new in groups:
             new.worker = new.worker or self._putting.worker
-        claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds))
+        claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds, epochs))
         return None if claimed is None else Lease(storage, self._putting, claimed, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache, partial
@@ -29,6 +30,7 @@ from replaybuf.storage.values import UNSET, Leased, NewGroup, Refresh, StorageIt
 from replaybuf.values.codec.object_refs import UnfetchedError
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.normalise import as_group, is_finished, normalise
+from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import ExpiryRule
@@ -126,11 +128,13 @@ class Putting:
         timeout: float | Unset | None = UNSET,
         lease: Leased | None = None,
         stays_leased: bool = False,
+        prompt: tuple[str, int] | None = None,
         **options: Unpack[PutOptions],
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
-        `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one.
+        `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one. `prompt` is the one that
+        the group was generated for: a ledger's name, and a place in its dataset.
         """
         patience = self.patience(timeout)
         new, is_dropped = await self.prepare(
@@ -138,10 +142,21 @@ class Putting:
         )
         if new is None:
             return None
+        if prompt is not None and new.status in (Status.COMPLETED, Status.FILTERED):
+            self._judge(new, prompt)
         if is_dropped:
             await (self._drop(new) if new.dropped is None else to_its_end(self._drop(new)))
             return None
         return await self._stored(new, patience)
+
+    def _judge(self, new: NewGroup, prompt: tuple[str, int]) -> None:
+        """Note the rewards of the group that was generated for a prompt, if it has any."""
+        get, key = self.rollout_type.get, self.rollout_type.reward_key
+        given = (reward_value(get(rollout, "reward"), key) for rollout in new.rollouts)
+        rewards = [reward for reward in given if reward is not None]
+        sums = sum(rewards), sum(reward * reward for reward in rewards)
+        if rewards and all(map(math.isfinite, sums)):
+            new.judged = (*prompt, len(rewards), *sums)
 
     async def _stored(self, new: NewGroup, patience: float) -> int:
         try:

@@ -50,7 +50,9 @@ class NewGroup:
     copies, and stores `{}` as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for `Codec.encode`. If
     `dropped` is a list, the groups removed in the same transaction are added to it after the commit. `worker` is the
     worker name recorded with the put, and `put_step` the train step given to it. `fields` has the fields of the
-    rollouts, if they are known.
+    rollouts, if they are known. `judged` is added to the statistics of a prompt
+    in the same transaction: the name of its ledger and its place in the dataset, the number of rollouts with a reward,
+    and the sums of the rewards and of their squares.
 
     A group from another store has its `payload`, which is stored unchanged, and its `times_sampled`, `deliveries`,
     `error` and `trained_step`; `rollouts` are then only read.
@@ -78,6 +80,7 @@ class NewGroup:
     put_step: int | None = None
     trained_step: int | None = None
     fields: GroupFields | None = None
+    judged: tuple[str, int, int, float, float] | None = None
 
 
 @dataclass(slots=True)

@@ -22,14 +22,26 @@ from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.tables import DIGEST, buffer, counter, cursor, group, info, lane, payload, tally
+from replaybuf.storage.sql.schema.tables import (
+    DIGEST,
+    buffer,
+    counter,
+    cursor,
+    group,
+    info,
+    lane,
+    payload,
+    prompt,
+    tally,
+)
 from replaybuf.storage.values import LOCK_SECONDS
 
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
 
 # A snapshot has no checkpoints and no past. Rows of payloads may be large: few are read at a time.
-_TABLES = {table.name: 5000 for table in (lane, group, tally, counter, buffer, cursor, info)} | {payload.name: 50}
+_SMALL = (lane, group, tally, counter, buffer, cursor, prompt, info)
+_TABLES = {table.name: 5000 for table in _SMALL} | {payload.name: 50}
 _BITS = (1 << 64) - 1
 
 #: Runs a function of a transaction.
