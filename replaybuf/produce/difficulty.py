@@ -55,14 +55,6 @@ class Unsolved:
 ORDERS: dict[str, Order] = {"varied": varied, "unsolved": Unsolved()}
 
 
-def check_order(order: Any) -> Order:
-    """Return the order of this name, or the function. Raises InputError."""
-    function: Order | None = ORDERS.get(order) if isinstance(order, str) else order
-    if not callable(function):
-        raise InputError(f"order must be {' or '.join(map(repr, ORDERS))}, or a function, got {order!r:.100}")
-    return function
-
-
 class OrderedPrompts(PromptDataset):
     """An indexed dataset in which an order says what comes next in an epoch.
 
@@ -75,7 +67,10 @@ class OrderedPrompts(PromptDataset):
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None, order: Any) -> None:
         super().__init__(dataset, epochs, Placed(dataset))
-        self._order, self._seed = check_order(order), seed_of(shuffle) or 0
+        found: Order | None = ORDERS.get(order) if isinstance(order, str) else order
+        if not callable(found):
+            raise InputError(f"order must be {' or '.join(map(repr, ORDERS))}, or a function, got {order!r:.100}")
+        self._order, self._seed = found, seed_of(shuffle) or 0
         self._at = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
         self._clear()
 
@@ -115,48 +110,43 @@ class OrderedPrompts(PromptDataset):
                 return
             if now.epoch != self._at[0]:
                 self._clear()
-            self._at = now.epoch, now.version
             if changed:
                 self._take_in(*zip(*changed, strict=True))
+            self._at = now.epoch, now.version
 
-    def _take_in(
-        self, items: Any, epochs: Any, times: Any, rollouts: Any, reward: Any, squares: Any, last: Any
-    ) -> None:
+    def _take_in(self, items: Any, epochs: Any, times: Any, rollouts: Any, *sums: Any) -> None:
         if max(items) >= len(self.statistics):
             raise InputError(f"the dataset had an item {max(items)}, and has {len(self.statistics)} items now")
         places, count = np.array(items), np.maximum(rollouts, 1)
+        reward, squares, last = np.array(sums, float)  # None becomes NaN
         rows = self.statistics[places]
-        rows["times"], rows["mean"], rows["last"] = times, np.array(reward) / count, [one or 0.0 for one in last]
-        rows["spread"] = np.sqrt(np.maximum(np.array(squares) / count - rows["mean"] ** 2, 0.0))
+        rows["times"], rows["mean"], rows["last"] = times, reward / count, np.nan_to_num(last)
+        rows["spread"] = np.sqrt(np.maximum(squares / count - rows["mean"] ** 2, 0.0))
         self.statistics[places] = rows
         self._drawn[places] = [-1 if epoch is None else epoch for epoch in epochs]
         if self._epoch >= 0:
-            self._rank(places)
+            self._rank(places, self._epoch)
 
-    def _rank(self, places: Places) -> None:
+    def _rank(self, places: Places, epoch: int) -> None:
         """Set the keys of prompts: the priority in the upper half, a hash of seed, epoch and place in the lower one."""
+        given = np.asarray(self._order(self.statistics[places]))
+        if given.shape != places.shape or given.dtype.kind not in "fiub" or np.isnan(given).any():
+            raise InputError(f"order= must return a number for each of {len(places)} prompts, got {given!r:.100}")
         with np.errstate(over="ignore"):
-            try:
-                given = np.asarray(self._order(self.statistics[places]), np.float32)
-            except (TypeError, ValueError) as error:
-                raise InputError(f"order= must return a number for each prompt: {error}") from error
-            if given.shape != places.shape or np.isnan(given).any():
-                what = "NaN" if given.shape == places.shape else f"an array of the shape {given.shape}"
-                raise InputError(f"order= must return a number for each of {len(places)} prompts, not {what}")
-            bits = (given + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
+            bits = (given.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
             upper = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
-            seeded = np.random.SeedSequence(self._seed, spawn_key=(self._epoch,)).generate_state(1, np.uint64)
+            seeded = np.random.SeedSequence(self._seed, spawn_key=(epoch,)).generate_state(1, np.uint64)
             ties = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + seeded
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64's finaliser
                 ties = (ties ^ (ties >> np.uint64(shift))) * np.uint64(factor)
-        gone = (given == -np.inf) | (self._drawn[places] >= self._epoch)
+        gone = (given == -np.inf) | (self._drawn[places] >= epoch)
         self._keys[places] = np.where(gone, np.uint64(0), upper << np.uint64(32) | ties >> np.uint64(32))
 
     def _first(self, epoch: int, count: int) -> Places:
         """Return the places of the prompts that come next in an epoch, without a sort of all."""
         if epoch != self._epoch:
+            self._rank(np.arange(len(self.statistics)), epoch)
             self._epoch = epoch
-            self._rank(np.arange(len(self.statistics)))
         keys = self._keys
         step = max(1, len(keys) // _SAMPLE)
         sample, above = keys[::step], count // step + _SPARE

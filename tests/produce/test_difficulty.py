@@ -260,19 +260,26 @@ def test_the_first_ones_are_those_of_a_sort(kind: str) -> None:
 ORDERS: dict[str, tuple[Any, str]] = {
     "name": ("hard", "order must be 'varied' or 'unsolved', or a function, got 'hard'"),
     "number": (3, "or a function, got 3"),
-    "shape": (lambda rows: np.zeros(3), r"for each of 8 prompts, not an array of the shape \(3,\)"),
-    "scalar": (lambda rows: 1.0, r"not an array of the shape \(\)"),
-    "NaN": (lambda rows: np.full(len(rows), np.nan), "for each of 8 prompts, not NaN"),
-    "texts": (lambda rows: ["?"] * len(rows), "must return a number for each prompt"),
+    "shape": (lambda rows: np.zeros(3), r"a number for each of 8 prompts, got array\(\[0., 0., 0.\]\)"),
+    "scalar": (lambda rows: 1.0, r"for each of 8 prompts, got array\(1.\)"),
+    "NaN": (lambda rows: np.full(len(rows), np.nan), r"for each of 8 prompts, got array\(\[nan, nan"),
+    "texts": (lambda rows: ["?"] * len(rows), r"for each of 8 prompts, got array\(\['\?', "),
 }
 
 
 @pytest.mark.parametrize("name", ORDERS)
 async def test_orders_that_are_none_are_refused(name: str) -> None:
+    """Each time; nothing is drawn."""
     order, message = ORDERS[name]
     async with build("memory://") as buffer:
-        with pytest.raises(InputError, match=message):
-            await use(buffer, order).draw(1)
+        if not callable(order):
+            with pytest.raises(InputError, match=message):
+                use(buffer, order)
+            return
+        sampler = use(buffer, order)
+        for _ in range(2):
+            with pytest.raises(InputError, match=message):
+                await sampler.draw(1)
         assert (await buffer.cursors.read(TASK)).version == 0
 
 
