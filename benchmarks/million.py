@@ -62,7 +62,9 @@ async def _copy(engine: Any, seed: int, count: int) -> None:
         if engine.dialect.name == "postgresql":
             await connection.execute(text("SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))"))
         else:
-            await connection.execute(text("UPDATE rb_counter SET value = (SELECT max(uid) FROM rb_group)"))
+            await connection.execute(
+                text("UPDATE rb_info SET number = (SELECT max(uid) FROM rb_group) WHERE name = 'uid'")
+            )
         await connection.commit()
     await _settle(engine)
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from sqlalchemy import text
 
 from benchmarks.databases import TASK, engine_of, new_database, open_buffer, put_all, stop_sweeping
@@ -25,7 +26,7 @@ from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.statements.past import sweep
 
 #: Tables that grow; those of a few rows may be read whole.
-LARGE = ("rb_group", "rb_payload", "rb_past")
+LARGE = ("rb_group", "rb_payload", "rb_past", "rb_annotation")
 _EXPLAINED = re.compile(r"\s*(SELECT|UPDATE|DELETE|WITH)\b", re.IGNORECASE)
 
 
@@ -65,6 +66,8 @@ async def explain_all(url: str) -> list[Explained]:
             await during(f"take mixed {policy}", lambda buffer=buffer: _take_mixed(buffer))
     async with _using(url, "fifo", caught) as (buffer, during):
         await during("take fifo", lambda: buffer.get(64, TASK))
+        drawn = (await buffer.sample({TASK: 64}))[TASK]
+        await during("annotate", lambda: buffer.annotate({item.uid: [{"token": np.ones(1)}] for item in drawn}))
         await _make_garbage(buffer)
         await during("sweep", lambda: _sweep(buffer))
         return await buffer.storage.thread.run(lambda: _explain(engine_of(buffer), caught))

@@ -52,7 +52,7 @@ def main() -> None:
         with _terminal(folder, ["demo", "--url", _URL, "--steps", "2000"], lines=14):
             _wait_for_history(folder / _FILE)
             with _terminal(folder, ["watch", _URL], lines=40) as watch:
-                _picture_of_terminal("watch", f"replaybuf watch {_FILE}", watch, shows="since the beginning")
+                _picture_of_terminal("watch", f"replaybuf watch {_FILE}", watch, shows="so far, less")
             _pictures_of_pages(folder, _LIVE)
         _pictures_of_pages(folder, _AFTERWARDS)
 

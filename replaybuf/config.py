@@ -147,6 +147,10 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The retention of FILTERED and FAILED groups, per status. They don't count for the capacity and are never evicted.
     By default, groups that are put or set aside stay, and groups that a produce strategy filters aren't stored."""
 
+    fill_seconds: float | None = Field(default=None, gt=0)
+    """A group that fills rollout by rollout (`put(group=, size=)`) goes without the missing ones so many seconds after
+    its first: it is drawable if it has `min_size` completed rollouts, else FAILED. None: it waits for them."""
+
     max_deliveries: int = 5
     """A group is set aside as FAILED after this many failed deliveries; 0 means no limit."""
 
@@ -308,6 +312,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             samples_per_insert=self.samples_per_insert,
             error_buffer=self.error_buffer,
             max_deliveries=self.max_deliveries,
+            fill_seconds=self.fill_seconds,
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
 

@@ -240,6 +240,7 @@ _LONG = (
     "faults/test_postgres_connections.py::test_a_take_hands_out_once*ended by the server*",
     *(f"faults/test_cancelled.py::*done_or_undone?postgresql-{name}*" for name in ("acknowledge", "restore", "lease")),
     *(f"faults/test_cancelled.py::*loop*postgresql-{name}*" for name in ("take", "acknowledge")),  # on SQLite
+    "schedules/test_schedules.py::test_three*postgresql*",  # pairs of calls meet at its locks
     # Each of the calls once, committed or not
     *(f"faults/test_postgres_restarts.py::*not_told_comes*{case}?" for case in ("get-False", "lease_batch-True")),
     "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_limits_in_production.py

@@ -245,7 +245,7 @@ BEGIN
     IF to_regclass('rb_version') IS NOT NULL THEN
         FOR emptied IN
             SELECT oid::regclass FROM pg_class
-            WHERE relkind = 'r' AND relname LIKE 'rb\\_%' AND relname NOT IN ('rb_version', 'rb_counter', 'rb_info')
+            WHERE relkind = 'r' AND relname LIKE 'rb\\_%' AND relname NOT IN ('rb_version', 'rb_info')
         LOOP
             IF pg_total_relation_size(emptied) > 1000000 THEN
                 EXECUTE 'TRUNCATE ' || emptied || ' RESTART IDENTITY';
@@ -253,9 +253,8 @@ BEGIN
                 EXECUTE 'DELETE FROM ' || emptied;
             END IF;
         END LOOP;
-        DELETE FROM rb_info WHERE name <> 'identity';
-        DELETE FROM rb_counter WHERE name <> 'uid';
-        UPDATE rb_counter SET value = 0;
+        DELETE FROM rb_info WHERE name NOT IN ('identity', 'uid');
+        UPDATE rb_info SET number = 0 WHERE name = 'uid';
         FOR numbered IN SELECT oid::regclass FROM pg_class WHERE relkind = 'S' AND relname LIKE 'rb\\_%' LOOP
             PERFORM setval(numbered, 1, false);
         END LOOP;

@@ -26,7 +26,8 @@ async def fill(url: str) -> None:
                 await _put(buffer, step, n)
             await buffer.refresh_staleness(task_stale_thresholds={"math": 5, "code": 5}, current_train_step=step)
             with working_as("trainer"):
-                await buffer.take_batch({"math": 4, "code": 1}, current_train_step=step)
+                drawn = await buffer.sample({"math": 4, "code": 1}, current_train_step=step)
+                await buffer.annotate({item.uid: _annotations(item) for items in drawn.values() for item in items})
         await buffer.checkpoint(STEPS[-1])
         with working_as("trainer"):
             await buffer.lease_batch({"math": 2}, seconds=3600, heartbeat=False, current_train_step=STEPS[-1] + 1)
@@ -46,6 +47,12 @@ async def _put(buffer: Any, step: int, n: int) -> None:
         await buffer.put(
             group, task_name, model_step=model_step, current_train_step=step, stale_threshold=5, tags={"level": n % 2}
         )
+
+
+def _annotations(item: Any) -> list[dict[str, float]]:
+    """Return the advantage and the KL of each rollout of a group."""
+    scores = [rollout.reward["score"] for rollout in item.item]
+    return [{"advantage": score - item.reward, "kl": 0.04 if any(scores) else 0.3} for score in scores]
 
 
 def _rollout(task_name: str, n: int, i: int, *, right: bool) -> dict[str, Any]:

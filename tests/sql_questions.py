@@ -59,6 +59,14 @@ SELECT r.uid, r.worker, length(r.full_response) AS characters, substr(r.full_res
   FROM batch_groups b JOIN rollouts r ON r.uid = b.uid
  WHERE b.step = 413 ORDER BY r.reward, r.uid, r.position LIMIT 3
 
+Whose groups were far from the reference model, as the trainer [found out](looking.md#annotations)?
+SELECT worker, avg(value) AS kl FROM annotations WHERE step = 413 AND name = 'kl' GROUP BY worker ORDER BY worker
+
+Which answers had the lowest advantages, and how do they begin?
+SELECT a.uid, a.position, a.value AS advantage, substr(r.response, 1, 20) AS begins
+  FROM annotations a JOIN rollouts r ON r.uid = a.uid AND r.position = a.position
+ WHERE a.step = 413 AND a.name = 'advantage' ORDER BY a.value, a.uid, a.position LIMIT 2
+
 Was anything trained on twice? (A draw counts if all of it was consumed, and no restore undid it.)
 WITH runs AS (
     SELECT buffer, restores, min(step) AS first_step

@@ -62,6 +62,8 @@ class DrawRequest:
         status, exponent = statuses.check(group_status), check_exponent(beta)
         if status == Status.ARCHIVED:
             raise InputError("archived groups are drawn by mix= alone; read them with find({'status': 'archived'})")
+        if status == Status.FILLING:
+            raise InputError("filling groups are drawn when they are whole; `filling(task)` has what is missing")
         node = None if where is None else parse(where, statuses)
         wanted, patience = check_sizes(sizes), check_timeout(timeout)
         replay, replayed, fresh = None, None, wanted

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -21,19 +22,20 @@ from replaybuf.common.checks import (
     check_task_name,
     check_timeout,
     check_uids,
+    check_whole,
 )
 from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
 from replaybuf.rules.words import named
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Refresh, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, StorageItem, Unset
 from replaybuf.values.codec.object_refs import UnfetchedError
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.rollouts.normalise import as_group, is_finished, normalise
+from replaybuf.values.rollouts.normalise import Normalised, as_group, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
@@ -91,6 +93,15 @@ class PutOptions(TypedDict, total=False):
     status: StatusLike | None
     dropped: list[StorageItem] | None
     keep_unfit: bool
+    min_size: int | None
+
+
+class FillOptions(PutOptions, total=False):
+    """The options of puts of groups, or of rollouts of groups that fill."""
+
+    group: str | None
+    size: int | None
+    index: int | None
 
 
 class Putting:
@@ -128,50 +139,63 @@ class Putting:
         timeout: float | Unset | None = UNSET,
         lease: Leased | None = None,
         stays_leased: bool = False,
-        prompt: tuple[str, int] | None = None,
-        **options: Unpack[PutOptions],
+        prompt: Part | None = None,
+        parts: Iterable[int] = (),
+        place: tuple[str, int] | None = None,
+        **options: Unpack[FillOptions],
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
-        `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one. `prompt` is the one that
-        the group was generated for: a ledger's name, and a place in its dataset.
+        `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one. With `prompt` this is a
+        rollout of a prompt that the lease holds, and `parts` are the uids of those that the group is made of.
+        `place` is that of its prompt: the name of a ledger, and the place in its dataset.
         """
         patience = self.patience(timeout)
         new, is_dropped = await self.prepare(
-            items, task_name, replaces=replaces, lease=lease, stays_leased=stays_leased, **options
+            items,
+            task_name,
+            replaces=replaces,
+            lease=lease,
+            stays_leased=stays_leased,
+            prompt=prompt,
+            parts=parts,
+            **options,
         )
         if new is None:
             return None
-        if prompt is not None and new.status in (Status.COMPLETED, Status.FILTERED):
-            self._judge(new, prompt)
+        if place is not None and new.status in (Status.COMPLETED, Status.FILTERED):
+            self._judge(new, place)
         if is_dropped:
             await (self._drop(new) if new.dropped is None else to_its_end(self._drop(new)))
             return None
-        return await self._stored(new, patience)
+        uid = await self._stored(new, patience)
+        if uid is None and new.dropped is not None:
+            new.dropped.append(_never_stored(new))
+        return uid
 
-    def _judge(self, new: NewGroup, prompt: tuple[str, int]) -> None:
+    def _judge(self, new: NewGroup, place: tuple[str, int]) -> None:
         """Note the rewards of the group that was generated for a prompt, if it has any."""
         get, key = self.rollout_type.get, self.rollout_type.reward_key
         given = (reward_value(get(rollout, "reward"), key) for rollout in new.rollouts)
         rewards = [reward for reward in given if reward is not None]
         sums = sum(rewards), sum(reward * reward for reward in rewards)
         if rewards and all(map(math.isfinite, sums)):
-            new.judged = (*prompt, len(rewards), *sums)
+            new.judged = (*place, len(rewards), *sums)
 
-    async def _stored(self, new: NewGroup, patience: float) -> int:
+    async def _stored(self, new: NewGroup, patience: float) -> int | None:
         try:
             return await self._store(new, patience)
         except UnfetchedError:  # some of its values are objects of Ray
             storing = partial(self._store, new, patience)
         return await self.fetching([new], storing)
 
-    def _store(self, new: NewGroup, patience: float) -> Awaitable[int]:
+    def _store(self, new: NewGroup, patience: float) -> Awaitable[int | None]:
         """Return the put of a group, which waits for room if the limits block puts."""
         if self.storage.rules.limits.slows_puts and not new.stays_leased:
             return self.waits.put(new, patience, self._store_now)
         return self._store_now(new)
 
-    def _store_now(self, new: NewGroup) -> Coroutine[Any, Any, int]:
+    def _store_now(self, new: NewGroup) -> Coroutine[Any, Any, int | None]:
         """Return the put of a group, which doesn't wait for room.
 
         With `new.dropped`, a cancelled caller first waits for the end of the put, so that the list is complete.
@@ -183,7 +207,7 @@ class Putting:
         self,
         groups: Sequence[Sequence[Any]],
         task_names: Sequence[str],
-        options: Sequence[PutOptions],
+        options: Sequence[FillOptions],
         timeout: float | Unset | None,
     ) -> list[int | None]:
         """Store groups in as few transactions as their sizes allow; return the result of `put` for each.
@@ -210,10 +234,14 @@ class Putting:
             results[place] = outcome
         return _all_stored(results)
 
-    async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException]:
+    async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException | None]:
         """Store groups and return the uid or the error of each; groups without room wait for it."""
-        outcomes = await self.storage.put_many(news)
-        again = [place for place, one in enumerate(outcomes) if isinstance(one, UnfetchedError | FullError)]
+        outcomes: list[int | BaseException | None] = [None] * len(news)
+        single = [place for place, new in enumerate(news) if new.part is not None]
+        others = [place for place, new in enumerate(news) if new.part is None]
+        for place, one in zip(others, await self.storage.put_many([news[place] for place in others]), strict=True):
+            outcomes[place] = one
+        again = single + [place for place in others if isinstance(outcomes[place], UnfetchedError | FullError)]
         stored = await asyncio.gather(*(self._stored(news[place], patience) for place in again), return_exceptions=True)
         for place, outcome in zip(again, stored, strict=True):
             outcomes[place] = outcome
@@ -231,15 +259,17 @@ class Putting:
         replaces: Iterable[int] = (),
         lease: Leased | None = None,
         stays_leased: bool = False,
-        **options: Unpack[PutOptions],
+        prompt: Part | None = None,
+        parts: Iterable[int] = (),
+        **options: Unpack[FillOptions],
     ) -> tuple[NewGroup | None, bool]:
         """Check and normalise a group; None for an empty list.
 
         Also return whether it must be dropped instead of stored.
         """
         self.waits.check_open()
-        if unknown := options.keys() - PutOptions.__annotations__.keys():
-            raise TypeError(f"a put has no option {min(unknown)!r}; it has {', '.join(PutOptions.__annotations__)}")
+        if unknown := options.keys() - FillOptions.__annotations__.keys():
+            raise TypeError(f"a put has no option {min(unknown)!r}; it has {', '.join(FillOptions.__annotations__)}")
         check_task_name(task_name)
         given = options.get
         newest, step = given("model_step"), given("current_train_step")
@@ -259,7 +289,22 @@ class Putting:
             return None, False
         created_at = time.time()
         said = None if status is None else self.rollout_type.statuses.check(status)
-        normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
+        part, least = _part(task_name, rollouts, options) if prompt is None else prompt, given("min_size")
+        unfit: list[Any] = []
+        if part is not None:
+            part.train_step, part.rule, rule = step, rule, NO_RULE  # which holds for the whole group
+        if part is None and least is not None:
+            normal, rollouts, unfit = await normalise_fit(
+                rollouts, self.rollout_type, _least(least, len(rollouts), said), newest, step, rule
+            )
+        else:
+            normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
+        if part is not None:
+            normal = _as_part(normal)
+        elif normal.status == Status.FILLING:
+            raise InputError(
+                "the status filling is that of groups with put(group=, size=): their rollouts are completed"
+            )
         if normal.status == Status.INIT and said is None and lease is None and is_finished(normal.fields):
             normal.doubts["init"] = _LOOK_COMPLETE
         for kind in normal.doubts:
@@ -281,7 +326,20 @@ class Putting:
             worker=self.worker,
             put_step=step,
             fields=normal.fields,
+            part=part,
+            parts=tuple(parts),
         )
+        if unfit:
+            rest = await normalise(unfit, self.rollout_type, None, None, NO_RULE)
+            new.rest = replace(
+                new,
+                status=rest.status,
+                staleness=rest.staleness,
+                rollouts=unfit,
+                fields=rest.fields,
+                key=None,
+                replaces=(),
+            )
         return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
 
     def warn_of_going_back(self, refresh: Refresh) -> None:
@@ -349,6 +407,47 @@ def _never_stored(new: NewGroup) -> StorageItem:
         key=new.key,
         item=list(new.rollouts),
     )
+
+
+def _part(task_name: str, rollouts: Sequence[Any], options: FillOptions) -> Part | None:
+    """Return the place of a rollout in a group that fills; None for a put without `group`. Raises InputError."""
+    name, size, index, least = options.get("group"), options.get("size"), options.get("index"), options.get("min_size")
+    if name is None:
+        if size is not None or index is not None:
+            raise InputError("size and index are those of a group that fills: give its name, too, group=")
+        return None
+    name = check_task_name(name, "group")
+    if size is None:
+        raise InputError(f"group {named(name)} needs size=, the number of rollouts that it shall have")
+    size = check_whole(size, "size", 1)
+    if len(rollouts) != 1:
+        raise InputError(f"group {named(name)} gets its rollouts one by one, and this put has {len(rollouts)}")
+    for what in ("key", "status", "keep_unfit"):
+        if options.get(what) is not None:
+            raise InputError(f"{what} can't be given with group=: a group that fills has the name as its key")
+    least = size if least is None else _least(least, size)
+    if index is not None and check_whole(index, "index") >= size:
+        raise InputError(f"index {index} is beyond group {named(name)}, whose size is {size}: they count from 0")
+    return Part(name, size, least, task_name=task_name, wanted=index)
+
+
+def _least(least: Any, size: int, said: Status | None = None) -> int:
+    """Check the `min_size` of a group of this size. Raises InputError."""
+    if said is not None:
+        raise InputError("min_size can't be given with status=, which is that of all rollouts")
+    if check_whole(least, "min_size", 1) > size:
+        raise InputError(f"min_size {least} is more than the {size} rollouts of the group")
+    return int(least)
+
+
+def _as_part(normal: Normalised) -> Normalised:
+    """Return the result of the put rules for a rollout of a group that fills. Raises InputError if it is unfinished."""
+    if normal.status != Status.COMPLETED and normal.status not in UNFIT:
+        raise InputError(
+            f"a rollout of a group that fills must be completed, failed or filtered, and this one is {normal.status}: "
+            "put it when it is finished"
+        )
+    return replace(normal, status=Status.FILLING, train_step=None)
 
 
 _expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold

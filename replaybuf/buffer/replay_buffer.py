@@ -10,11 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
+from replaybuf.buffer.annotating import ByGroup, check_annotations
 from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.metrics import read_metrics
-from replaybuf.buffer.putting import PUT_TIMEOUT, PutOptions, Putting, check_dropped
+from replaybuf.buffer.putting import PUT_TIMEOUT, FillOptions, Putting, check_dropped
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
 from replaybuf.common import notebook
@@ -43,10 +44,10 @@ from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.rules.diagnosis import Diagnosis
-from replaybuf.rules.limits import Level, Limits
+from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy, parse_order
-from replaybuf.rules.query import Node, Query, parse
-from replaybuf.rules.transitions import Tally, levels, sizes_of
+from replaybuf.rules.query import LogicNode, Node, Query, ScalarNode, parse
+from replaybuf.rules.transitions import Tally, sizes_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import (
     KEEP_CHECKPOINTS,
@@ -54,6 +55,7 @@ from replaybuf.storage.values import (
     UNSET,
     Changes,
     Checkpoint,
+    FillingGroup,
     Leased,
     R,
     Refresh,
@@ -182,11 +184,11 @@ class ReplayBuffer(Generic[R]):
         *,
         replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
-        **options: Unpack[PutOptions],
+        **options: Unpack[FillOptions],
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
-        The options are those of `PutOptions`.
+        The options are those of `FillOptions`.
 
         `model_step` fills `response_model_steps` up to the length of `response_ids`, or, for the text of a `response`
         without token ids, with one step; `current_train_step` recomputes `seq_staleness`. Rollouts of completed,
@@ -203,6 +205,16 @@ class ReplayBuffer(Generic[R]):
         the rollouts: COMPLETED, if all are, or if their class has no status, or if they have responses and rewards and
         their status was never set. Returns None for an empty list and for a dropped
         group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
+
+        With `min_size` a group is COMPLETED if so many of its rollouts are, and the others FAILED or FILTERED: these
+        are stored as a FAILED group, for SQL, and never drawn with it.
+
+        With `group` (a name that no other group of the buffer has) and `size` the put is of one finished rollout of a
+        group that fills: rollouts come one by one, from any process, each committed by itself, with its `index` or a
+        free one. They wait as FILLING (`filling`). The last one makes them a group, in their order, by the options of
+        that put; its `key` is the name. Without `min_size` one FAILED rollout fails the group; `fill_seconds` of the
+        config ends the wait for rollouts that are missing. Raises ConflictError for an index that is there, a group
+        that is full or has left, and another size, min_size or task than its first rollout had.
 
         All groups removed by this call are appended to the list `dropped` after the commit, for callers that release
         resources of theirs: this group (with the uid 0) if it is dropped, the ones that it replaces, and evicted ones.
@@ -223,9 +235,9 @@ class ReplayBuffer(Generic[R]):
         groups: Sequence[Sequence[R]],
         task_name: str | Sequence[str],
         *,
-        each: Sequence[PutOptions] | None = None,
+        each: Sequence[FillOptions] | None = None,
         timeout: float | Unset | None = UNSET,
-        **options: Unpack[PutOptions],
+        **options: Unpack[FillOptions],
     ) -> list[int | None]:
         """Store many groups as `put` does, in as few transactions as their sizes allow; return their uids in order.
 
@@ -238,11 +250,11 @@ class ReplayBuffer(Generic[R]):
         """
         groups = check_list(groups, "groups")
         names = [task_name] * len(groups) if isinstance(task_name, str) else check_list(task_name, "task_name")
-        more: Sequence[PutOptions] = [PutOptions()] * len(groups) if each is None else check_list(each, "each")
+        more: Sequence[FillOptions] = [FillOptions()] * len(groups) if each is None else check_list(each, "each")
         for what, given in (("task_name", names), ("each", more)):
             if len(given) != len(groups):
                 raise InputError(f"{what} has {len(given)} entries for {len(groups)} groups: give one for each")
-        merged = [PutOptions(**{**options, **own}) for own in more]
+        merged = [FillOptions(**{**options, **own}) for own in more]
         return await self.putting.put_many(groups, names, merged, timeout)
 
     # Taking
@@ -438,22 +450,47 @@ class ReplayBuffer(Generic[R]):
     ) -> int:
         """Set the status, priority or tags of the groups that match. Return their number.
 
-        Order, staleness and rollouts stay. A new status clears the `error` and the deliveries of a FAILED group.
+        Order, staleness and rollouts stay. A new status clears the `error` and the deliveries of a FAILED group. The
+        rollouts of groups that fill keep their status.
         """
         self._check_open()
         if isinstance(status, Unset) and isinstance(priority, Unset) and isinstance(tags, Unset):
             raise InputError("there is nothing to set: give status=, priority= or tags=")
+        node = self._parsed(query)
+        if not isinstance(status, Unset):
+            status = self.rollout_type.statuses.check(status)
+            if status == Status.FILLING:
+                raise InputError("no group can be made filling: its rollouts are put one by one (put(group=, size=))")
+            node = LogicNode("$and", (node, ScalarNode("status", "$ne", Status.FILLING)))
         changes = Changes(
-            status=status if isinstance(status, Unset) else self.rollout_type.statuses.check(status),
+            status=status,
             priority=priority if isinstance(priority, Unset) else check_priority(priority),
             tags=tags if isinstance(tags, Unset) else check_tags(tags),
         )
-        return await self.storage.update(self._parsed(query), changes)
+        return await self.storage.update(node, changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included. Return the number of groups found."""
         self._check_open()
         return await self.storage.update_priorities(check_priorities(priorities))
+
+    async def annotate(self, annotations: ByGroup, *, train_step: int | None = None) -> int:
+        """Write what a trainer has found out about groups that were drawn, by uid. Return the number of groups.
+
+            await buffer.annotate({17: {"kl": 0.01}, 18: [{"advantage": 0.7}, {"advantage": -0.7}]})
+
+        A dict is about the group, a list has one for each rollout, in order. Names are identifiers. Values are finite
+        numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or tensors with a
+        number for each token of its response, stored as float32. A name replaces what the group has under it.
+
+        Annotations belong to the group's last draw (for `train_step`), also after the group has left: restores leave
+        them, and they are deleted when the config's `history` no longer keeps the draw. Snapshots and exports don't
+        have them. Raises InputError, and annotates nothing, if no such draw of a group is recorded, if it has another
+        number of rollouts, or of tokens (of groups still leased, kept or archived), and for unfit values.
+        """
+        self._check_open()
+        step = None if train_step is None else check_step(train_step, "train_step")
+        return await self.storage.annotate(await asyncio.to_thread(check_annotations, annotations), step)
 
     @traced("replaybuf.refresh_staleness", lambda expired: {"expired": sum(expired.values())})
     async def refresh_staleness(
@@ -490,6 +527,8 @@ class ReplayBuffer(Generic[R]):
             self.rollout_type.require_of_class("response_mask", "task_token_stale_thresholds")
         check = self.rollout_type.statuses.check
         chosen = EXPIRING_STATUSES if statuses is None else tuple(map(check, check_list(statuses, "statuses")))
+        if Status.FILLING in chosen:
+            raise InputError("groups that fill have no staleness until they are whole: leave the status filling out")
         check_dropped(dropped)
         refresh = Refresh(step, rules, chosen, dropped)
         refreshing = self.storage.refresh(refresh)
@@ -513,6 +552,16 @@ class ReplayBuffer(Generic[R]):
         counts = sizes_of(await self.storage.tallies())
         return {task: {given: counts.get((task, status), 0) for given, status in wanted.items()} for task in tasks}
 
+    async def filling(self, task_name: str) -> dict[str, FillingGroup]:
+        """Return the groups of a task that fill rollout by rollout (`put(group=, size=)`), by name.
+
+        `missing` has the indices of the rollouts that didn't come yet: after a crash, a worker goes on with these. No
+        payload is read.
+        """
+        self._check_open()
+        found = await self.storage.filling_groups(check_task_name(task_name))
+        return {name: one for name, one in found.items() if isinstance(name, str)}
+
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""
         self._check_open()
@@ -522,11 +571,6 @@ class ReplayBuffer(Generic[R]):
         """Return all counts by task and status, as of one moment; counts that never changed are missing, or 0."""
         self._check_open()
         return await self.storage.tallies()
-
-    async def levels(self, tasks: Iterable[str]) -> dict[str, Level]:
-        """Return the counts of each task that `limits` depend on, as of one moment."""
-        names = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        return levels(await self.tallies(), names)
 
     async def dropped(self, task_name: str) -> int:
         """Return how many groups of a task have been dropped so far because they expired and weren't retryable."""
@@ -696,7 +740,7 @@ class ReplayBuffer(Generic[R]):
         aren't moved. Groups that were put and taken since are back only if they were archived.
 
         All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
-        waits and acknowledgements raise FencedError until they build the buffer anew.
+        waits and acknowledgements raise FencedError until they build the buffer again.
         """
         self._check_open()
         return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeout
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.rules.causes import diagnose, too_large
+from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
-from replaybuf.rules.diagnosis import Diagnosis, Reason
+from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
@@ -42,6 +42,7 @@ _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
+_ADVICE = "Draw some, or raise the limit; with on_full='block' a put waits for room, and with 'evict' it makes some"
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
@@ -247,7 +248,7 @@ class Waits:
                 return await store(new)
             except FullError as error:
                 if limits.on_full == "reject" or timeout <= 0:
-                    await self._refuse(new, f"{error}; nothing was stored", error)
+                    await self._refuse(new, f"{error}; nothing was stored. {_ADVICE}", error)
 
         def described() -> Wait:
             wants, worker = {new.task_name: queue.waiting}, new.worker

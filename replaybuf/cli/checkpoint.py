@@ -100,7 +100,7 @@ def restore(
 
     It asks first, and does what buffer.restore() does. Groups that were taken since are back, those that were put
     since are gone (unless --keep-new). All processes that have the buffer open are fenced off: whatever they do next
-    raises FencedError, until they build it anew. Restore when the run is stopped, and start it from its own checkpoint
+    raises FencedError, until they build it again. Restore when the run is stopped, and start it from its own checkpoint
     of the same step.
 
     Groups that were leased at the checkpoint get new chances in random draws. To draw exactly as with the seed of a

@@ -20,10 +20,11 @@ from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose, tasks_of
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns
+from replaybuf.view.queries import unknown_task
 
 _ToFile = Annotated[str, commands.argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
 _UNREADABLE_SHOWN = 5
@@ -57,8 +58,8 @@ def export(
     chosen = ExportQuery(query_of(where, task, status), order_of(order_by), commands.read_limit(limit))
     reader = open_reader(url)
     name = reader.read(lambda tx: choose(tx, buffer))
-    if task is not None and task not in reader.read(lambda tx: tasks_of(tx, name)):
-        raise InputError(f"nothing was exported: {nothing_in(reader, name, task)}")
+    if unknown := reader.read(lambda tx: unknown_task(tx, name, task)):
+        raise InputError(f"nothing was exported: {unknown}")
 
     async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
         if file == "-":
@@ -132,7 +133,7 @@ def import_(
     \b
     Examples:
       replaybuf import run.db rollouts.jsonl --dry-run
-      replaybuf import run.db completions.parquet --as-task math --field response=completion
+      replaybuf import run.db a.parquet --as-task math --field response=text
     """
     wanted = ImportOptions(task, commands.status_of(status), partial, again, dry_run)
     mapped = ColumnMapping(_fields(field), as_task, commands.status_of(as_status), key, as_they_are)

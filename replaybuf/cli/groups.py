@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,18 +16,16 @@ from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest, tasks_of
+from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
-from replaybuf.view.queries import read_query
+from replaybuf.view.queries import read_query, unknown_task
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
-
-T = TypeVar("T")
 
 
 def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
@@ -54,8 +52,6 @@ def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | 
 
 # Selected by options
 
-_TASKS_NAMED = 10
-
 
 def query_of(where: str | None, task: str | None, status: str | None) -> Node:
     """Return the query of the options. Raises QueryError."""
@@ -73,14 +69,9 @@ def order_of(order_by: list[str] | None) -> Order:
 
 
 def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
-    """Return a sentence for an empty result; it lists the existing tasks if the named one doesn't exist."""
-    if task is None:
-        return "no such groups"
-    tasks = reader.read(lambda tx: tasks_of(tx, buffer))
-    if task in tasks or not tasks:
-        return "no such groups"
-    there_are = "there is the task" if len(tasks) == 1 else "there are the tasks"
-    return f"no such groups; {there_are} {units.some(tasks, _TASKS_NAMED)}"
+    """Return a sentence for an empty result, with the existing tasks if the named one doesn't exist."""
+    unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
+    return f"no such groups: {unknown}" if unknown else "no such groups"
 
 
 # Groups, listed
@@ -98,15 +89,16 @@ def ls(
 ) -> None:
     """List groups without reading their payloads.
 
-    Fields of queries and orders are uid, task_name, status, staleness, priority, times_sampled, created_at (seconds
-    since the epoch), reward (the mean of the group) and, in queries, tags.NAME. Without an order the oldest come first.
-    Leased and archived groups are listed, too: "leased" says when the lease ends.
+    Fields of queries and orders are uid (or timestamp_id), task_name, status, staleness, priority, times_sampled,
+    created_at (seconds since the epoch), reward (the mean of the group), worker, trained_step and, in queries,
+    tags.NAME. Without an order the oldest come first. Leased and archived groups are listed, too: "leased" says when
+    the lease ends.
 
     \b
     Examples:
       replaybuf ls run.db --task math --order-by -reward --limit 5
-      replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": {"$in": [4, 5]}}'
-      replaybuf ls run.db --status failed --format json --limit all | jq '.[].error'
+      replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": 4}'
+      replaybuf ls run.db --status failed --format json | jq '.[].error'
     """
     reader, at_most = open_reader(url), commands.read_limit(limit)
     query, order, count = query_of(where, task, status), order_of(order_by), output.for_people
@@ -157,10 +149,10 @@ def sql(
     \b
     Examples:
       replaybuf sql run.db
-      replaybuf sql run.db "SELECT task_name, count(*), avg(reward) FROM groups GROUP BY 1"
-      replaybuf sql run.db "SELECT * FROM rollouts WHERE finish_reason = 'length'" --format csv > long.csv
-      replaybuf sql run.db "SELECT tags ->> 'level' AS level, avg(reward) FROM groups GROUP BY 1"
-      replaybuf sql run.db "SELECT worker, avg(reward) FROM batch_groups WHERE step = 413 GROUP BY 1"
+      replaybuf sql run.db "SELECT task_name, count(*) FROM groups GROUP BY 1"
+      replaybuf sql run.db "SELECT * FROM rollouts" --format csv > all.csv
+      replaybuf sql run.db "SELECT tags ->> 'level', reward FROM groups"
+      replaybuf sql run.db "SELECT step, worker, reward FROM batch_groups"
       replaybuf sql run.db "SELECT worker, wants, reason FROM waiters"
     """
     if statement is None:
@@ -226,15 +218,15 @@ def _change(
     task: str | None,
     query: Node,
     verb: str,
-    work: Callable[[SQLStorage, Node], Awaitable[T]],
+    work: Callable[[SQLStorage, Node], Awaitable[dict[str, int]]],
+    results: Mapping[str, str],
     *,
     dry_run: bool,
     yes: bool,
-) -> tuple[dict[str, Any], T | None]:
-    """Show the selected groups, ask for confirmation, and run `work` on them. Raises InputError without it.
+) -> None:
+    """Show the selected groups, ask for confirmation, run `work` on them, and print its counts, which `results` names.
 
-    Returns a row for machine-readable output, and the result of `work`; None when no group matched, or in a dry run.
-    Groups that are put after the count are left alone.
+    Groups that are put after the count are left alone. Raises InputError without confirmation.
     """
     from replaybuf.storage.sql.inspection.group_queries import removable  # imports SQLAlchemy
 
@@ -248,20 +240,18 @@ def _change(
         output.note(f"leased, and therefore left alone: {_groups(found.leased)}")
     elif not found.groups and output.for_people:
         output.note(nothing_in(reader, name, task))
-    row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased}
-    if not found.groups or dry_run:
-        return row, None
-    commands.ask(f"{verb} {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
-    until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", found.last)))
-    return row, commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
-
-
-def _tell(output: Output, row: dict[str, Any], done: str) -> None:
-    """Print the numbers in a machine-readable format, or a sentence about the result."""
+    done, said = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
+    if found.groups and not dry_run:
+        commands.ask(f"{verb} {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
+        until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", found.last)))
+        done |= commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
+        changed = [f"{_groups(count)} {results[result]}" for result, count in done.items() if count]
+        said = "; ".join(changed) or "none is left"
     if not output.for_people:
-        output.rows([row], [])
-    elif done:
-        output.note(done)
+        row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased}
+        output.rows([row | done], [])
+    elif said:
+        output.note(said)
 
 
 def _groups(count: int) -> str:
@@ -291,12 +281,12 @@ def rm(
       replaybuf rm run.db --task math --where '{"reward": 0}'
       replaybuf rm run.db --uid 17 --uid 23 --yes
     """
+
+    async def work(storage: SQLStorage, of: Node) -> dict[str, int]:
+        return {"deleted": await storage.delete(of)}
+
     query = _query(where, task, status, uid, everything, "this deletes all")
-    row, deleted = _change(
-        url, output, buffer, task, query, "Delete", lambda storage, of: storage.delete(of), dry_run=dry_run, yes=yes
-    )
-    nothing = "nothing was deleted (--dry-run)" if dry_run else ""
-    _tell(output, row | {"deleted": deleted or 0}, nothing if deleted is None else f"{_groups(deleted)} deleted")
+    _change(url, output, buffer, task, query, "Delete", work, {"deleted": "deleted"}, dry_run=dry_run, yes=yes)
 
 
 _SET_ASIDE = ("failed", "filtered", "expired")
@@ -328,19 +318,16 @@ def requeue(
     \b
     Examples:
       replaybuf requeue run.db --status failed --dry-run
-      replaybuf requeue run.db --status filtered --where '{"reward": {"$gte": 0.5}}'
+      replaybuf requeue run.db --status filtered --where '{"worker": "gpu-7"}'
       replaybuf requeue run.db --uid 17 --uid 23 --yes
     """
     if status is not None and status not in _SET_ASIDE:
         raise typer.BadParameter(f"{status!r:.100} is none of {', '.join(_SET_ASIDE)}.", param_hint="--status")
     query = _query(where, task, status, uid, everything, "all of them come back")
     set_aside = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
-    row, moved = _change(
-        *(url, output, buffer, task, set_aside, "Requeue", lambda storage, of: storage.requeue(of)),
-        dry_run=dry_run,
-        yes=yes,
-    )
-    back = {str(name): number for name, number in (moved or {}).items()}
-    told = "; ".join(f"{_groups(number)} now {name}" for name, number in sorted(back.items())) or "none is left"
-    nothing = "nothing was changed (--dry-run)" if dry_run else ""
-    _tell(output, row | {"completed": 0, "aborted": 0, **back}, nothing if moved is None else told)
+
+    async def work(storage: SQLStorage, of: Node) -> dict[str, int]:
+        return {str(status): count for status, count in (await storage.requeue(of)).items()}
+
+    results = {"completed": "now completed", "aborted": "now aborted"}
+    _change(url, output, buffer, task, set_aside, "Requeue", work, results, dry_run=dry_run, yes=yes)

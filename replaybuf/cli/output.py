@@ -137,7 +137,7 @@ def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Map
 
 
 def print_labelled(label: str, text: str, *, label_style: str = "", style: str = "") -> None:
-    """Print a text after a label; on a terminal it is wrapped beside the label."""
+    """Print a text after a label; on a terminal its lines are indented to the end of the label."""
     from rich.table import Table
     from rich.text import Text
 

@@ -16,7 +16,8 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
-from replaybuf.view.columns import ROLLOUTS
+from replaybuf.view.columns import ROLLOUTS, annotated
+from replaybuf.view.queries import unknown_task
 
 if TYPE_CHECKING:
     from replaybuf.view.conversation import Message, Text
@@ -129,7 +130,8 @@ def _print_group(found: Described, decoded: list[Decoded] | None) -> None:
         _print_rollouts(found.rollouts, decoded, group["prompt"])
         return
     write("\n")
-    print_table([one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts], ROLLOUTS)
+    rows = [one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts]
+    print_table(rows, annotated(ROLLOUTS, rows))
 
 
 def _show_extremes(
@@ -166,9 +168,11 @@ def _show_extremes(
     if output.printed(lambda: rows, lambda: rows):
         return
     if not places:
-        output.note("there are no completed rollouts with a reward")
+        unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
+        output.note(unknown or "there are no completed rollouts with a reward")
     for (found, decoded), position in shown:
-        of = f"group {found.group['uid']}, {found.group['task_name']}, "
+        worker = f"by {found.group['worker']}, " if found.group["worker"] else ""
+        of = f"group {found.group['uid']}, {found.group['task_name']}, {worker}"
         cut = None if full else _CUT
         _print_rollouts([found.rollouts[position]], [decoded[position]], found.group["prompt"], of, cut)
     if left := len(places) - len(shown):
@@ -217,6 +221,7 @@ def _print_heading(row: Row, of: str) -> None:
         "step": row["oldest_model_step"],
         "tokens": row["response_tokens"],
         "finish": row["finish_reason"],
+        **{name: units.cell(value) for name, value in row["annotations"].items()},
     }
     said = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
     line = Text(f"\n{escape_line(of)}{' ' if of else ''}rollout {row['position']}", style="bold").append("  ")

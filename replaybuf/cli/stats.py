@@ -23,20 +23,21 @@ _Out = Annotated[Output, format_option("text, json, csv, or prometheus.", _PROME
 
 
 def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
-    """Show how many groups there are of each task and status, and what went in and out since the beginning.
+    """Show how many groups there are of each task and status, and what went in and out.
 
     "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
     come back with the next call that takes groups. Rollouts, tokens (of the responses) and size (of the payloads) are
     those of both. Reward, staleness and age are those of groups: the mean reward, the mean and the largest staleness in
     train steps, the time since the oldest and the newest was put.
 
-    The second table counts groups and draws since the beginning, whichever process caused them, under the names that
-    buffer.metrics() gives them; those that never happened are left out. "put" counts every put, also those of prompts
-    that are handed out (init), of interrupted groups (aborted) and of groups that were too old by then (expired).
-    "expired" counts those that became too old in the buffer. Below are the prompts that were drawn from each dataset,
-    where the trainer says that it is, and the last checkpoint.
+    The second table counts groups and draws so far, whichever process caused them, under the names that
+    buffer.metrics() gives them; a restore takes the counts back to its checkpoint. What never happened is left out.
+    "put" counts every put, also those of prompts that are handed out (init), of interrupted groups (aborted) and of
+    groups that were too old by then (expired). "expired" counts those that became too old in the buffer.
 
-    Where payloads are kept apart, the bytes are those of the files, each of which goes with its last group.
+    Below are the prompts drawn from each dataset, each counted once however often it was handed out; where the trainer
+    says that it is; the last checkpoint; and the size of the database, with the WAL of a SQLite file. Where payloads
+    are kept apart, the bytes are those of the files, each of which goes with its last group.
 
     With --format json all of it is there, for each buffer what buffer.metrics() gives; csv has the rows of the first
     table; prometheus prints metrics with their meaning, as "replaybuf serve" has them at /metrics, for node_exporter's
@@ -45,9 +46,9 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
     \b
     Examples:
       replaybuf stats run.db
-      replaybuf stats postgresql://rl@db/run7 --format json | jq .buffers.default.tasks.math.put
+      replaybuf stats postgresql://rl@db/run7 --format json | jq .buffers
       replaybuf stats run.db --buffer eval --format csv
-      replaybuf stats run.db --format prometheus > rl.tmp && mv rl.tmp /var/lib/node_exporter/replaybuf.prom
+      replaybuf stats run.db --format prometheus > replaybuf.prom
     """
     reader = open_reader(url)
     if output.format == _PROMETHEUS:
@@ -81,7 +82,7 @@ def print_stats(found: dict[str, Any], now: datetime) -> None:
         if any(numbers[total] for total in TOTALS)
     ]
     if totals:
-        write(["\nsince the beginning\n"] if rows else ["since the beginning\n"])
+        write(["\n" if rows else "", "so far, less what restores took back\n"])
         names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in totals)]
         print_table(totals, columns(*(["buffer"] if several else []), "task_name", *names))
     lines = [] if rows else ["The buffer is empty."]

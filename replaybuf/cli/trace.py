@@ -10,16 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.commands import (
-    TEXT,
-    OneBuffer,
-    Out,
-    Url,
-    argument,
-    option,
-    read_limit,
-    whole_number,
-)
+from replaybuf.cli.commands import TEXT, OneBuffer, Out, Url, argument, option, read_limit, whole_number
 from replaybuf.cli.groups import ARCHIVE
 from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
 from replaybuf.common import units
@@ -29,16 +20,12 @@ from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
-from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column
-from replaybuf.view.steps import STEPS, Step, Steps, no_draw, read_step, read_steps
-from replaybuf.view.workers import (
-    ByTask,
-    by_task_columns,
-    read_shares,
-)
+from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
+from replaybuf.view.steps import STEPS, STEPS_SHOWN, Step, Steps, no_draw, read_step, read_steps
+from replaybuf.view.workers import ByTask, by_task_columns, read_shares
 
 _KINDS = ("steps", "step", "uid")
-_STEPS, _GROUPS = 20, 10
+_GROUPS = 10
 
 _What = Annotated[str | None, argument("WHAT", "steps, step or uid, or a step; steps if left out.")]
 _Which = Annotated[str | None, argument("WHICH", "The step or the uid.")]
@@ -87,7 +74,7 @@ def trace(
     elif what == "step":
         _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS), worst or 0)
     else:
-        _steps(reader, output, buffer, before, _or(limit, _STEPS))
+        _steps(reader, output, buffer, before, _or(limit, STEPS_SHOWN))
 
 
 def _words(what: str, which: str | None) -> tuple[str, str | None]:
@@ -133,9 +120,8 @@ def _steps(reader: Reader, output: Output, buffer: str | None, before: int | Non
     if output.for_people:
         for one in found.worse:
             print_line(str(one), "red")
-        if by_task is not None and len(by_task.tasks) > 1:
-            write(["\nrewards beside those of others\n"])
-            print_table(by_task.rows, by_task_columns(by_task))
+        if by_task is not None:
+            _print_by_task(by_task)
             write(["\n"])
     output.rows(rows if output.for_people else [asdict(one) for one in rows], STEPS, found.now)
     if limit is not None and len(numbers) > limit:
@@ -178,10 +164,13 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
         if one.staleness is not None
         else "",
         "weights": "" if one.oldest_model_step is None else f"of {one.weights}",
+        "means": units.annotated(run.annotations),
     }
     draws = units.number_of(one.batches, "draw")
     title = f"step {one.step}{again}: {units.number(one.groups)} groups in {draws}"
     print_facts(title, facts, 11, {"": "red" if run.stands_out else ""})
+    for worse in run.worse:
+        print_line(f"over the last steps up to this one (replaybuf trace), {worse}", "red", indent="  ")
     _print_some(run.workers, BY_WORKER, limit, "workers", now)
     if run.worst:
         write([f"\nthe lowest {units.number_of(len(run.worst), 'answer')}\n"])
@@ -190,16 +179,23 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
             text = textwrap.indent(escape(answer.response or "", keep="\n"), "    ")
             console().print(text, soft_wrap=True)
     several = len({group["batch"] for group in run.groups}) > 1
-    members = [column for column in MEMBERS if several or column.name != "batch"]
+    members = [column for column in annotated(MEMBERS, run.groups) if several or column.name != "batch"]
     _print_some(run.groups, members, limit, "groups, the lowest reward first", now)
     if len(run.tasks) > 1:
         _print_some(run.tasks, BY_TASK, limit, "tasks", now)
+    _print_by_task(run.by_task)
     if len(run.batches) > 1:
         _print_some(run.batches, BATCHES, limit, "draws", now)
     if run.gone:
         write(["\n"])
         print_line(f"{units.number(run.gone)} of them are gone, and their texts: {ARCHIVE}")
     write(["\n"])
+
+
+def _print_by_task(found: ByTask) -> None:
+    if len(found.tasks) > 1:
+        write(["\nrewards by task, beside those of others\n"])
+        print_table(found.rows, by_task_columns(found))
 
 
 def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | None, what: str, now: datetime) -> None:

@@ -45,8 +45,8 @@ def watch(
     The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
     with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
 
-    It only reads. Where that takes long, it is done less often than --interval says. A database that is gone or locked
-    is told, and tried again. Ctrl-C ends it; on a pipe the view is printed once.
+    It only reads. Where that takes long, it is done less often than --interval says. The error of a database that is
+    gone or locked is shown, and the read is tried again. Ctrl-C ends it; on a pipe the view is printed once.
 
     \b
     Examples:
@@ -162,7 +162,7 @@ def serve(
 
     The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
     server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
-    that is printed. Ctrl-C ends it. It needs pip install 'replaybuf[web]'.
+    that is printed. Ctrl-C ends it. It needs the extra web: pip install starlette uvicorn jinja2.
 
     \b
     Examples:
@@ -176,7 +176,9 @@ def serve(
         from replaybuf.web import server
         from replaybuf.web.app import create_app
     except ModuleNotFoundError as error:
-        raise MissingDriverError("the page needs the extra web: pip install 'replaybuf[web]'") from error
+        raise MissingDriverError(
+            "the page needs the packages of the extra web: pip install starlette uvicorn jinja2"
+        ) from error
     reader = open_reader(url)
     reader.read(lambda tx: None)
     if token is not None:

@@ -14,7 +14,7 @@ from replaybuf.common.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.wait_reasons import TASKS, DrawQuestion, ExplainedWait, Waits, idle_sentence, read_waits
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
@@ -37,13 +37,13 @@ def why(
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    There is a line for each process that waits at this moment. Where none waits, it is about a draw of one group that
-    somebody might do now; so it is with --size, --status or --where, which say what for. Other causes, which may come
-    next, follow as "also". Below are the groups by status with what was put and drawn since the beginning, who leases
-    groups and until when, the workers (a "silent" one was killed, or gave no sign of life for a minute, or for 15
-    seconds of a wait, without having ended, and did at least what is shown; it is "replaced" once a later one does the
-    same; a "fenced" one had the buffer open when another process restored it), the limits in force, the last draw, and
-    the last wait that timed out.
+    Each process that waits now has a line. Where none waits, the line is about a draw of one group that somebody might
+    do now; --size, --status and --where ask about another draw. Causes that may come next follow as "also".
+
+    Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
+    out. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are those of
+    its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open when another
+    process restored it.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -74,8 +74,8 @@ def why(
             print_line(line)
 
 
-def _row(wait: ExplainedWait) -> dict[str, Any]:
-    return {name: value for name, value in asdict(wait).items() if name not in ("limits", "facts")}
+def _row(wait: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in wait.items() if name not in ("limits", "facts")}
 
 
 def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> bool:
@@ -84,19 +84,20 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
     sentence = None if about_a_draw else idle_sentence(found, several=several)
     if sentence is not None:
         print_line(sentence)
-    alike = Counter((one.worker, one.sentence) for one in found.waits)
-    shown = list({(one.worker, one.sentence): one for one in reversed(found.waits)}.values())[::-1]
+    calls = Counter((one["worker"], one["sentence"]) for one in found.waits)
+    shown = list({(one["worker"], one["sentence"]): one for one in reversed(found.waits)}.values())[::-1]
     for one in shown[:_MOST_WAITS]:
-        calls = alike[one.worker, one.sentence]
-        who = f"{one.worker or 'somebody'}{f' ({calls} calls)' if calls > 1 else ''}{of}"
-        since = "" if one.since is None else f" since {units.age((found.now - one.since).total_seconds())}"
+        count = calls[one["worker"], one["sentence"]]
+        who = f"{one['worker'] or 'somebody'}{f' ({count} calls)' if count > 1 else ''}{of}"
+        since = "" if one["since"] is None else f" since {units.age((found.now - one['since']).total_seconds())}"
         begins = f"{who} waits{since}" if found.somebody_waits else f"If somebody drew now{of}"
         if found.somebody_waits or one is shown[0]:
-            print_line(f"{begins}: {one.sentence}")
+            print_line(f"{begins}: {one['sentence']}")
         else:  # the next task of the same question
-            print_line(one.sentence, indent="  ")
-        for text in one.also:
-            print_line(f"also: {text}", indent="  ")
+            print_line(one["sentence"], indent="  ")
+        for fact in one["facts"]:
+            if fact["reason"] is not None:
+                print_line(f"also: {fact['text']}", indent="  ")
     if len(shown) > _MOST_WAITS:
         write([f"and {len(shown) - _MOST_WAITS:,} more\n"])
     return bool(sentence or shown)
@@ -113,13 +114,16 @@ def print_processes(found: Waits, *, several: bool = False) -> None:
             write(["\n", title])
             print_table(rows, of_rows, found.now)
             title = ""
+    if any(one["state"] == "silent" for one in workers):
+        print_line("(what silent workers did is counted until their last heartbeat)")
 
 
 def _further(found: Waits) -> list[str]:
-    lines, known = [], {str(one.limits): one for one in found.waits if one.limits is not None}
+    lines, known = [], {str(one["limits"]): one for one in found.waits if one["limits"] is not None}
     for one in known.values():
-        shown = ", ".join(f"{name} {value}" for name, value in (one.limits or {}).items())
-        lines.append(f"limits in force{f' for {one.worker}' if one.worker else ''}: {shown or 'none'}")
+        whose = f" for {one['worker']}" if one["worker"] else ""
+        shown = ", ".join(f"{name} {value}" for name, value in one["limits"].items())
+        lines.append(f"limits in force{whose}: {shown or 'none'}")
     if not known:
         lines.append("limits in force: none that a worker has noted")
     if found.trainer is not None:

@@ -124,10 +124,13 @@ def check_tags(tags: Any) -> Tags | None:
         return None
     if not isinstance(tags, Mapping):
         raise InputError(f"tags must be a dict, got {type(tags).__name__}")
-    return {_check_text(name, "a tag's name"): _check_tag(name, value) for name, value in tags.items()}
+    return {
+        _check_text(name, "a tag's name"): check_plain(f"tags[{name!r}]", one, "a tag") for name, one in tags.items()
+    }
 
 
-def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
+def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | None:
+    """Check a text, 64-bit integer, finite float, boolean or None: the value of a `kind` such as "a tag"."""
     if value is None or isinstance(value, bool):
         return value
     if is_numpy(value, "bool_"):
@@ -141,7 +144,7 @@ def _check_tag(name: str, value: Any) -> str | int | float | bool | None:
     if isinstance(value, str) and _storable(value):
         return str(value)
     raise InputError(
-        f"tags[{name!r}] is {value!r:.100}: a tag is a str (without NUL), a 64-bit int, a finite float, a bool or None"
+        f"{what} is {value!r:.100}: {kind} is a str (without NUL), a 64-bit int, a finite float, a bool or None"
     )
 
 

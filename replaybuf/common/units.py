@@ -171,6 +171,11 @@ def tags(values: Mapping[str, Any] | None) -> str:
     )
 
 
+def annotated(values: Mapping[str, Any]) -> str:
+    """Format annotations on one line, by name; those of arrays are dicts."""
+    return ", ".join(f"{name} {cell(one)}" for name, one in values.items())
+
+
 def reward(value: float | None, parts: Mapping[str, Any] | None) -> str | None:
     """Format a reward with the parts of a dict: `0.500 (format 1, score 0)`."""
     named = ", ".join(

@@ -191,6 +191,8 @@ async def batches_of(
             if not item.item:
                 done.unreadable.append(item.uid)
                 continue
+            if item.part is not None and isinstance(item.part.name, int):
+                continue  # of a prompt in flight, which is leased
             held.append(item)
             done.groups += 1
             done.rollouts += len(item.item)

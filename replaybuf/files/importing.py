@@ -29,7 +29,7 @@ from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import Cursor, NewGroup
+from replaybuf.storage.values import Cursor, NewGroup, Part
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline, prompt_preview
@@ -52,7 +52,8 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
             created_at=time.time() if group.created_at is None else float(group.created_at),
             priority=checks.check_priority(group.priority),
             tags=checks.check_tags(group.tags),
-            key=checks.check_key(group.key),
+            key=checks.check_key(group.key) if group.part is None else None,
+            part=_part(group),
             payload=payload,
             times_sampled=checks.check_count(group.times_sampled, "times_sampled"),
             deliveries=checks.check_count(group.deliveries, "deliveries"),
@@ -66,6 +67,16 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     except (ReplayBufError, ArithmeticError) as error:
         raise FileError(f"{group.place}: {error}") from error
     return new
+
+
+def _part(group: FileGroup) -> Part | None:
+    """Return the place of a rollout of a group that fills. Raises FileError."""
+    if (group.part is None) != (group.status != Status.FILLING) or (group.part is not None and not group.key):
+        raise FileError("a group is filling if it has a key, and a part: its size, min_size and index")
+    if group.part is None:
+        return None
+    size, least, index = group.part
+    return Part(checks.check_task_name(group.key, "key"), size, least, index, group.task_name, wanted=index)
 
 
 def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:

@@ -110,6 +110,7 @@ class FileGroup:
     deliveries: int = 0
     worker: str | None = None
     trained_step: int | None = None
+    part: list[int] | None = None
     payload: bytes | None = None
     notices: list[str] = field(default_factory=list)
 
@@ -135,6 +136,9 @@ class _Metadata(TypedDict):
     deliveries: _Count
     worker: str | None
     trained_step: int | None
+    part: (
+        Annotated[list[_Count], Field(min_length=3, max_length=3)] | None
+    )  # of a group that fills: its size and min_size, and the index
 
 
 METADATA: Final = tuple(_Metadata.__annotations__)
@@ -144,6 +148,7 @@ _METADATA: Final = TypeAdapter(_Metadata)
 def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: bytes | None) -> list[Row]:
     """Return the rows of a group, whose rollouts are given as dicts; of an exact export with its payload."""
     metadata: Row = {PREFIX + name: getattr(item, name) for name in METADATA} | {f"{PREFIX}status": str(item.status)}
+    metadata[f"{PREFIX}part"] = None if item.part is None else [item.part.size, item.part.least, item.part.index]
     exact: Row = {} if payload is None else {PAYLOAD: payload}
     made = []
     for index, one in enumerate(rollouts):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.common.cancellation import first_of, to_its_end
@@ -20,6 +20,7 @@ from replaybuf.produce.agent_loop import (
     count_tokens,
     error_of,
     judge,
+    text_of,
 )
 from replaybuf.produce.prompt_ledger import Again, Prompt, begin_anew
 from replaybuf.produce.sampler import Sampler
@@ -206,13 +207,20 @@ class Generations:
         group = prompt.group
         error: str | BaseException | None = None
         try:
-            made = await self._call(group)
-            group = group if made is None else as_group(made)
+            if self._strategy.by_rollout:
+                error = await self._call_each(prompt)
+            else:
+                group = await self._call(group)
             status = judge(group, self._kind)
-            error = error_of(group, self._kind) if status == Status.FAILED else None
+            if status == Status.FAILED:
+                status, error = (
+                    (Status.COMPLETED, None)
+                    if self._is_enough(prompt, group)
+                    else (status, error or error_of(group, self._kind))
+                )
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
-                self._summary.add_rewards(reward_value(get(rollout, "reward"), key) for rollout in group)
+                self._summary.add_rewards(reward_value(get(one, "reward"), key) for one in self._completed(group))
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
@@ -235,17 +243,72 @@ class Generations:
         if self._strategy.on_group is not None:
             self._strategy.on_group(outcome)
 
-    async def _call(self, group: list[Any]) -> list[Any] | None:
+    async def _call(self, group: list[Any]) -> list[Any]:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            return await self._agent_loop.generate_group(group, partial=self._strategy.partial)
+            made = await self._agent_loop.generate_group(group, partial=self._strategy.partial)
+            return group if made is None else as_group(made)
         finally:
             self._calling.discard(task)
 
+    async def _call_each(self, prompt: Prompt) -> BaseException | None:
+        """Generate the rollouts of a group by a call each, and add each to its prompt when it is completed.
+
+        A call that fails leaves its rollout FAILED. Return the first error.
+        """
+        task = asyncio.current_task()
+        places = [place for place, one in enumerate(prompt.group) if self._kind.status(one) != Status.COMPLETED]
+        calls = [asyncio.create_task(self._call_one(prompt, place)) for place in places]
+        self._calling.add(task)
+        try:
+            errors = await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            self._calling.discard(task)
+        return next(filter(None, errors), None)
+
+    async def _call_one(self, prompt: Prompt, place: int) -> BaseException | None:
+        group, model_step = prompt.group, self.model_step
+        try:
+            made = await self._call([group[place]])
+            if len(made) != 1:
+                raise RolloutError(f"generate_group was given one rollout, and returned {len(made)}")
+            [group[place]] = made
+            done = judge(made, self._kind) == Status.COMPLETED
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise
+            self._kind.set_status(group[place], Status.FAILED)
+            self._kind.set(group[place], "error_msg", text_of(error))
+            return error
+        if done:
+            await prompt.add(place, model_step=model_step if self._is_dated else None)
+        return None
+
+    def _completed(self, group: Sequence[Any]) -> list[Any]:
+        return [one for one in group if self._kind.status(one) == Status.COMPLETED]
+
+    def _is_enough(self, prompt: Prompt, group: Sequence[Any]) -> bool:
+        """Return whether a group goes without its failed rollouts, since this was the last attempt at it."""
+        least = self._strategy.min_size
+        return least is not None and self._is_last(prompt) and len(self._completed(group)) >= least
+
+    def _is_last(self, prompt: Prompt) -> bool:
+        return 0 < self._sampler.buffer.limits.max_deliveries <= prompt.attempt
+
+    @property
+    def _is_dated(self) -> bool:
+        """Whether the rollouts have the fields of staleness: a rule that needs those raises an error without them."""
+        may_have = self._kind.may_have
+        is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
+        return self._strategy.expiry.active or is_known
+
     async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
         """Give a group back for a retry, or set it aside as FAILED after the last one. Return its status."""
-        last = 0 < self._sampler.buffer.limits.max_deliveries <= prompt.attempt
+        last = self._is_last(prompt)
         self.failures.add_failed_prompt(prompt, error, last=last)
         await prompt.give_back(failed=self.failures.last_error)
         return Status.FAILED if last else Status.INIT
@@ -256,7 +319,7 @@ class Generations:
         if (times := prompt.tags.get(INTERRUPTED)) is not None:
             tags[INTERRUPTED] = times
         stored = None  # None: the status of the rollouts
-        if status == Status.COMPLETED and not self._strategy.is_valid(group):
+        if status == Status.COMPLETED and not self._strategy.is_valid(self._completed(group)):
             status = stored = Status.FILTERED
             for rollout in group:
                 self._kind.set_status(rollout, Status.FILTERED)
@@ -264,11 +327,9 @@ class Generations:
             tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
             if not self._strategy.partial:
                 begin_anew(group, self._kind, Status.ABORTED)
-        rule, before = self._strategy.expiry, group_status(map(self._kind.status, group))
-        # Without these fields, rollouts have no staleness; a rule that needs it raises an error.
-        may_have = self._kind.may_have
-        is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
-        dated = rule.active or is_known
+        rule, least = self._strategy.expiry, self._strategy.min_size
+        before = group_status(map(self._kind.status, group))
+        dated = self._is_dated
         while True:
             seen = self._sampler.buffer.waits.version()
             try:
@@ -281,6 +342,7 @@ class Generations:
                     expired_groups_retryable=rule.retryable,
                     tags=tags,
                     status=stored,
+                    min_size=None if stored or least is None else min(least, len(group)),
                     keep_unfit=self._sampler.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room

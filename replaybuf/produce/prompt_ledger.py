@@ -93,7 +93,7 @@ class Prompt:
             self.task_name,
             replaces=[self.uid],
             timeout=timeout,
-            prompt=None if place is None else (self._ledger.name, place),
+            place=None if place is None else (self._ledger.name, place),
             **options,
         )
 
@@ -123,6 +123,15 @@ class Prompt:
             tags=None if self._ledger.place_of(self) is None else self.tags,
         )
         self.uid = self.uid if uid is None else uid
+
+    async def add(self, index: int, *, model_step: int | None = None) -> None:
+        """Store the finished rollout `group[index]` by itself, while others are still being generated.
+
+        If this worker dies, the prompt comes back with it; `finish` and `save` store the whole group in its place.
+        `model_step` is that of `save`. Raises InputError if it isn't completed, failed or filtered, and the errors of
+        `finish`.
+        """
+        await self._lease.add(self.uid, index, self.group[index], self.task_name, model_step=model_step)
 
     async def give_back(
         self, group: Sequence[Any] | None = None, *, model_step: int | None = None, failed: str | None = None
@@ -295,13 +304,16 @@ class PromptLedger:
                     lease = await self.buffer.lease_batch(
                         {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
-                    drawn += [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+                    prompts = [Prompt(self, lease, item) for item in lease.items[self.task_name]]
+                    drawn += prompts
+                    if not partial:
+                        for prompt in prompts:
+                            begin_anew(prompt.group, self.rollout_type)
+                    if tallies.get((self.task_name, Status.FILLING, Tally.SIZE)):
+                        await _go_on(prompts, lease)
         except BaseException:
             await to_its_end(_give_back(drawn))
             raise
-        if not partial:
-            for prompt in drawn:
-                begin_anew(prompt.group, self.rollout_type)
         return drawn
 
     async def _draw_new(self, count: int) -> list[Prompt]:
@@ -386,6 +398,15 @@ async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) ->
     """Set a cursor, retrying if other processes move it in the meantime."""
     while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
         pass
+
+
+async def _go_on(prompts: Sequence[Prompt], lease: Lease) -> None:
+    """Put the finished rollouts of prompts into their groups that earlier workers have added."""
+    stored = await lease.stored(prompts[0].task_name) if prompts else {}
+    for prompt in prompts:
+        for index, rollout in stored.get(prompt.uid, {}).items():
+            if index < len(prompt.group):
+                prompt.group[index] = rollout
 
 
 async def _give_back(prompts: Iterable[Prompt]) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS, Circumstances, Held, Wait, Worker
-from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, head_of
-from replaybuf.rules.limits import Limits
+from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, causes_of, head_of, too_large
 from replaybuf.rules.transitions import Tally
 from replaybuf.rules.words import are, brief, clock, counted, groups, joined, listed, named, people, wanted
 from replaybuf.values.rollouts.statuses import Status
@@ -63,22 +62,10 @@ def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]
     lacking = [Need(wait, "", about)]
     if wait.kind != "trainer":
         lacking = [need for task in wait.wants if (need := Need.of(wait, task, about)).missing]
-    explained = [(need, _causes_of(need, table)) for need in lacking[:_TASKS_EXPLAINED]]
+    explained = [(need, causes_of(need, table)) for need in lacking[:_TASKS_EXPLAINED]]
     order = [*Reason]
     explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))
     return explained
-
-
-def _causes_of(need: Need, table: Sequence[Cause]) -> list[Found]:
-    """Return the causes of a table that hold, the reason first."""
-    found = []
-    for cause in table:
-        if (said := cause.of(need)) is not None:
-            found.append(Found(cause, *((said, cause.advice) if isinstance(said, str) else said)))
-    slow = [one for one in found if one.cause.reason == Reason.SLOW]
-    others = [one for one in found if one.cause.reason != Reason.SLOW]
-    covered = bool(slow) and all(one.cause.yields for one in others) and need.is_covered
-    return [*slow, *others] if covered else others or slow
 
 
 def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
@@ -93,24 +80,13 @@ def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
 # Groups that are there
 
 
-def too_large(limits: Limits | None, task: str, status: Status, count: int) -> tuple[str, str] | None:
-    """Return why a batch of `count` groups can never be drawn and the advice, or None if it can."""
-    most = None if limits is None else limits.largest_batch
-    if limits is None or most is None or count <= most or status != Status.COMPLETED:
-        return None
-    by_rate = limits.capacity is None or count <= limits.capacity
-    why = f"{limits.rate} allows {most:,} at once" if by_rate else f"the capacity is {limits.capacity:,}"
-    return (
-        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {why}",
-        f"Ask for fewer groups, or {'widen error_buffer' if by_rate else 'raise the capacity'}",
-    )
-
-
 def _no_such_task(need: Need) -> Said:
-    """Nothing was ever put into the task: says which existing name was probably meant."""
     tasks, name = need.about.tasks, need.task
-    if name in tasks or not tasks or name in need.about.datasets:
-        return None
+    return None if name in tasks or not tasks or name in need.about.datasets else never_put(name, tasks)
+
+
+def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
+    """Return a sentence about a task that never had a group, with the existing name that was probably meant."""
     comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST]
     near = difflib.get_close_matches(name[:_LONGEST], comparable, n=1, cutoff=0.5)
     meant = f"Did you mean {named(near[0])}" if near else "Is it the name under which the producers put"
@@ -195,45 +171,38 @@ def _prompts_of(task: str, about: Circumstances) -> str:
 # Producers that wait
 
 
-def _waiters_of(about: Circumstances, kind: str) -> str | None:
-    """Return `gen-1 and gen-2 wait for room since 20:42:10 UTC` if every live producer does; otherwise None."""
-    waits = [wait for wait in about.waits if wait.kind == kind]
-    names = {wait.worker for wait in waits}
-    if not waits or any(one.name not in names for one in about.alive):
-        return None
-    began = min((wait.since for wait in waits if wait.since is not None), default=about.now)
-    who = people(sorted(name or "a producer" for name in names), "waits", "wait")
-    return f"{who} for {'the trainer' if kind == 'trainer' else kind} since {clock(began, about.now)}"
-
-
 def _gone_with(need: Need) -> str | None:
-    """All live producers wait for the trainer, and workers that are gone lease unfinished groups of the task."""
+    """Workers that are gone lease as many unfinished groups of the task as are missing, and nobody generates any."""
     about, held = need.about, need.about.abandoned_leases(need.task)
-    if not held or need.flying or need.status != Status.COMPLETED or _waiters_of(about, "trainer") is None:
+    count = sum(one.groups for one in held)
+    if count < need.missing or need.flying or not about.alive or need.status != Status.COMPLETED:
         return None
     gone = [one for one in about.workers if one.name in {lease.holder for lease in held}]
-    count, until = sum(one.groups for one in held), _last_end(held, about)
-    return f"{are(count)} leased until {until} to be generated, by a worker that is gone ({_ends_of(gone, about)})"
+    until = f"{are(count)} leased until {_last_end(held, about)} to be generated"
+    return f"{until}, by a worker that is gone ({_ends_of(gone, about)})"
 
 
-def _no_news(need: Need) -> Said:
-    """All live producers wait for the trainer: a deadlock, unless somebody who is gone holds what is missing."""
-    about, waiting = need.about, _waiters_of(need.about, "trainer")
-    if waiting is None or need.task in about.datasets or need.flying or _gone_with(need):
+def _deadlock(need: Need) -> Said:
+    """All live producers wait for room, or for the trainer, and it for their groups; nobody who is gone has them."""
+    about, waits = need.about, [wait for wait in need.about.waits if wait.kind != "groups"]
+    names = {wait.worker for wait in waits}
+    if not waits or any(one.name not in names for one in about.alive) or need.flying or _gone_with(need):
+        return None
+    tasks = sorted({task for wait in waits if wait.kind == "room" for task in wait.wants})
+    began = min((wait.since for wait in waits if wait.since is not None), default=about.now)
+    who = people(sorted(name or "a producer" for name in names), "waits", "wait")
+    waiting = f"{who} for {'room' if tasks else 'the trainer'} since {clock(began, about.now)}"
+    if tasks:
+        full = joined([f"{groups(about.count(one, Status.COMPLETED), 'completed')} of {named(one)}" for one in tasks])
+        draw = f"Draw groups of {listed(tasks)} (without a query, or fewer at once), or let the limits allow more puts"
+        return f"{waiting}, with {full} there", draw
+    if need.task in about.datasets:
         return None
     return f"deadlock: {waiting}, which has published {_news_of(about)}, while it waits for their groups"
 
 
 def _news_of(about: Circumstances) -> str:
     return "nothing yet" if about.trainer is None else f"nothing since step {about.trainer.train_step}"
-
-
-def _no_room(need: Need) -> Said:
-    about, waiting = need.about, _waiters_of(need.about, "room")
-    tasks = sorted({task for wait in about.waits if wait.kind == "room" for task in wait.wants})
-    full = [f"{groups(about.count(task, Status.COMPLETED), 'completed')} of {named(task)}" for task in tasks]
-    advice = f"Draw groups of {listed(tasks)} (without a query, or fewer at once), or let the limits allow more puts"
-    return None if waiting is None else (f"{waiting}, with {joined(full)} there", advice)
 
 
 # Groups that can't be drawn, and lost ones
@@ -396,11 +365,10 @@ _FOR_GROUPS = (
     Cause(Reason.LEASED, _gone_with, "They come back then, and other workers generate them", yields=True),
     Cause(
         Reason.DEADLOCK,
-        _no_news,
+        _deadlock,
         "Publish (publish) before waiting for a batch, and ask for no more groups than the workers keep ready "
         "(their batch_size)",
     ),
-    Cause(Reason.DEADLOCK, _no_room),
     Cause(
         Reason.EXPIRED,
         _expired,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
-from replaybuf.rules.limits import Level
+from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.transitions import Tally, levels
 from replaybuf.rules.words import groups, joined, listed, named
 from replaybuf.values.rollouts.statuses import Status
@@ -186,3 +186,28 @@ class Found:
     cause: Cause
     text: str
     advice: str
+
+
+def causes_of(need: Need, table: Sequence[Cause]) -> list[Found]:
+    """Return the causes of a table that hold, the reason first."""
+    found = []
+    for cause in table:
+        if (said := cause.of(need)) is not None:
+            found.append(Found(cause, *((said, cause.advice) if isinstance(said, str) else said)))
+    slow = [one for one in found if one.cause.reason == Reason.SLOW]
+    others = [one for one in found if one.cause.reason != Reason.SLOW]
+    covered = bool(slow) and all(one.cause.yields for one in others) and need.is_covered
+    return [*slow, *others] if covered else others or slow
+
+
+def too_large(limits: Limits | None, task: str, status: Status, count: int) -> tuple[str, str] | None:
+    """Return why a batch of `count` groups can never be drawn and the advice, or None if it can."""
+    most = None if limits is None else limits.largest_batch
+    if limits is None or most is None or count <= most or status != Status.COMPLETED:
+        return None
+    by_rate = limits.capacity is None or count <= limits.capacity
+    why = f"{limits.rate} allows {most:,} at once" if by_rate else f"the capacity is {limits.capacity:,}"
+    return (
+        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {why}",
+        f"Ask for fewer groups, or {'widen error_buffer' if by_rate else 'raise the capacity'}",
+    )

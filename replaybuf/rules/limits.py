@@ -186,7 +186,8 @@ class Limits:
     `archive_groups` and `archive_seconds`: groups consumed by draws stay as ARCHIVED, up to this number per
     task or this age. `unfit_groups` and `unfit_seconds`: the same for FILTERED and FAILED groups, of each status; None
     for both keeps all of them. `max_deliveries`: a group that was leased this often without acknowledgement is set
-    aside as FAILED; 0 means no limit.
+    aside as FAILED; 0 means no limit. `fill_seconds`: a group that fills goes without the rollouts that are missing so
+    long after the first one, and is drawable, or FAILED if too few are completed; None waits for ever.
 
     Raises ConfigError for values that could never deliver a batch.
     """
@@ -202,6 +203,7 @@ class Limits:
     unfit_groups: int | None = None
     unfit_seconds: float | None = None
     max_deliveries: int = 5
+    fill_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_times_sampled", 0), ("min_size", 0), ("max_deliveries", 0)):
@@ -209,7 +211,11 @@ class Limits:
         for name, least in (("capacity", 1), ("archive_groups", 1), ("unfit_groups", 0)):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least)
-        for name, seconds in (("archive", self.archive_seconds), ("unfit", self.unfit_seconds)):
+        for name, seconds in (
+            ("archive", self.archive_seconds),
+            ("unfit", self.unfit_seconds),
+            ("fill_seconds", self.fill_seconds),
+        ):
             if seconds is not None and not 0 < seconds < math.inf:
                 raise ConfigError(f"{name} must be a positive time, got {seconds!r} seconds")
         self._check_capacity()
@@ -296,6 +302,8 @@ class Limits:
 
     def bound_aside(self, status: Status) -> tuple[int | None, float | None]:
         """Return the retention of a status that takes no room: the number of groups in each task, and seconds."""
+        if status == Status.FILLING:
+            return None, None
         if status == Status.ARCHIVED:
             return self.archive_groups, self.archive_seconds
         return self.unfit_groups, self.unfit_seconds

@@ -74,7 +74,7 @@ class Race:
         self.idle_time += max((wait / IDLE - 1.0 for wait in waits if wait >= IDLE), default=0.0)
 
     def is_worn(self, priorities: Iterable[float]) -> bool:
-        """Return whether keys of these priorities have lost too many digits, so that all keys must be drawn anew."""
+        """Return whether keys of these priorities have lost too many digits, so that all keys must be drawn again."""
         return self.idle_time > _FEW_DIGITS or any(self.time * self._weight(one) > _FEW_DIGITS for one in priorities)
 
     def draw_keys(self, groups: Iterable[tuple[int, float]]) -> list[float]:

@@ -7,10 +7,9 @@ figures for people, and their rates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from replaybuf.rules.limits import Level, Limits
@@ -143,8 +142,8 @@ class Transition:
 
 
 def put(status: Status) -> Transition:
-    """Return the transition of a group that is put."""
-    return _step(None, Place(status), {Tally.PUT: 1})
+    """Return the transition of a group that is put. Rollouts of a group that fills count with their group."""
+    return _step(None, Place(status), {} if status == Status.FILLING else {Tally.PUT: 1})
 
 
 def dropped(status: Status) -> Transition:
@@ -219,8 +218,8 @@ def updated(status: Status, new: Status) -> Transition:
 
 def removed(place: Place, why: Tally) -> Transition:
     """Return the transition of a group that is removed other than by a draw: EVICTED, DROPPED, DELETED, REPLACED,
-    PRUNED."""
-    return _step(place, None, {why: 1})
+    PRUNED. Rollouts of a group that fills weren't counted as put, and aren't as removed."""
+    return _step(place, None, {} if place.status == Status.FILLING else {why: 1})
 
 
 def is_last(group: Group, limits: Limits) -> bool:
@@ -308,25 +307,3 @@ def _total(name: str, of_task: Mapping[tuple[Status, Tally], int]) -> int:
     if name in OF_COMPLETED:
         return of_task.get((Status.COMPLETED, Tally(name)), 0)
     return sum(n for (_, tally), n in of_task.items() if tally == name)
-
-
-#: Rates are over the last minute.
-RATE_SECONDS = 60.0
-
-
-def rate(totals: Sequence[tuple[float, float]]) -> float | None:
-    """Return the growth of a total per second, over the minute before its last reading.
-
-    A reading is a time in seconds and the total at that time; readings are oldest first. Totals are interpolated
-    linearly; a decrease, as after a restore, counts as 0. None for readings of less than a minute: most of what a young
-    run did may have been before the first.
-    """
-    if not totals or totals[-1][0] - totals[0][0] < RATE_SECONDS:
-        return None
-    now = totals[-1][0]
-    start = now - RATE_SECONDS
-    grown = 0.0
-    for (since, before), (until, after) in pairwise(totals):
-        if until > max(since, start):
-            grown += max(0.0, after - before) * (until - max(since, start)) / (until - since)
-    return grown / (now - start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
@@ -13,7 +13,7 @@ from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
 from replaybuf.values.rollouts.group_fields import GroupFields
-from replaybuf.values.rollouts.staleness import ExpiryRule
+from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import Status
 
 #: The class of the rollouts in a buffer, for type checkers.
@@ -40,6 +40,42 @@ UNSET: Final = Unset()
 
 
 @dataclass(slots=True)
+class Part:
+    """The place of a rollout in a group that fills until it has `size` rollouts; drawable if `least` are completed.
+
+    `name` is the group's, or the uid of the prompt in flight whose rollout it is. The rollout gets its `index` when it
+    is stored: the one `wanted`, or any free one (None). `train_step` and `rule` are its put's, for the whole group.
+    """
+
+    name: str | int
+    size: int
+    least: int
+    index: int = 0
+    task_name: str = ""
+    wanted: int | None = None
+    train_step: int | None = None
+    rule: ExpiryRule = NO_RULE
+
+
+@dataclass(frozen=True, slots=True)
+class FillingGroup:
+    """A group that isn't complete yet: the uids of its rollouts by index, and the indices that are missing.
+
+    It becomes drawable with `size` rollouts, if at least `min_size` of them are completed.
+    """
+
+    task_name: str
+    size: int
+    min_size: int
+    uids: dict[int, int]
+
+    @property
+    def missing(self) -> list[int]:
+        """The indices of the rollouts that aren't there, ascending."""
+        return [index for index in range(self.size) if index not in self.uids]
+
+
+@dataclass(slots=True)
 class NewGroup:
     """A group to be put, already normalised and checked by the rules of put.
 
@@ -53,6 +89,9 @@ class NewGroup:
     rollouts, if they are known. `judged` is added to the statistics of a prompt
     in the same transaction: the name of its ledger and its place in the dataset, the number of rollouts with a reward,
     and the sums of the rewards and of their squares.
+
+    With a `part` this is a rollout of a group that fills or, made from `parts`, the uids of stored ones that it
+    replaces, the whole group. The unfit rollouts that it goes without are the `rest`, a group stored with it.
 
     A group from another store has its `payload`, which is stored unchanged, and its `times_sampled`, `deliveries`,
     `error` and `trained_step`; `rollouts` are then only read.
@@ -72,6 +111,9 @@ class NewGroup:
     stays_leased: bool = False
     fetched: dict[Any, Any] | None = None
     dropped: list[StorageItem] | None = None
+    part: Part | None = None
+    parts: tuple[int, ...] = ()
+    rest: NewGroup | None = None
     payload: bytes | None = None
     times_sampled: int = 0
     deliveries: int = 0
@@ -81,6 +123,15 @@ class NewGroup:
     trained_step: int | None = None
     fields: GroupFields | None = None
     judged: tuple[str, int, int, float, float] | None = None
+
+
+class Annotation(NamedTuple):
+    """A named value of a group, or of each of its `rollouts` (their number), as in a row of `rb_annotation`."""
+
+    name: str
+    rollouts: int | None
+    rows: Sequence[Sequence[Any]]
+    data: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -94,6 +145,7 @@ class StorageItem(Generic[R]):
     rollouts, empty where the payload can't be decoded. `probability` is the group's probability in the draw, and
     `weight` its importance weight, if the draw asked for them. `worker` is the worker name recorded with its put, and
     `trained_step` the train step of its last consumption (draw without a lease, or acknowledgement), None if unknown.
+    A FILLING item is one rollout, and `part` its place in its group, whose name is the `key`.
     """
 
     uid: int
@@ -114,6 +166,7 @@ class StorageItem(Generic[R]):
     weight: float | None = None
     worker: str | None = None
     trained_step: int | None = None
+    part: Part | None = None
 
     def _repr_html_(self) -> str:
         facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"

@@ -12,6 +12,8 @@ from typing import Any
 
 from replaybuf.common import units
 
+#: Begins the names of columns of annotations.
+ANNOTATIONS = "annotations."
 #: Values that no column has by default: columns of them are always shown.
 _ALWAYS = object()
 
@@ -51,7 +53,9 @@ class Column:
 
 
 def value_of(row: Any, name: str) -> Any:
-    """Return a field of a row: of a mapping, or of an object with attributes."""
+    """Return a field of a row: of a mapping, or of an object with attributes. `annotations.NAME` may be missing."""
+    if name.startswith(ANNOTATIONS):
+        return row["annotations"].get(name.removeprefix(ANNOTATIONS))
     return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
@@ -163,6 +167,12 @@ def columns(*names: str, spare: Collection[str] = (), **headers: str) -> list[Co
     return [replace(one, header=headers.get(one.name, one.header), spare=one.name in spare) for one in found]
 
 
+def annotated(shown: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns with one for each annotation of the rows, before the last one."""
+    names = dict.fromkeys(name for row in rows for name in row["annotations"])
+    return [*shown[:-1], *(Column(f"{ANNOTATIONS}{name}", name, "number", spare=True) for name in names), shown[-1]]
+
+
 def used(shown: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
     """Return the columns of which some row has another value than the usual one."""
     return [one for one in shown if one.usual is _ALWAYS or any(value_of(row, one.name) != one.usual for row in rows)]
@@ -174,8 +184,8 @@ def used(shown: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
 #: Groups.
 GROUPS = columns(
     *("uid", "buffer", "task_name", "status", "leased_until", "deliveries", "staleness", "reward", "priority"),
-    *("times_sampled", "rollouts", "response_tokens", "created_at", "archived_at", "tags", "prompt"),
-    spare=("deliveries", "priority", "times_sampled", "rollouts", "response_tokens", "archived_at"),
+    *("times_sampled", "rollouts", "response_tokens", "created_at", "archived_at", "worker", "tags", "prompt"),
+    spare=("deliveries", "priority", "times_sampled", "rollouts", "response_tokens", "archived_at", "worker"),
 )
 #: Groups by task and status.
 LANES = [

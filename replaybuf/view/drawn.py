@@ -7,16 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import (
-    Part,
-    Table,
-    by_task,
-    by_worker,
-    mean,
-    tabulate,
-    verdict,
-    without,
-)
+from replaybuf.rules.comparison import Part, Table, by_task, by_worker, mean, tabulate, verdict, without
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
     STEPS_BEFORE,

@@ -11,7 +11,7 @@ from typing import Any
 
 from replaybuf.common import units
 from replaybuf.common.units import time_of
-from replaybuf.rules.transitions import Tally, of_tasks, rate
+from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -48,7 +48,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Groups and totals of each task, the history of some hours and the rates of the last minute.
+    """Groups and totals of each task, the history of some hours and the rates of the last minutes.
 
     `last_worker` is the name of the one that was seen last if no process has the buffer open. `batches` are the last
     draws, `events` the last ones that people should know of.
@@ -84,7 +84,7 @@ def read_overview(tx: ReadTransaction, buffer: str | None, task: str | None, fir
             for name, of in figures.items()
             for one, more in of.items()
         ],
-        _rates_now(history),
+        rates_now(history),
         history,
         [{**one, "taken_at": time_of(one["taken_at"])} for one in batches],
         next(iter(newest(tx, "checkpoints", buffer, 1)), None),
@@ -158,11 +158,14 @@ def rates_of(history: Sequence[Minute]) -> list[tuple[datetime, Rates]]:
     return found
 
 
-def _rates_now(history: Sequence[Minute]) -> Rates | None:
-    """Return puts and draws per minute, over the last minute."""
-    put = rate([(one.time.timestamp(), one.put) for one in history])
-    drawn = rate([(one.time.timestamp(), one.drawn) for one in history])
-    return None if put is None or drawn is None else Rates(60 * put, 60 * drawn)
+def rates_now(history: Sequence[Minute]) -> Rates | None:
+    """Return puts and draws per minute since the newest reading that is a minute old; None if there is none.
+
+    Of a young run, most of what it did may have been before its first reading.
+    """
+    last = history[-1:]
+    before = [one for one in history if last[0].time - one.time >= timedelta(minutes=1)][-1:]
+    return rates_of([*before, *last])[-1][1] if before else None
 
 
 # Events

@@ -7,12 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import (
-    Part,
-    Table,
-    all_along,
-    without,
-)
+from replaybuf.rules.comparison import Part, Table, all_along, mean, without
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
@@ -20,6 +15,7 @@ from replaybuf.storage.sql.inspection.run_records import (
     Batch,
     Recorded,
     StepKey,
+    annotations_of,
     batches_of_steps,
     list_steps,
     next_step,
@@ -27,15 +23,11 @@ from replaybuf.storage.sql.inspection.run_records import (
     whereabouts,
 )
 from replaybuf.view.columns import Column, columns
-from replaybuf.view.drawn import (
-    Drawn,
-    StepRow,
-    by_reward,
-    compare,
-    groups_of,
-    tables_of,
-    with_steps_before,
-)
+from replaybuf.view.drawn import Drawn, StepRow, by_reward, compare, groups_of, tables_of, with_steps_before
+from replaybuf.view.workers import ByTask, rewards_by_task
+
+#: The number of the last steps that are shown together.
+STEPS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +155,10 @@ class Step:
     """A train step in one run: a sentence about what stands out, its groups by worker and task, and its draws.
 
     `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
-    `now`, and its prompt if it exists. `worst` are the answers with the lowest rewards among
-    them. `reward_before` is the mean reward of the `steps_before` steps before.
+    `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are the
+    answers with the lowest rewards among them. `reward_before` is the mean reward of the `steps_before` steps before.
+    `by_task` has the workers' rewards of each task, and `worse` the workers that are below the others in this step and
+    those before it together.
     """
 
     summary: StepRow
@@ -175,7 +169,10 @@ class Step:
     tasks: list[Part]
     batches: list[Batch]
     groups: list[dict[str, Any]]
+    annotations: dict[str, float | None]
     worst: list[Answer]
+    by_task: ByTask
+    worse: list[WorseWorker]
 
     @property
     def stands_out(self) -> bool:
@@ -204,7 +201,8 @@ def read_step(tx: ReadTransaction, buffer: str, step: int, worst: int) -> list[S
     """Return a train step for each run that trained on it, last run first, with the `worst` answers of each."""
     drawn = with_steps_before(tx, buffer, {step})
     tables = tables_of(drawn)
-    return [_step(tx, buffer, drawn, tables, key, worst) for key in drawn if key.step == step]
+    worse = read_steps(tx, buffer, before=step + 1, limit=STEPS_SHOWN).worse
+    return [_step(tx, buffer, drawn, tables, key, worst, worse) for key in drawn if key.step == step]
 
 
 _PROMPTS = "SELECT uid, prompt FROM groups WHERE uid IN ({uids})"
@@ -212,8 +210,15 @@ _ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts
 
 
 def _step(
-    tx: ReadTransaction, buffer: str, drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey, worst: int
+    tx: ReadTransaction,
+    buffer: str,
+    drawn: Drawn,
+    tables: Mapping[StepKey, Table],
+    key: StepKey,
+    worst: int,
+    worse: list[WorseWorker],
 ) -> Step:
+    noted = annotations_of(tx, drawn[key])
     summary, compared, places = StepRow.of(key, drawn[key]), compare(drawn, tables, key), whereabouts(tx, drawn[key])
     members = sorted(groups_of(drawn[key]), key=by_reward)
     there = [one.uid for _, one in members if places[one.uid] != GONE]
@@ -227,9 +232,11 @@ def _step(
             **asdict(one),
             "now": places[one.uid],
             "prompt": prompts.get(one.uid),
+            "annotations": noted.get((batch.id, one.uid), {}),
         }
         for batch, one in members
     ]
+    names = dict.fromkeys(name for one in groups for name in one["annotations"])
     return Step(
         summary,
         compared.verdict(summary.reward),
@@ -239,7 +246,10 @@ def _step(
         compared.tasks,
         [replace(one, members=()) for one in drawn[key]],
         groups,
+        {name: mean(one["annotations"].get(name) for one in groups) for name in names},
         _lowest(tx, buffer, there, worst) if worst and there else [],
+        rewards_by_task([tables[key]], [(one.task_name, one.part) for one in worse]),
+        worse,
     )
 
 
@@ -253,7 +263,7 @@ def _lowest(tx: ReadTransaction, buffer: str, uids: Sequence[int], most: int) ->
 def no_draw(known: Recorded, which: str) -> str:
     """Return a sentence for steps without recorded draws."""
     if known.last is not None:
-        return f"no draw {which} is recorded; those that are are for steps {known.first} to {known.last}"
+        return f"no draw {which} is recorded; the recorded ones are for steps {known.first} to {known.last}"
     if known.batches:
         return (
             f"of {known.batches:,} recorded draws none names its train step: pass current_train_step= to "

@@ -50,22 +50,26 @@ class Strip:
     legend: tuple[tuple[str, str], ...]
 
 
-def strip(rollout: Mapping[str, Any], response: Any, by: str | None, limit: int) -> Strip | None:
-    """Return the tokens of a rollout's response, coloured by one of its shades; None without ids."""
+def strip(
+    rollout: Mapping[str, Any], response: Any, by: str | None, limit: int, annotations: Mapping[str, list[float]] = {}
+) -> Strip | None:
+    """Return the tokens of a rollout's response, coloured by one of its shades or annotations; None without ids."""
     values = {name: _listed(rollout, fields) for name, fields in _FIELDS.items()}
     ids = values.pop("ids")
+    values |= annotations  # one that is named as a shade takes its place
     if not ids:
         return None
     # One value for each token of the response; some rollouts also have values for the prompt, before these.
     values = {name: found[-len(ids) :] for name, found in values.items() if found and len(found) >= len(ids)}
-    shades = tuple(name for name in SHADES if name in values)
+    shades = tuple(dict.fromkeys(name for name in (*SHADES, *annotations) if name in values))
     chosen = by if by in shades else next(iter(shades), "")
     texts = _texts(ids, response, rollout)
     steps = {step: f"step{place % _STEP_CLASSES}" for place, step in enumerate(sorted(set(values.get("step", ()))))}
+    low, high = (of(values.get(chosen) or [0]) for of in (min, max))
     tokens = [
         Token(
             str(ids[place]) if texts is None else texts[place],
-            _shade(chosen, values[chosen][place], steps) if chosen else "",
+            _shade(chosen, values[chosen][place], steps, low, high) if chosen else "",
             "  ".join([f"token {place}", f"id {ids[place]}", *(f"{n} {values[n][place]:.4g}" for n in shades)]),
         )
         for place in range(min(limit, len(ids)))
@@ -73,12 +77,14 @@ def strip(rollout: Mapping[str, Any], response: Any, by: str | None, limit: int)
     return Strip(tokens, len(ids), texts is not None, shades, chosen, _legend(chosen, steps))
 
 
-def _shade(by: str, value: float, steps: Mapping[Any, str]) -> str:
+def _shade(by: str, value: float, steps: Mapping[Any, str], low: float, high: float) -> str:
     if by == "step":
         return steps[value]
     if by == "mask":
         return "mask1" if value else "mask0"
-    return f"lp{sum(value < bound for bound in _BOUNDS)}"
+    if by == "logprob":
+        return f"lp{sum(value < bound for bound in _BOUNDS)}"
+    return f"lp{round(6 * (value - low) / ((high - low) or 1))}"
 
 
 def _legend(by: str, steps: Mapping[Any, str]) -> tuple[tuple[str, str], ...]:
@@ -89,7 +95,7 @@ def _legend(by: str, steps: Mapping[Any, str]) -> tuple[tuple[str, str], ...]:
     if by == "logprob":
         names = [f"above {_BOUNDS[0]:g}", *(f"to {bound:g}" for bound in _BOUNDS[1:]), f"below {_BOUNDS[-1]:g}"]
         return tuple((f"lp{place}", name) for place, name in enumerate(names))
-    return ()
+    return (("lp0", "lowest of the response"), ("lp3", "middle"), ("lp6", "highest")) if by else ()
 
 
 def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:

@@ -13,7 +13,7 @@ from replaybuf.common import units
 from replaybuf.common.units import time_of
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
-from replaybuf.rules.diagnosis import Fact, Reason
+from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
@@ -35,37 +35,12 @@ class DrawQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainedWait:
-    """A wait, and why it goes on: a reason as a sentence, and further facts.
-
-    `limits` are those in force that aren't the defaults; None if they are unknown.
-    """
-
-    reason: str
-    sentence: str
-    task_name: str | None
-    buffer: str
-    worker: str | None
-    kind: str
-    wants: dict[str, int]
-    status: str
-    query: str | None
-    since: datetime | None
-    deadline: datetime | None
-    limits: dict[str, Any] | None
-    facts: tuple[Fact, ...]
-
-    @property
-    def also(self) -> list[str]:
-        """Other causes, which may come next."""
-        return [fact.text for fact in self.facts if fact.reason is not None]
-
-
-@dataclass(frozen=True, slots=True)
 class Waits:
     """The waits of a buffer, longest first and consumers before others, and what there is about them.
 
     Unless `somebody_waits`, `waits` are answers about hypothetical draws: no process waits, or a question was asked.
+    Each has the fields of `Diagnosis` and of `Wait`; its `limits` are those in force that aren't the defaults, None if
+    they are unknown.
     `tasks` has a row for each task: its groups by status, its totals, and the completed groups put in the last hour.
     `leases`, `workers` and `last_draw` have the fields of `Held`, `Worker` (with its state) and `Taking`.
     `last_timeout` is the last wait that timed out: its worker, task and time, and in `detail` how long it was and why.
@@ -74,7 +49,7 @@ class Waits:
     buffer: str
     now: datetime
     somebody_waits: bool
-    waits: list[ExplainedWait]
+    waits: list[dict[str, Any]]
     tasks: list[dict[str, Any]]
     leases: list[dict[str, Any]]
     workers: list[dict[str, Any]]
@@ -128,30 +103,17 @@ def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool)
     )
 
 
-_TIMES = ("started_at", "seen_at", "ended_at", "until", "time")
+_TIMES = ("started_at", "seen_at", "ended_at", "until", "time", "since", "deadline")
 
 
-def _row(one: Held | Worker | Taking) -> dict[str, Any]:
+def _row(one: Held | Worker | Taking | Wait) -> dict[str, Any]:
     return {name: time_of(value) if name in _TIMES else value for name, value in asdict(one).items()}
 
 
-def _explained(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances) -> ExplainedWait:
-    found = diagnose(wait, matching(tx, buffer, wait, about))
-    return ExplainedWait(
-        str(found.reason),
-        found.sentence,
-        found.task_name,
-        buffer,
-        wait.worker,
-        wait.kind,
-        dict(wait.wants),
-        str(wait.status),
-        wait.query,
-        time_of(wait.since),
-        time_of(wait.deadline),
-        None if wait.limits is None else wait.limits.in_force,
-        found.facts,
-    )
+def _explained(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
+    found = asdict(diagnose(wait, matching(tx, buffer, wait, about)))
+    limits = None if wait.limits is None else wait.limits.in_force
+    return {**found, "buffer": buffer, **_row(wait), "limits": limits}
 
 
 def _answers(tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:

@@ -7,25 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import (
-    Part,
-    Table,
-    all_along,
-    by_worker,
-)
+from replaybuf.rules.comparison import Part, Table, all_along, by_worker
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.view.columns import BY_WORKER, Column, columns
-from replaybuf.view.drawn import (
-    Drawn,
-    StepRow,
-    last_steps,
-    tables_of,
-)
+from replaybuf.view.drawn import Drawn, StepRow, last_steps, tables_of
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """The groups of one worker in a train step of `of` groups, beside those of others."""
+    """The groups of one worker in a train step of `of` groups, compared with those of others."""
 
     step: int
     restores: int
@@ -58,7 +48,7 @@ class WorkerShare:
 
 
 def _worker_steps(drawn: Drawn) -> list[tuple[str | None, WorkerStep]]:
-    """Return the groups of each worker in each step beside those of others in the step."""
+    """Return the groups of each worker in each step, compared with those of others in the step."""
     tables = tables_of(drawn)
     found = []
     for key, table in tables.items():
@@ -88,7 +78,7 @@ def read_shares(tx: ReadTransaction, buffer: str, limit: int | None) -> tuple[li
         )
         for part in by_worker(tables)
     ]
-    return sorted(shares, key=lambda one: (one.lead, one.name or "")), _by_task(tables, worse)
+    return sorted(shares, key=lambda one: (one.lead, one.name or "")), rewards_by_task(tables, worse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +93,8 @@ class ByTask:
     rows: list[dict[str, Any]]
 
 
-def _by_task(tables: Sequence[Table], found_worse: Sequence[tuple[str | None, Part]]) -> ByTask:
+def rewards_by_task(tables: Sequence[Table], found_worse: Sequence[tuple[str | None, Part]]) -> ByTask:
+    """Return what each worker made of each task in these steps, compared with what others did."""
     tasks = sorted({task for table in tables for task, _ in table})
     worse = {(part.name, task) for task, part in found_worse}
     found: dict[str | None, dict[str, Any]] = {}

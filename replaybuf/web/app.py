@@ -155,7 +155,8 @@ class _Site:
 
     async def http_error(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return self.refusal(request, status, "There is no such page." if status == 404 else str(error))
+        pages = f"There is no such page; there are {', '.join(page.path for page in PAGES.values())}."
+        return self.refusal(request, status, pages if status == 404 else str(error))
 
     async def error(self, request: Request, error: Exception) -> Response:
         if isinstance(error, NotThereError):

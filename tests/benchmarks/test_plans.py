@@ -37,6 +37,7 @@ async def _check(url: str) -> None:
         "take mixed prioritized",
         "evict prioritized",
         "lease",
+        "annotate",
         "sweep",
     }
     bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]

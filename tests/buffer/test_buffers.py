@@ -411,8 +411,12 @@ def test_nothing_above_the_buffer_reaches_through_it(path: Path) -> None:
 
 
 def test_all_puts_take_the_same_options() -> None:
-    for put in (ReplayBuffer.put, ReplayBuffer.put_many, Lease.finish, Lease.save, Prompt.finish, Putting.prepare):
-        assert "Unpack[PutOptions]" in str(inspect.signature(put).parameters["options"].annotation)
+    for options, puts in (
+        ("FillOptions", (ReplayBuffer.put, ReplayBuffer.put_many, Putting.prepare)),
+        ("PutOptions", (Lease.finish, Lease.save, Prompt.finish)),
+    ):
+        for put in puts:
+            assert f"Unpack[{options}]" in str(inspect.signature(put).parameters["options"].annotation)
 
 
 def test_all_draws_take_the_same_options() -> None:

@@ -41,7 +41,7 @@ def everything(url: str) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {}
 
     def read(connection: Connection) -> None:
-        for table in ("rb_lane", "rb_group", "rb_payload", "rb_past", "rb_tally", "rb_counter"):
+        for table in ("rb_lane", "rb_group", "rb_payload", "rb_past", "rb_tally", "rb_info"):
             rows[table] = sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")).all()))
 
     asyncio.run(_write(url, read))

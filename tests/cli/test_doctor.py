@@ -103,7 +103,9 @@ def test_payloads_are_kept_while_groups_seem_to_be_missing(url: str) -> None:
 
 
 def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:
-    low = "UPDATE rb_counter SET value = 1" if url.startswith("sqlite") else "SELECT setval('rb_uid', 1)"
+    low = (
+        "UPDATE rb_info SET number = 1 WHERE name = 'uid'" if url.startswith("sqlite") else "SELECT setval('rb_uid', 1)"
+    )
     execute(url, low)
     assert wrong(examine(url, code=1)) == {"uids": "problem"}
     assert wrong(examine(url, "--repair")) == {}
@@ -224,7 +226,7 @@ async def flow(url: str, done: threading.Event) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE rb_counter SET value = 'x' WHERE name = 'uid'",
+        "UPDATE rb_info SET number = 'x' WHERE name = 'uid'",
         "UPDATE rb_checkpoint SET lanes = '[['",
         "UPDATE rb_checkpoint SET groups = 'many'",
     ],

@@ -97,7 +97,7 @@ def test_a_network_file_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_long_log_is_a_warning(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_database, "LARGE_LOG", 1)
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("INSERT INTO rb_info VALUES ('a', 'b')")
+        connection.execute("INSERT INTO rb_info (name, value) VALUES ('a', 'b')")
         connection.commit()
         assert wrong(examine(file), but=()) == {"disk": "warning"}
 
@@ -110,7 +110,7 @@ def test_an_index_that_differs_from_its_table_is_made_anew(file: Path) -> None:
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute("UPDATE rb_group SET lane = lane + 0, uid = uid + 1000 WHERE uid = 15")
         connection.execute("UPDATE rb_payload SET uid = uid + 1000 WHERE uid = 15")
-        connection.execute("UPDATE rb_counter SET value = 2000")
+        connection.execute("UPDATE rb_info SET number = 2000 WHERE name = 'uid'")
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", row)
     [found] = examine(file, code=1)["integrity"]

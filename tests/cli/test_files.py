@@ -79,7 +79,7 @@ def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_p
     """And makes no file."""
     out = name if name == "-" else tmp_path / name
     said = run("export", filled, out, "--task", "mth", code=1)
-    assert "nothing was exported: no such groups; there are the tasks code, math\n" in said.stderr
+    assert "nothing was exported: nothing was ever put into this task; there are the tasks code" in said.stderr
     assert (said.stdout, (tmp_path / name).exists()) == ("", False)
 
 

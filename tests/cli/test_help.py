@@ -49,6 +49,7 @@ def test_help_has_examples(path: tuple[str, ...], command: Any) -> None:
     shown = run(*path, "--help").stdout
     assert f"\n    replaybuf {' '.join(path)} " in shown
     assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from replaybuf.cli import output
+from replaybuf.rules.query import FIELDS
 from tests.cli.conftest import run, run_json
 
 
@@ -32,8 +34,16 @@ def test_limit_bounds_the_list_and_all_does_not(filled: str) -> None:
 def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
     assert run("ls", filled, "--task", "nope", "--format=json").stdout == "[]\n"
     assert run("ls", filled, "--task", "nope", "--format=csv").stdout == ""
-    nothing = run("ls", filled, "--task", "nope")
-    assert (nothing.stdout, nothing.stderr) == ("", "no such groups; there are the tasks code, math\n")
+    nothing = run("ls", filled, "--task", "cod")
+    unknown = "nothing was ever put into this task; there are the tasks code and math. Did you mean code?\n"
+    assert (nothing.stdout, nothing.stderr) == ("", f"no such groups: {unknown}")
+    assert run("show", filled, "--worst", 1, "--task", "cod").stderr == unknown
+
+
+def test_the_worker_of_each_group_is_listed_and_all_fields_are_named(filled: str) -> None:
+    assert "gpu-node-7" in run("ls", filled).stdout
+    words = set(re.split(r"[^a-z_]+", run("ls", "--help").stdout))
+    assert words.issuperset(FIELDS)
 
 
 def test_both_databases_give_the_same_types(filled: str) -> None:
@@ -96,7 +106,10 @@ def test_one_buffer_of_several(busy: str) -> None:
     assert run("ls", busy).stdout.split()[1] == "buffer"
     assert run("ls", busy, "--buffer", "eval").stdout.split()[1] == "task"
     assert run("ls", busy, "--limit", 1, "--buffer", "default").stderr == "1 of 5 groups; --limit all shows all\n"
-    assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == "no such groups; there is the task math\n"
+    assert run("ls", busy, "--buffer", "eval", "--task", "x").stderr == (
+        "no such groups: nothing was ever put into this task; there is the task math. "
+        "Is it the name under which the producers put?\n"
+    )
 
 
 def test_on_a_narrow_terminal_texts_give_way(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:

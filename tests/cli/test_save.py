@@ -63,7 +63,7 @@ def test_resume_takes_the_policy_of_the_snapshot(tmp_path: Path) -> None:
 def test_a_policy_of_ones_own_needs_not_be_there(tmp_path: Path, filled: str) -> None:
     save(filled, tmp_path)
     with closing(sqlite3.connect(tmp_path / "replaybuf.sqlite")) as connection, connection:
-        connection.execute("INSERT INTO rb_info VALUES ('policy', 'my own')")
+        connection.execute("INSERT INTO rb_info (name, value) VALUES ('policy', 'my own')")
         connection.execute("UPDATE rb_info SET value = '' WHERE name = 'digest'")
     [row] = run_json("checkpoint", "resume", tmp_path / "new.db", tmp_path)
     assert (row["policy"], row["groups"]) == ("my own", 13)

@@ -134,7 +134,7 @@ async def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp
             ]
             await buffer.put(group, "math")
     shown = (await asyncio.to_thread(run, "show", tmp_path / "run.db", "--worst", 4)).stdout
-    titles = re.findall(r"group (\d), math, rollout (\d)", shown)
+    titles = re.findall(r"group (\d), math, by \S+, rollout (\d)", shown)
     assert titles == [("3", "0"), ("2", "0"), ("1", "0"), ("3", "1")]
 
 
@@ -142,6 +142,7 @@ def test_the_worst_answers_of_groups_that_match_are_found(filled: str) -> None:
     query = '{"uid": {"$in": [9, 10]}}'
     shown = run("show", filled, "--worst", 3, "--where", query).stdout
     assert {*map(int, re.findall(r"prompt of group (\d+)", shown))} == {9, 10}
+    assert re.search(r"(?m)^group (9|10), math, by gpu-node-7, rollout ", shown)
 
 
 async def test_answers_of_a_class_with_other_names_are_shown(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ WRITES = [
     "DELETE FROM groups",
     "UPDATE groups SET reward = 1",
     "INSERT INTO groups (uid) VALUES (1)",
-    "INSERT INTO rb_info VALUES ('a', 'b')",
+    "INSERT INTO rb_info (name, value) VALUES ('a', 'b')",
     "UPDATE rb_group SET priority = 0",
     "DROP VIEW groups",
     "CREATE TABLE mine (a int)",

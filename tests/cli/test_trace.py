@@ -6,12 +6,14 @@ import asyncio
 import csv
 import io
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
@@ -20,7 +22,7 @@ from replaybuf.produce import PromptLedger
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.test_docs import BLOCK, output_of, same
-from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, TRAINER, WORKERS, train
+from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, train
 from tests.pages import DOCS
 from tests.postgres import new_url
 from tests.web.conftest import client_of
@@ -60,7 +62,14 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     [row] = [line.split() for line in below if line.startswith("gen-3 ")]
     assert float(row[1]) < -0.3 < -0.1 < float(row[2])
     assert [step["lower"] for step in run_json("trace", url)] == [""] * 20
-    page = client_of(url)
+    shown, page = run("trace", url, "step", 15).stdout, client_of(url)
+    assert (
+        "  over the last steps up to this one (replaybuf trace), gen-3 is below the others all along in code" in shown
+    )
+    below = shown.partition("rewards by task, beside those of others\n")[2].partition("\n\n")[0].splitlines()
+    [row] = [line.split() for line in below if line.startswith("gen-3 ")]
+    assert float(row[1]) < -0.3 < float(row[2])
+    assert "last steps up to this one, gen-3 is below the others" in page.get("/steps/15").text
     assert "gen-3 is below the others all along in code" in page.get("/steps").text
     assert page.get("/workers").text.count('class="number bad"') == 1
 
@@ -76,15 +85,6 @@ async def _bad_at_code(url: str) -> None:
                 with working_as(worker):
                     await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], task)
             await buffer.take_batch({"math": 4, "code": 4}, current_train_step=step)
-
-
-def test_steps_are_listed_newest_first(trained: str) -> None:
-    rows = run_json("trace", trained, "steps")
-    assert [row["step"] for row in rows] == list(range(LAST, FIRST - 1, -1))
-    assert {row["groups"] for row in rows} == {row["settled"] for row in rows} == {GROUPS}
-    assert all(row["taken_by"] == [TRAINER] and row["newest_model_step"] == row["step"] - 1 for row in rows)
-    assert rows[0]["change"] == pytest.approx(rows[0]["reward"] - rows[1]["reward"])
-    assert rows[-1]["change"] is None
 
 
 def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:
@@ -121,7 +121,7 @@ def test_a_step_has_its_worst_answers(trained: str) -> None:
 
 def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
     wrong = run("trace", trained, "step", 500, code=1).stderr
-    assert wrong == f"Error: no draw for step 500 is recorded; those that are are for steps {FIRST} to {LAST}\n"
+    assert wrong == f"Error: no draw for step 500 is recorded; the recorded ones are for steps {FIRST} to {LAST}\n"
     assert f"no draw for a step before {FIRST}" in run("trace", trained, "--before", FIRST).stderr
     assert run_json("trace", trained, "--before", 10**30, "--limit", 10**30) == run_json("trace", trained)
     assert run_json("trace", trained, "--limit", "all") == run_json("trace", trained, "--limit", 10**30)
@@ -147,6 +147,36 @@ def test_a_group_has_a_life(url: str) -> None:
     assert (found["now"], found["worker"]) == ("archived, trained on at step 6, 0 steps stale", "one")
     [step] = run_json("trace", url, "step", 5)["runs"]
     assert step["settled"] == 0
+
+
+def test_annotations_are_in_every_view_of_a_group_also_when_it_is_gone(url: str) -> None:
+    """Of its last draw that has any: by rollout with `show`, as means of groups and of the step with `trace`."""
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        for n in range(2):
+            buffer.put([rollout("math", n, i, Random(n)) for i in range(2)], "math")
+        with buffer.lease_batch({"math": 1}, current_train_step=6) as lease:
+            kept = lease.items["math"][0]
+            tokens = [len(one.response_ids) for one in kept.item]
+            first = {"kl": 0.125, "why": "low", "entropy": np.linspace(0, 1, tokens[0])}
+            buffer.annotate({kept.uid: [first, {"kl": 0.375, "entropy": np.zeros(tokens[1])}]})
+            buffer.annotate({kept.uid: {"weight": 0.5}})
+            lease.give_back()
+        assert "weight 0.5" in re.split(r"\n +annotations +", run("show", url, kept.uid).stdout)[1]
+        assert re.search(r"  entropy +kl  why  response\n─+\n.*}  0.125  low  ", run("show", url, kept.uid).stdout)
+        assert "} kl=0.125 why=low\n" in run("show", url, kept.uid, "--full").stdout
+        shown = run_json("show", url, kept.uid)
+        entropy = {"mean": 0.5, "min": 0, "max": 1, "tokens": tokens[0]}
+        assert shown["rollouts"][0]["annotations"] == first | {"entropy": entropy}
+        assert (shown["annotations"], shown["rollouts"][1]["annotations"]["kl"]) == ({"weight": 0.5}, 0.375)
+        for item in buffer.sample({"math": 2}, current_train_step=7)["math"]:
+            buffer.annotate({item.uid: {"kl": 0.5 * item.uid}})
+    shown = run("trace", url, "step", 7).stdout
+    assert re.search(r"(?m)^  means      kl 0.75$", shown)
+    assert re.findall(r"(?m)^ +(\d+) .* gone +([\d.]+)", shown) == [("2", "1"), ("1", "0.5")]
+    groups = run_json("trace", url, "step", 7)["runs"][0]["groups"]
+    assert {one["uid"]: one["annotations"] for one in groups} == {1: {"kl": 0.5}, 2: {"kl": 1.0}}
+    life = [row["detail"] for row in run_json("trace", url, "uid", kept.uid)["timeline"] if row["batch"]]
+    assert ["entropy 0.25, kl 0.25, weight 0.5" in life[0], life[1].endswith(", kl 0.5")] == [True, True]
 
 
 async def _live(url: str) -> int:

@@ -468,7 +468,7 @@ def test_who_leases_groups_is_below(busy: str) -> None:
 
 def test_rows_for_programs(filled: str) -> None:
     header, *rows = run("why", filled, "--format=csv").stdout.splitlines()
-    assert header.startswith("reason,sentence,task_name,buffer,worker,kind,wants")
+    assert header.startswith("reason,sentence,task_name,final,buffer,wants,kind,status,query,worker")
     assert [row.split(",")[0] for row in rows] == ["ready", "ready"]
     found = run_json("why", filled, "math", "--size", 64)[0]
     assert found["somebody_waits"] is False

@@ -111,7 +111,7 @@ async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchron
         proxy.refusing = True
         if arrives:
             link.answers_lost = True
-            mark = "SELECT coalesce(max(value), 0) FROM rb_counter WHERE name LIKE 'connection%'"
+            mark = "SELECT coalesce(max(number), 0) FROM rb_info WHERE name LIKE 'connection%'"
             [before] = synchronous.standby.ask_in(url, mark)
             link._writers[1].write(commit.pop())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.contract.annotating import AnnotatingLaws
 from tests.contract.drawing import ChanceLaws, DrawingLaws, PolicyLaws, ReuseLaws, WeightLaws
 from tests.contract.dropping import ArchiveLaws, DroppingLaws
 from tests.contract.durable import DamageLaws, DurableLaws, DurableRulesLaws, FenceLaws
@@ -36,6 +37,7 @@ class TransactionLaws(
     CheckpointLaws,
     ClaimLaws,
     ImportLaws,
+    AnnotatingLaws,
     DamageLaws,
 ):
     """The laws that rest on how a database locks, commits, and tells others of it."""

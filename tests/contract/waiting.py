@@ -187,6 +187,7 @@ class ClosingLaws(Harness):
             lambda: buffer.delete({}),
             lambda: buffer.update({}, priority=1),
             lambda: buffer.update_priorities({}),
+            lambda: buffer.annotate({}),
             lambda: buffer.metrics(),
             lambda: buffer.refresh_staleness(task_stale_thresholds={}, current_train_step=1),
             lambda: buffer.save("never"),

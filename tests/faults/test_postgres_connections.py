@@ -235,7 +235,7 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
     waited: set[Any] = set()
 
     async def has_waited_again() -> bool:
-        where = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_counter%'"
+        where = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_info%'"
         waited.update(await of_sessions(postgres_database, "xact_start", where))
         return len(waited) > 1
 
@@ -372,13 +372,13 @@ async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer
 async def test_stamps_that_nobody_asks_for_any_more_are_forgotten(postgres_database: str) -> None:
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
-        execute(postgres_database, "INSERT INTO rb_counter VALUES ('connection of last month', 1)")
+        execute(postgres_database, "INSERT INTO rb_info (name, number) VALUES ('connection of last month', 1)")
         buffer.storage.sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
             connection = await asyncpg.connect(postgres_database)
             try:
-                rows = await connection.fetch("SELECT name FROM rb_counter WHERE name LIKE 'connection %'")
+                rows = await connection.fetch("SELECT name FROM rb_info WHERE name LIKE 'connection %'")
             finally:
                 await connection.close()
             names = {row["name"] for row in rows}

@@ -202,10 +202,10 @@ _FAILOVER = [
     ("old-primary-followed", f"{_ENGINE}/postgres_connect.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
     ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
     ("two-primaries", f"{_ENGINE}/postgres_servers.py", "    if writes and len(", "    if False and len(", "two primaries of one timeline are refused"),
-    ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.value < excluded.value;", ";", "a transaction that was committed isn't repeated"),
+    ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.number < excluded.number;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
     ("stamp-anew", f"{_ENGINE}/postgres.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
-    ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_counter SET value = value WHERE", "SELECT value FROM rb_counter WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
+    ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_info SET number = number WHERE", "SELECT number FROM rb_info WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
     ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if waits or self._is_lost(error, attempt) else None", "return error if self._is_lost(error, attempt) else None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),
@@ -218,7 +218,7 @@ _FAILOVER = [
 _PROMPTS = [
     ("prompts-cursor-stands", "produce/prompt_ledger.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
     ("prompts-number", "produce/prompt_ledger.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
-    ("prompts-keep-partial", "produce/prompt_ledger.py", "        if not partial:\n            for prompt in drawn:", "        if False:\n            for prompt in drawn:", "interrupted rollouts begin anew unless partial"),
+    ("prompts-keep-partial", "produce/prompt_ledger.py", "                    if not partial:\n", "                    if False:\n", "interrupted rollouts begin anew unless partial"),
     ("prompts-init-stranded", "produce/prompt_ledger.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
     ("prompts-uid-not-moved", "produce/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
@@ -262,7 +262,7 @@ _VIEWS = [
 ]  # fmt: skip
 
 _DIAGNOSIS = [
-    ("what-arrives-follows", "rules/causes.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
+    ("what-arrives-follows", "rules/diagnosis.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
     ("failures-of-long-ago", "rules/causes.py", "        if 2 * bad < every:\n            return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/causes.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),

@@ -92,7 +92,7 @@ async def test_a_process_that_dies_of_its_wait_has_said_so_and_by_which_limits(s
     assert (found.last_timeout["worker"], found.last_timeout["task_name"]) == ("trainer-1", "math")
     assert "(0 of 2): 3 completed groups are there, but min_size is 8. Wait for" in found.last_timeout["detail"]
     [draw] = found.waits
-    assert (draw.limits, draw.reason) == ({"min_size": 8}, Reason.HELD_BACK)
+    assert (draw["limits"], draw["reason"]) == ({"min_size": 8}, Reason.HELD_BACK)
 
 
 async def test_limits_are_those_of_who_drew_last(shared_url: str) -> None:

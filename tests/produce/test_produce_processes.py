@@ -96,7 +96,13 @@ async def shot_at(folder: Path, url: str, role: Role, kind: str, *, size: int, k
         assert await buffer.count_where({}) == 0
 
 
-KINDS: list[tuple[Role, str]] = [(work, "async"), (work, "partial"), (produce, "sync"), (produce, "partial")]
+KINDS: list[tuple[Role, str]] = [
+    (work, "async"),
+    (work, "partial"),
+    (work, "rollouts"),
+    (produce, "sync"),
+    (produce, "partial"),
+]
 
 
 @pytest.mark.parametrize(("role", "kind"), KINDS)

@@ -75,7 +75,7 @@ def read_snapshot(data: bytes, codec: Codec) -> BufferState:
             " WHERE t.name <> 'bytes'"
         ):
             tallies[(task, Status(status), Tally(name))] += amount
-        [(last_uid,)] = rows("SELECT value FROM rb_counter WHERE name = 'uid'")
+        [(last_uid,)] = rows("SELECT number FROM rb_info WHERE name = 'uid'")
         shift = sum(row["ticket_shift"] for row in rows("SELECT ticket_shift FROM rb_buffer"))
         return BufferState(
             [_group(dict(row), codec, races) for row in rows(_GROUPS)],

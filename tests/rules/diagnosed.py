@@ -67,388 +67,228 @@ PUBLISHED, LAST = TrainState(3, 3), TrainState(9, 9, finished=True)
 R, T = Reason, tallies
 TWO = Wait({"math": 8, "code": 8}, worker="trainer-1")
 
-#: By name: the wait, the tallies, what else is known, the reason, and a part of the sentence.
-_CASES: dict[str, tuple[Wait, dict[tuple[str, Status, Tally], int], dict[str, Any], Reason, str]] = {
-    "enough": (wait(), FULL, {}, R.READY, "Ready: 64 completed groups of math can be drawn."),
-    "none wanted": (wait(0), {}, {}, R.READY, "Ready: 0 completed groups of math"),
-    "empty": (wait(), {}, {}, R.ABSENT, "(0 of 64): nothing was ever put into this buffer. Start the"),
-    "empty, with a producer": (wait(), {}, {"workers": [LIVE]}, R.ABSENT, "this buffer; gen-1 has it open"),
-    "a task that isn't": (
-        *(Wait({"maths": 4}), FULL, {}, R.NO_SUCH_TASK),
-        "Nothing is ready for maths (0 of 4): nothing was ever put into this task; there is the task math. "
-        "Did you mean math?",
-    ),
-    "leased": (
-        *(wait(), ALL_LEASED, {"held": [held("trainer-2@gpu7", 64, 48)]}, R.LEASED),
-        "all 64 completed groups are leased by trainer-2@gpu7 until 20:43:58 UTC. They come back when",
-    ),
-    "leased by two": (
-        *(wait(), T(completed=4, completed_leased=64), {"held": [held("a", 4, 4), held("b", 60, 40)]}, R.LEASED),
-        "(4 of 64): 64 more completed groups are leased by b (60) and a (4) until 20:43:50 UTC",
-    ),
-    "leased by the waiter, or its predecessor": (
-        *(wait(4), T(completed_leased=4), {"held": [held("trainer-1", 4, -3)]}, R.LEASED),
-        "leased by trainer-1 until 20:43:07 UTC. They come back when they are given back",
-    ),
-    "new ones came, but their producer was killed": (
-        *(wait(4), T(completed_leased=4, completed_put=1000)),
-        *({"held": [held("b", 4, 60)], "workers": [KILLED], "last_put": put_at(1)}, R.LEASED),
-        "all 4 completed groups are leased by b",
-    ),
-    "leased after steady puts": (
-        *(wait(16), T(completed_leased=80, completed_put=80), {**STEADY, "last_put": put_at(40)}, R.LEASED),
-        "all 80 completed groups are leased",
-    ),
-    "expired": (
-        *(wait(), T(expired=64, completed_put=64, completed_expired=64), {"steps": {"math": 12}}, R.EXPIRED),
-        "(0 of 64): 64 groups expired; the last refresh was to train step 12. Raise the stale",
-    ),
-    "they expire faster than they come": (
-        *(wait(), T(completed=10, completed_put=500, completed_dropped=390)),
-        *(since(900, 400, expired_ever=300), R.EXPIRED),
-        "90 of the 100 groups put since 20:28:10 UTC expired. Raise the stale",
-    ),
-    "all expire, though many come": (
-        *(wait(8), T(completed_put=80, completed_dropped=80), STEADY, R.EXPIRED),
-        "80 of the 80 groups put expired. Raise the stale",
-    ),
-    "dropped when they were put": (
-        *(wait(4), T(expired_put=6, expired_dropped=6, completed_put=2, completed=2), {"steps": {"math": 3}}),
-        *(
-            R.EXPIRED,
-            "(2 of 4): 6 of the 8 groups put expired; the last refresh was to train step 3. Raise",
-        ),
-    ),
-    "filtered": (
-        *(wait(), T(completed=2, completed_put=2, filtered=9, filtered_put=64, filtered_pruned=55), {}, R.UNFIT),
-        "64 of the 66 groups put were filtered. Look at what the filter drops (replaybuf ls --status filt",
-    ),
-    "filtered, and none is kept": (
-        *(wait(), T(completed=2, completed_put=2, filtered_put=64, filtered_pruned=64), {}, R.UNFIT),
-        "64 of the 66 groups put were filtered. Look",
-    ),
-    "failed": (
-        *(wait(), T(failed=64, failed_put=60, init_set_aside=4)),
-        {"failed_by": {"math": {"gen-2": 60, "gen-3": 4}}, "errors": {"math": "CUDA out of memory"}},
-        *(
-            R.UNFIT,
-            "64 of the 64 groups put failed, with gen-2 (60) and gen-3 (4); the last error: CUDA out of memory.",
-        ),
-    ),
-    "set aside": (
-        *(wait(2), T(failed=2, completed_put=2, completed_set_aside=2), {"failed_by": {"math": {"trainer-1": 2}}}),
-        *(R.UNFIT, "2 of the 2 groups put failed, with trainer-1 (2). Mend what makes"),
-    ),
-    "set aside lately": (
-        *(wait(2), T(failed=9, failed_put=1, completed_put=12, completed_set_aside=8)),
-        since(900, 9, 1, set_aside=6),
-        *(R.UNFIT, "2 of the 3 groups put since 20:28:10 UTC failed"),
-    ),
-    "failures of long ago": (
-        *(wait(), T(failed=500, failed_put=500, completed_put=9000)),
-        {"workers": [LIVE], **HOUR},
-        *(R.SLOW, "gen-1 is alive, and 64 more are needed. Wait"),
-    ),
-    "failures of a bad beginning": (
-        *(wait(), T(failed=500, failed_put=500, completed_put=8300), {"workers": [LIVE], **HOUR}, R.SLOW),
-        "gen-1 is alive",
-    ),
-    "failures of long ago, and much is missing": (
-        *(wait(400), T(failed=500, failed_put=500, completed_put=8100), {"workers": [LIVE], **HOUR}, R.SLOW),
-        "400 more are needed",
-    ),
-    "aborted": (
-        *(wait(), T(aborted=64, aborted_put=64), {"workers": [KILLED]}, R.OTHER_STATUS),
-        "64 groups are there, but of another status: 64 aborted. See that a worker",
-    ),
-    "a query": (
-        *(wait(query=GREAT), T(completed=512, completed_put=512), {"matches": {"math": 3}}, R.NO_MATCH),
-        '(3 of 64): 512 completed groups are there, but only 3 match {"reward": {"$gte": 0.9}}. Relax the query',
-    ),
-    "a query, and too few in any case": (
-        *(wait(query=GREAT), FEW, {"matches": {"math": 3}, "workers": [KILLED]}, R.ABSENT),
-        "Too little is ready for math (3 of 64): no producer is left",
-    ),
-    "a query that few could match, and none does": (
-        *(wait(query=GREAT), FEW, {"matches": {"math": 0}, "workers": [LIVE]}, R.NO_MATCH),
-        "8 completed groups are there, but none matches",
-    ),
-    "min_size": (
-        *(wait(16), T(completed=48, completed_put=48), {"limits": Limits(min_size=64)}, R.HELD_BACK),
-        "(0 of 16): 48 completed groups are there, but min_size is 64. Wait for the producers, or lower min_size.",
-    ),
-    "min_size, and no producer is left": (
-        *(wait(16), T(completed=48, completed_put=48), {"limits": Limits(min_size=64), "workers": [KILLED]}),
-        *(R.HELD_BACK, "but min_size is 64. Start the producers again, or lower min_size."),
-    ),
-    "samples_per_insert": (
-        *(wait(16), T(completed=48, completed_put=48, completed_sampled_again=60)),
-        *(
-            {"limits": Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=16)},
-            R.READY,
-            "Ready: 48 completed",
-        ),
-    ),
-    "samples_per_insert holds back": (
-        *(wait(16), T(completed=48, completed_put=48, completed_sampled_again=108)),
-        *({"limits": Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=(-16, 60))}, R.HELD_BACK),
-        "(4 of 16): 48 completed groups are there, but samples_per_insert 2 allows 4 now: 48 were put and 108 drawn. "
-        "Wait for the producers, or widen error_buffer.",
-    ),
-    "the capacity is smaller": (
-        *(wait(64), FEW, {"limits": Limits(capacity=32)}, R.HELD_BACK),
-        "a batch of 64 groups of task math would wait for ever: the capacity is 32. Ask for fewer groups, or raise ",
-    ),
-    "the rate never allows so many": (
-        *(wait(64), FEW, {"limits": Limits(samples_per_insert=1, error_buffer=8)}, R.HELD_BACK),
-        "with error_buffer 8 allows 8 at once. Ask for fewer groups, or widen error_buffer.",
-    ),
-    "killed": (
-        *(wait(), FEW, {"workers": [KILLED, worker("gen-2", ended_at=NOW - 50, seen=50)]}, R.ABSENT),
-        "no producer is left: gen-2 ended at 20:42:20 UTC and gen-1 went silent: last seen at 20:34:50 UTC. Start them",
-    ),
-    "killed on this machine a second ago": (
-        *(wait(), FEW, {**STEADY, "workers": [worker(seen=1, killed=True)]}, R.ABSENT),
-        "no producer is left: gen-1 was killed: last seen at 20:43:09 UTC",
-    ),
-    "killed, of a run whose filter passed a third": (
-        *(wait(), T(completed=8, completed_put=96, filtered=200, filtered_put=200), {"workers": [KILLED]}, R.ABSENT),
-        "no producer is left: gen-1 went silent",
-    ),
-    "a second life": (wait(), FEW, {"workers": [KILLED, LIVE]}, R.SLOW, "gen-1 is alive, and 56 more are needed. Wait"),
-    "alive, but idle": (
-        *(wait(), FEW, {"workers": [LIVE], "last_put": put_at(1500)}, R.ABSENT),
-        "gen-1 is alive, the last group was put at 20:18:10 UTC, and 56 more are needed. Start again who is gone",
-    ),
-    "one was killed, and the other is idle": (
-        *(wait(), FEW, {"workers": [worker("gen-2"), worker(seen=90)], "last_put": put_at(95)}, R.ABSENT),
-        "gen-1 went silent: last seen at 20:41:40 UTC; gen-2 is alive, the last group was put at 20:41:35 UTC",
-    ),
-    "one was killed, and the other goes on": (
-        *(wait(), FEW, {"workers": [worker("gen-2"), worker(seen=90)], "last_put": put_at(20)}, R.SLOW),
-        "gen-2 is alive, the last group was put at 20:42:50 UTC",
-    ),
-    "one was killed, and the other generates": (
-        *(wait(), FEW | T(init_leased=8), {"workers": [worker("gen-2"), worker(seen=90)], "last_put": put_at(95)}),
-        *(R.SLOW, "8 groups are being generated"),
-    ),
-    "what the dead hold isn't being generated": (
-        *(
-            wait(),
-            FEW | T(init_leased=8),
-            {"workers": [worker("gen-2"), KILLED]} | {"held": [held("gen-1", 6, 9, Status.INIT)]},
-        ),
-        *(R.SLOW, "2 groups are being generated"),
-    ),
-    "long rollouts": (
-        *(wait(), FEW | T(init_leased=8), {"workers": [LIVE], "last_put": put_at(1500)}, R.SLOW),
-        "8 groups are being generated. Wait",
-    ),
-    "producers of the run before a restore": (
-        *(wait(since=NOW - 5), FEW, {"workers": [LIVE], "restored": Restored(40, NOW - 20, "trainer-1")}, R.ABSENT),
-        "no producer is left: gen-1 was fenced off by a restore: last seen at 20:43:05 UTC. Start them again; a worker "
-        "that catches FencedError and builds its buffer again outlives restores.",
-    ),
-    "a restore took back all that was put, and its producers ended or died by that": (
-        *(wait(since=NOW - 5), {}),
-        {
-            "workers": [
-                worker(pid=1, ended_at=NOW - 18, seen=18),
-                worker("gen-2", pid=2, seen=25, killed=True),
-                TRAINER,
-            ],
-            "restored": Restored(0, NOW - 20, "trainer-1"),
-        },
-        R.ABSENT,
-        "gen-1 was fenced off by a restore: ended at 20:42:52 UTC and gen-2 was killed or was fenced off by a restore: "
-        "last seen at 20:42:45 UTC. Start them again; a worker that",
-    ),
-    "one was fenced off, and another joined the restored run": (
-        *(wait(since=NOW - 5), FEW),
-        {
-            "workers": [worker(pid=1), replace(worker("gen-2", pid=2), started_at=NOW - 15)],
-            "restored": Restored(40, NOW - 20, "trainer-1"),
-            "last_put": put_at(40),
-        },
-        R.ABSENT,
-        "gen-1 was fenced off by a restore: last seen at 20:43:05 UTC; gen-2 is alive, the last group was put at",
-    ),
-    "names of the process that restored the buffer aren't fenced off": (
-        *(wait(since=NOW - 5), FEW),
-        {"workers": [worker(pid=1), replace(TRAINER, pid=1)], "restored": Restored(40, NOW - 20, "trainer-1")},
-        *(R.SLOW, "gen-1 is alive, and 56 more are needed"),
-    ),
-    "nobody is known": (wait(), FEW, {}, R.ABSENT, "nobody is known to put any"),
-    "nobody is known yet": (
-        *(wait(), FEW, {"last_put": put_at(2)}, R.SLOW),
-        "(8 of 64): the last group was put at 20:43:08 UTC, and 56 more are needed. Wait",
-    ),
-    "only the waiter puts": (
-        *(wait(), FEW, {"workers": [worker("trainer-1")], "last_put": put_at(67)}, R.SLOW),
-        "trainer-1 is alive, the last group was put at 20:42:03 UTC, and 56 more are needed. Nobody else puts any",
-    ),
-    "only the waiter puts, and put many before it waited": (
-        *(wait(since=NOW - 5), FEW, {**STEADY, "workers": [worker("trainer-1")], "last_put": put_at(6)}, R.SLOW),
-        "and 56 more are needed. Nobody else puts any: put more before the draw",
-    ),
-    "the waiter puts while it waits": (
-        *(wait(), FEW, {**STEADY, "workers": [worker("trainer-1")]}, R.SLOW),
-        "the last group was put at 20:43:09 UTC, and 56 more are needed. Wait, ask",
-    ),
-    "init": (
-        *(wait(4), T(init=6, init_put=6), {"workers": [LIVE]}, R.OTHER_STATUS),
-        "(0 of 4): 6 groups are there, but of another status: 6 init. See that a worker",
-    ),
-    "prompts of a ledger": (
-        *(wait(4), T(init=6, init_put=16, init_returned=6), {"workers": [LIVE]}, R.OTHER_STATUS),
-        "6 groups are there, but of another status: 6 init",
-    ),
-    "some of each that isn't completed": (
-        *(wait(4), T(init=1, init_put=1, expired=2, aborted=1, completed_put=8), {"workers": [LIVE]}, R.EXPIRED),
-        "(0 of 4): 2 groups expired.",
-    ),
-    "prompts of a dead worker, which others generate": (
-        *(wait(4), T(init=6, init_put=16, init_leased=9), {"workers": [LIVE]}, R.SLOW),
-        "9 groups are being generated",
-    ),
-    "another status": (
-        *(wait(4, status=Status.ABORTED), FEW, {"workers": [LIVE]}, R.OTHER_STATUS),
-        "8 groups are there, but of another status: 8 completed. ",
-    ),
-    "the end of the dataset": (
-        *(wait(), FEW | T(init_leased=3, aborted=2)),
-        {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED, "datasets": {"math": 50}},
-        *(
-            R.FINISHED,
-            "(8 of 64): no prompt of math is left in the dataset: of the 50 drawn, 45 are finished, 3 in flight and "
-            '2 to be handed out again. Ask for no more (at_least={"math": 13}), read the dataset for more epochs, or',
-        ),
-    ),
-    "the end of the only dataset": (
-        *(wait(1), T(completed_put=50), {"workers": [LIVE], "datasets": {"math": 50}}, R.FINISHED),
-        "50 are finished, 0 in flight and 0 to be handed out again. Ask for no more",
-    ),
-    "the end of one dataset of two": (
-        *(
-            TWO,
-            T(completed=8, completed_put=48) | T("code", completed_put=9),
-            {"workers": [LIVE], "datasets": {"code": 9}},
-        ),
-        *(
-            R.FINISHED,
-            "ready for code (0 of 8): no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, "
-            '0 in flight and 0 to be handed out again. Ask for no more (at_least={"code": 0}), read',
-        ),
-    ),
-    "the end of the dataset, and enough in flight": (
-        *(wait(10), FEW | T(init_leased=3), {"workers": [LIVE], "datasets": {"math": 50}}, R.SLOW),
-        "3 groups are being generated",
-    ),
-    "a worker at the end of the dataset": (
-        *(FOR_TRAINER, FEW, {"trainer": PUBLISHED, "datasets": {"math": 50}}, R.FINISHED),
-        "There is nothing to do for the workers: no prompt of math is left in the dataset: of the 50 drawn, 50 are "
-        "finished, 0 in flight and 0 to be handed out again. They end when the trainer has published",
-    ),
-    "a worker at the end of the dataset of which the trainer lacks groups": (
-        *(FOR_TRAINER, T(completed=8, completed_put=48) | T("code", completed_put=9)),
-        {"waits": [TWO], "trainer": PUBLISHED, "datasets": {"code": 9}},
-        *(R.ABSENT, "no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 in"),
-    ),
-    "both wait, though it has published": (
-        *(wait(), FEW, {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.DEADLOCK),
-        "deadlock: gen-1 waits for the trainer since 20:42:10 UTC, which has published nothing since step 3, while it "
-        "waits for their groups. Publish (publish) before",
-    ),
-    "one waits, and a worker that was killed holds the rest": (
-        *(wait(9), FEW | T(init_leased=2)),
-        {"workers": [LIVE, worker("gen-2", killed=True)], "waits": [FOR_TRAINER], "trainer": PUBLISHED}
-        | {"held": [held("gen-2", 2, 40, Status.INIT)]},
-        *(
-            R.LEASED,
-            "(8 of 9): 2 groups are leased until 20:43:50 UTC to be generated, by a worker that is gone (gen-2 was "
-            "killed: last seen at 20:43:05 UTC). They come back then, and other workers generate them.",
-        ),
-    ),
-    "one waits for what a worker that was killed holds": (
-        *(FOR_TRAINER, FEW | T(init_leased=2)),
-        {"workers": [LIVE, worker("gen-2", killed=True)], "waits": [wait(9)], "trainer": PUBLISHED}
-        | {"held": [held("gen-2", 2, 40, Status.INIT)]},
-        *(R.ABSENT, "trainer-1 waits itself for 9 completed groups of math: 2 groups are leased until 20:43:50"),
-    ),
-    "a worker's other task waits while it generates": (
-        *(wait(9), FEW | T(init_leased=2), {"workers": [LIVE], "waits": [FOR_TRAINER], "trainer": PUBLISHED}, R.SLOW),
-        "2 groups are being generated",
-    ),
-    "a worker's other task, while the trainer waits for what it generates": (
-        *(FOR_TRAINER, FEW | T(init_leased=2), {"workers": [LIVE], "waits": [wait(9)], "trainer": PUBLISHED}, R.ABSENT),
-        "trainer-1 waits itself for 9 completed groups of math: 2 groups are being generated. Wait",
-    ),
-    "one of two producers waits": (
-        *(wait(), FEW, {"workers": [LIVE, worker("gen-2")], "waits": [FOR_TRAINER]}, R.SLOW),
-        "gen-1 and gen-2 are alive",
-    ),
-    "the trainer has finished": (
-        *(wait(), FEW, {"workers": [KILLED], "trainer": LAST}, R.FINISHED),
-        "the trainer has published that it has finished (step 9)",
-    ),
-    "finished, but they go on": (wait(), FEW, {"workers": [LIVE], "trainer": LAST}, R.SLOW, "gen-1 is alive"),
-    "no room for another task": (
-        *(TWO, FULL | T("code", completed=3), {"limits": BLOCK, "workers": [LIVE], "waits": [FOR_ROOM]}, R.DEADLOCK),
-        "Too little is ready for code (3 of 8): gen-1 waits for room since 20:42:10 UTC, with 64 completed groups of "
-        "math there. Draw groups of math",
-    ),
-    "room, and nobody draws": (
-        *(FOR_ROOM, FULL, {"limits": BLOCK}, R.HELD_BACK),
-        "No room for math: 64 completed groups are buffered, and the capacity is 64; nobody has drawn any yet. "
-        "Is the consumer running?",
-    ),
-    "room, and the trainer is slow": (
-        *(FOR_ROOM, FULL, {"limits": BLOCK, "workers": [TRAINER], "last_take": Taking("trainer-1", NOW - 90, 64)}),
-        *(R.HELD_BACK, "trainer-1 is alive, and the last draw was at 20:41:40 UTC"),
-    ),
-    "room, and the trainer was killed": (
-        *(FOR_ROOM, FULL, {"limits": BLOCK, "workers": [worker("trainer-1", seen=300, groups=0, taken=64)]}),
-        *(
-            R.HELD_BACK,
-            "no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. Is the consumer",
-        ),
-    ),
-    "room, and the trainer waits": (
-        *(FOR_ROOM, FULL, {"limits": BLOCK, "waits": [wait(32, GREAT)]}, R.HELD_BACK),
-        "the capacity is 64; trainer-1 waits itself for 32 completed groups of math that match",
-    ),
-    "room by rate": (
-        *(FOR_ROOM, FULL, {"limits": Limits(samples_per_insert=1, error_buffer=8)}, R.HELD_BACK),
-        "64 completed groups were put and 0 times one was drawn, and samples_per_insert 1 with error_buffer 8",
-    ),
-    "room is there": (FOR_ROOM, FEW, {"limits": BLOCK}, R.READY, "Ready: there is room for 1 completed group of"),
-    "nothing published": (
-        FOR_TRAINER,
-        FEW,
-        {},
-        R.ABSENT,
-        "the trainer has published nothing yet; nobody has drawn any yet. Is it running?",
-    ),
-    "nothing new published": (
-        *(FOR_TRAINER, FEW, {"trainer": PUBLISHED, "workers": [worker("trainer-1", seen=300, groups=0, taken=9)]}),
-        *(R.ABSENT, "nothing since step 3; no consumer is left: trainer-1 went silent"),
-    ),
-    "the trainer waits, too": (
-        *(FOR_TRAINER, FEW, {"waits": [wait(128)]}, R.ABSENT),
-        "trainer-1 waits itself for 128 completed groups of math: deadlock: gen-1 waits for the trainer",
-    ),
-    "a trainer that has finished": (
-        FOR_TRAINER,
-        FEW,
-        {"trainer": LAST},
-        R.FINISHED,
-        "has published that it has finished",
-    ),
-}
+Case = tuple[Diagnosis, Reason, str]
+
+
+def case(
+    waiting: Wait, counts: dict[tuple[str, Status, Tally], int], reason: Reason, *, says: str, **known: Any
+) -> Case:
+    """Return the diagnosis of a wait, the reason that it should have, and a part of its sentence."""
+    return why(waiting, counts, **known), reason, says
+
 
 CASES = {
-    name: (why(waiting, counts, **more), reason, says) for name, (waiting, counts, more, reason, says) in _CASES.items()
-}
+    "enough": case(wait(), FULL, R.READY, says="Ready: 64 completed groups of math can be drawn."),
+    "none wanted": case(wait(0), {}, R.READY, says="Ready: 0 completed groups of math"),
+    "empty": case(wait(), {}, R.ABSENT, says="(0 of 64): nothing was ever put into this buffer. Start the"),
+    "empty, with a producer": case(wait(), {}, R.ABSENT, workers=[LIVE], says="this buffer; gen-1 has it open"),
+    "a task that isn't": case(Wait({"maths": 4}), FULL, R.NO_SUCH_TASK,
+        says="Nothing is ready for maths (0 of 4): nothing was ever put into this task; there is the task math. "
+        "Did you mean math?"),
+    "leased": case(wait(), ALL_LEASED, R.LEASED, held=[held("trainer-2@gpu7", 64, 48)],
+        says="all 64 completed groups are leased by trainer-2@gpu7 until 20:43:58 UTC. They come back when"),
+    "leased by two": case(wait(), T(completed=4, completed_leased=64), R.LEASED,
+        held=[held("a", 4, 4), held("b", 60, 40)],
+        says="(4 of 64): 64 more completed groups are leased by b (60) and a (4) until 20:43:50 UTC"),
+    "leased by the waiter, or its predecessor": case(wait(4), T(completed_leased=4), R.LEASED,
+        held=[held("trainer-1", 4, -3)],
+        says="leased by trainer-1 until 20:43:07 UTC. They come back when they are given back"),
+    "new ones came, but their producer was killed": case(wait(4), T(completed_leased=4, completed_put=1000), R.LEASED,
+        held=[held("b", 4, 60)], workers=[KILLED], last_put=put_at(1), says="all 4 completed groups are leased by b"),
+    "leased after steady puts": case(wait(16), T(completed_leased=80, completed_put=80), R.LEASED,
+        **STEADY | {"last_put": put_at(40)}, says="all 80 completed groups are leased"),
+    "expired": case(wait(), T(expired=64, completed_put=64, completed_expired=64), R.EXPIRED, steps={"math": 12},
+        says="(0 of 64): 64 groups expired; the last refresh was to train step 12. Raise the stale"),
+    "they expire faster than they come": case(wait(), T(completed=10, completed_put=500, completed_dropped=390),
+        R.EXPIRED, **since(900, 400, expired_ever=300),
+        says="90 of the 100 groups put since 20:28:10 UTC expired. Raise the stale"),
+    "all expire, though many come": case(wait(8), T(completed_put=80, completed_dropped=80), R.EXPIRED, **STEADY,
+        says="80 of the 80 groups put expired. Raise the stale"),
+    "dropped when they were put": case(wait(4), T(expired_put=6, expired_dropped=6, completed_put=2, completed=2),
+        R.EXPIRED, steps={"math": 3},
+        says="(2 of 4): 6 of the 8 groups put expired; the last refresh was to train step 3. Raise"),
+    "filtered": case(wait(), T(completed=2, completed_put=2, filtered=9, filtered_put=64, filtered_pruned=55),
+        R.UNFIT,
+        says="64 of the 66 groups put were filtered. Look at what the filter drops (replaybuf ls --status filt"),
+    "filtered, and none is kept": case(wait(), T(completed=2, completed_put=2, filtered_put=64, filtered_pruned=64),
+        R.UNFIT, says="64 of the 66 groups put were filtered. Look"),
+    "failed": case(wait(), T(failed=64, failed_put=60, init_set_aside=4), R.UNFIT,
+        failed_by={"math": {"gen-2": 60, "gen-3": 4}}, errors={"math": "CUDA out of memory"},
+        says="64 of the 64 groups put failed, with gen-2 (60) and gen-3 (4); the last error: CUDA out of memory."),
+    "set aside": case(wait(2), T(failed=2, completed_put=2, completed_set_aside=2), R.UNFIT,
+        failed_by={"math": {"trainer-1": 2}},
+        says="2 of the 2 groups put failed, with trainer-1 (2). Mend what makes"),
+    "set aside lately": case(wait(2), T(failed=9, failed_put=1, completed_put=12, completed_set_aside=8), R.UNFIT,
+        **since(900, 9, 1, set_aside=6), says="2 of the 3 groups put since 20:28:10 UTC failed"),
+    "failures of long ago": case(wait(), T(failed=500, failed_put=500, completed_put=9000), R.SLOW,
+        **HOUR | {"workers": [LIVE]}, says="gen-1 is alive, and 64 more are needed. Wait"),
+    "failures of a bad beginning": case(wait(), T(failed=500, failed_put=500, completed_put=8300), R.SLOW,
+        **HOUR | {"workers": [LIVE]}, says="gen-1 is alive"),
+    "failures of long ago, and much is missing": case(wait(400), T(failed=500, failed_put=500, completed_put=8100),
+        R.SLOW, **HOUR | {"workers": [LIVE]}, says="400 more are needed"),
+    "aborted": case(wait(), T(aborted=64, aborted_put=64), R.OTHER_STATUS, workers=[KILLED],
+        says="64 groups are there, but of another status: 64 aborted. See that a worker"),
+    "a query": case(wait(query=GREAT), T(completed=512, completed_put=512), R.NO_MATCH, matches={"math": 3},
+        says='(3 of 64): 512 completed groups are there, but only 3 match {"reward": {"$gte": 0.9}}. Relax the '
+        "query"),
+    "a query, and too few in any case": case(wait(query=GREAT), FEW, R.ABSENT, matches={"math": 3}, workers=[KILLED],
+        says="Too little is ready for math (3 of 64): no producer is left"),
+    "a query that few could match, and none does": case(wait(query=GREAT), FEW, R.NO_MATCH, matches={"math": 0},
+        workers=[LIVE], says="8 completed groups are there, but none matches"),
+    "min_size": case(wait(16), T(completed=48, completed_put=48), R.HELD_BACK, limits=Limits(min_size=64),
+        says="(0 of 16): 48 completed groups are there, but min_size is 64. Wait for the producers, or lower "
+        "min_size."),
+    "min_size, and no producer is left": case(wait(16), T(completed=48, completed_put=48), R.HELD_BACK,
+        limits=Limits(min_size=64), workers=[KILLED],
+        says="but min_size is 64. Start the producers again, or lower min_size."),
+    "samples_per_insert": case(wait(16), T(completed=48, completed_put=48, completed_sampled_again=60), R.READY,
+        limits=Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=16), says="Ready: 48 completed"),
+    "samples_per_insert holds back": case(wait(16), T(completed=48, completed_put=48, completed_sampled_again=108),
+        R.HELD_BACK, limits=Limits(max_times_sampled=0, samples_per_insert=2, error_buffer=(-16, 60)),
+        says="(4 of 16): 48 completed groups are there, but samples_per_insert 2 allows 4 now: 48 were put and 108 "
+        "drawn. Wait for the producers, or widen error_buffer."),
+    "the capacity is smaller": case(wait(64), FEW, R.HELD_BACK, limits=Limits(capacity=32),
+        says="a batch of 64 groups of task math would wait for ever: the capacity is 32. Ask for fewer groups, or "
+        "raise "),
+    "the rate never allows so many": case(wait(64), FEW, R.HELD_BACK,
+        limits=Limits(samples_per_insert=1, error_buffer=8),
+        says="with error_buffer 8 allows 8 at once. Ask for fewer groups, or widen error_buffer."),
+    "killed": case(wait(), FEW, R.ABSENT, workers=[KILLED, worker("gen-2", ended_at=NOW - 50, seen=50)],
+        says="no producer is left: gen-2 ended at 20:42:20 UTC and gen-1 went silent: last seen at 20:34:50 UTC. "
+        "Start them"),
+    "killed on this machine a second ago": case(wait(), FEW, R.ABSENT,
+        **STEADY | {"workers": [worker(seen=1, killed=True)]},
+        says="no producer is left: gen-1 was killed: last seen at 20:43:09 UTC"),
+    "killed, of a run whose filter passed a third": case(wait(),
+        T(completed=8, completed_put=96, filtered=200, filtered_put=200), R.ABSENT, workers=[KILLED],
+        says="no producer is left: gen-1 went silent"),
+    "a second life": case(wait(), FEW, R.SLOW, workers=[KILLED, LIVE],
+        says="gen-1 is alive, and 56 more are needed. Wait"),
+    "alive, but idle": case(wait(), FEW, R.ABSENT, workers=[LIVE], last_put=put_at(1500),
+        says="gen-1 is alive, the last group was put at 20:18:10 UTC, and 56 more are needed. Start again who is "
+        "gone"),
+    "one was killed, and the other is idle": case(wait(), FEW, R.ABSENT, workers=[worker("gen-2"), worker(seen=90)],
+        last_put=put_at(95),
+        says="gen-1 went silent: last seen at 20:41:40 UTC; gen-2 is alive, the last group was put at 20:41:35 UTC"),
+    "one was killed, and the other goes on": case(wait(), FEW, R.SLOW, workers=[worker("gen-2"), worker(seen=90)],
+        last_put=put_at(20), says="gen-2 is alive, the last group was put at 20:42:50 UTC"),
+    "one was killed, and the other generates": case(wait(), FEW | T(init_leased=8), R.SLOW,
+        workers=[worker("gen-2"), worker(seen=90)], last_put=put_at(95), says="8 groups are being generated"),
+    "what the dead hold isn't being generated": case(wait(), FEW | T(init_leased=8), R.SLOW,
+        workers=[worker("gen-2"), KILLED], held=[held("gen-1", 6, 9, Status.INIT)],
+        says="2 groups are being generated"),
+    "long rollouts": case(wait(), FEW | T(init_leased=8), R.SLOW, workers=[LIVE], last_put=put_at(1500),
+        says="8 groups are being generated. Wait"),
+    "producers of the run before a restore": case(wait(since=NOW - 5), FEW, R.ABSENT, workers=[LIVE],
+        restored=Restored(40, NOW - 20, "trainer-1"),
+        says="no producer is left: gen-1 was fenced off by a restore: last seen at 20:43:05 UTC. Start them again; "
+        "a worker that catches FencedError and builds its buffer again outlives restores."),
+    "a restore took back all that was put, and its producers ended or died by that": case(wait(since=NOW - 5), {},
+        R.ABSENT,
+        workers=[worker(pid=1, ended_at=NOW - 18, seen=18), worker("gen-2", pid=2, seen=25, killed=True), TRAINER],
+        restored=Restored(0, NOW - 20, "trainer-1"),
+        says="gen-1 was fenced off by a restore: ended at 20:42:52 UTC and gen-2 was killed or was fenced off by a "
+        "restore: last seen at 20:42:45 UTC. Start them again; a worker that"),
+    "one was fenced off, and another joined the restored run": case(wait(since=NOW - 5), FEW, R.ABSENT,
+        workers=[worker(pid=1), replace(worker("gen-2", pid=2), started_at=NOW - 15)],
+        restored=Restored(40, NOW - 20, "trainer-1"), last_put=put_at(40),
+        says="gen-1 was fenced off by a restore: last seen at 20:43:05 UTC; gen-2 is alive, the last group was put "
+        "at"),
+    "names of the process that restored the buffer aren't fenced off": case(wait(since=NOW - 5), FEW, R.SLOW,
+        workers=[worker(pid=1), replace(TRAINER, pid=1)], restored=Restored(40, NOW - 20, "trainer-1"),
+        says="gen-1 is alive, and 56 more are needed"),
+    "nobody is known": case(wait(), FEW, R.ABSENT, says="nobody is known to put any"),
+    "nobody is known yet": case(wait(), FEW, R.SLOW, last_put=put_at(2),
+        says="(8 of 64): the last group was put at 20:43:08 UTC, and 56 more are needed. Wait"),
+    "only the waiter puts": case(wait(), FEW, R.SLOW, workers=[worker("trainer-1")], last_put=put_at(67),
+        says="trainer-1 is alive, the last group was put at 20:42:03 UTC, and 56 more are needed. Nobody else puts "
+        "any"),
+    "only the waiter puts, and put many before it waited": case(wait(since=NOW - 5), FEW, R.SLOW,
+        **STEADY | {"workers": [worker("trainer-1")], "last_put": put_at(6)},
+        says="and 56 more are needed. Nobody else puts any: put more before the draw"),
+    "the waiter puts while it waits": case(wait(), FEW, R.SLOW, **STEADY | {"workers": [worker("trainer-1")]},
+        says="the last group was put at 20:43:09 UTC, and 56 more are needed. Wait, ask"),
+    "init": case(wait(4), T(init=6, init_put=6), R.OTHER_STATUS, workers=[LIVE],
+        says="(0 of 4): 6 groups are there, but of another status: 6 init. See that a worker"),
+    "prompts of a ledger": case(wait(4), T(init=6, init_put=16, init_returned=6), R.OTHER_STATUS, workers=[LIVE],
+        says="6 groups are there, but of another status: 6 init"),
+    "some of each that isn't completed": case(wait(4), T(init=1, init_put=1, expired=2, aborted=1, completed_put=8),
+        R.EXPIRED, workers=[LIVE], says="(0 of 4): 2 groups expired."),
+    "prompts of a dead worker, which others generate": case(wait(4), T(init=6, init_put=16, init_leased=9), R.SLOW,
+        workers=[LIVE], says="9 groups are being generated"),
+    "another status": case(wait(4, status=Status.ABORTED), FEW, R.OTHER_STATUS, workers=[LIVE],
+        says="8 groups are there, but of another status: 8 completed. "),
+    "the end of the dataset": case(wait(), FEW | T(init_leased=3, aborted=2), R.FINISHED, workers=[LIVE],
+        waits=[FOR_TRAINER], trainer=PUBLISHED, datasets={"math": 50},
+        says="(8 of 64): no prompt of math is left in the dataset: of the 50 drawn, 45 are finished, 3 in flight "
+        'and 2 to be handed out again. Ask for no more (at_least={"math": 13}), read the dataset for more '
+        "epochs, or"),
+    "the end of the only dataset": case(wait(1), T(completed_put=50), R.FINISHED, workers=[LIVE],
+        datasets={"math": 50}, says="50 are finished, 0 in flight and 0 to be handed out again. Ask for no more"),
+    "the end of one dataset of two": case(TWO, T(completed=8, completed_put=48) | T("code", completed_put=9),
+        R.FINISHED, workers=[LIVE], datasets={"code": 9},
+        says="ready for code (0 of 8): no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 "
+        'in flight and 0 to be handed out again. Ask for no more (at_least={"code": 0}), read'),
+    "the end of the dataset, and enough in flight": case(wait(10), FEW | T(init_leased=3), R.SLOW, workers=[LIVE],
+        datasets={"math": 50}, says="3 groups are being generated"),
+    "a worker at the end of the dataset": case(FOR_TRAINER, FEW, R.FINISHED, trainer=PUBLISHED, datasets={"math": 50},
+        says="There is nothing to do for the workers: no prompt of math is left in the dataset: of the 50 drawn, "
+        "50 are finished, 0 in flight and 0 to be handed out again. They end when the trainer has published"),
+    "a worker at the end of the dataset of which the trainer lacks groups": case(FOR_TRAINER,
+        T(completed=8, completed_put=48) | T("code", completed_put=9), R.ABSENT, waits=[TWO], trainer=PUBLISHED,
+        datasets={"code": 9}, says="no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 in"),
+    "both wait, though it has published": case(wait(), FEW, R.DEADLOCK, workers=[LIVE], waits=[FOR_TRAINER],
+        trainer=PUBLISHED,
+        says="deadlock: gen-1 waits for the trainer since 20:42:10 UTC, which has published nothing since step 3, "
+        "while it waits for their groups. Publish (publish) before"),
+    "one waits, and a worker that was killed holds the rest": case(wait(9), FEW | T(init_leased=2), R.LEASED,
+        workers=[LIVE, worker("gen-2", killed=True)], waits=[FOR_TRAINER], trainer=PUBLISHED,
+        held=[held("gen-2", 2, 40, Status.INIT)],
+        says="(8 of 9): 2 groups are leased until 20:43:50 UTC to be generated, by a worker that is gone (gen-2 "
+        "was killed: last seen at 20:43:05 UTC). They come back then, and other workers generate them."),
+    "one waits for what a worker that was killed holds": case(FOR_TRAINER, FEW | T(init_leased=2), R.ABSENT,
+        workers=[LIVE, worker("gen-2", killed=True)], waits=[wait(9)], trainer=PUBLISHED,
+        held=[held("gen-2", 2, 40, Status.INIT)],
+        says="trainer-1 waits itself for 9 completed groups of math: 2 groups are leased until 20:43:50"),
+    "a worker's other task waits while it generates": case(wait(9), FEW | T(init_leased=2), R.SLOW, workers=[LIVE],
+        waits=[FOR_TRAINER], trainer=PUBLISHED, says="2 groups are being generated"),
+    "a worker's other task, while the trainer waits for what it generates": case(FOR_TRAINER, FEW | T(init_leased=2),
+        R.ABSENT, workers=[LIVE], waits=[wait(9)], trainer=PUBLISHED,
+        says="trainer-1 waits itself for 9 completed groups of math: 2 groups are being generated. Wait"),
+    "one of two producers waits": case(wait(), FEW, R.SLOW, workers=[LIVE, worker("gen-2")], waits=[FOR_TRAINER],
+        says="gen-1 and gen-2 are alive"),
+    "the trainer has finished": case(wait(), FEW, R.FINISHED, workers=[KILLED], trainer=LAST,
+        says="the trainer has published that it has finished (step 9)"),
+    "finished, but they go on": case(wait(), FEW, R.SLOW, workers=[LIVE], trainer=LAST, says="gen-1 is alive"),
+    "no room for another task": case(TWO, FULL | T("code", completed=3), R.DEADLOCK, limits=BLOCK, workers=[LIVE],
+        waits=[FOR_ROOM],
+        says="Too little is ready for code (3 of 8): gen-1 waits for room since 20:42:10 UTC, with 64 completed "
+        "groups of math there. Draw groups of math"),
+    "room, and nobody draws": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK,
+        says="No room for math: 64 completed groups are buffered, and the capacity is 64; nobody has drawn any "
+        "yet. Is the consumer running?"),
+    "room, and the trainer is slow": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK, workers=[TRAINER],
+        last_take=Taking("trainer-1", NOW - 90, 64),
+        says="trainer-1 is alive, and the last draw was at 20:41:40 UTC"),
+    "room, and the trainer was killed": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK,
+        workers=[worker("trainer-1", seen=300, groups=0, taken=64)],
+        says="no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. Is the consumer"),
+    "room, and the trainer waits": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK, waits=[wait(32, GREAT)],
+        says="the capacity is 64; trainer-1 waits itself for 32 completed groups of math that match"),
+    "room by rate": case(FOR_ROOM, FULL, R.HELD_BACK, limits=Limits(samples_per_insert=1, error_buffer=8),
+        says="64 completed groups were put and 0 times one was drawn, and samples_per_insert 1 with error_buffer 8"),
+    "room is there": case(FOR_ROOM, FEW, R.READY, limits=BLOCK, says="Ready: there is room for 1 completed group of"),
+    "nothing published": case(FOR_TRAINER, FEW, R.ABSENT,
+        says="the trainer has published nothing yet; nobody has drawn any yet. Is it running?"),
+    "nothing new published": case(FOR_TRAINER, FEW, R.ABSENT, trainer=PUBLISHED,
+        workers=[worker("trainer-1", seen=300, groups=0, taken=9)],
+        says="nothing since step 3; no consumer is left: trainer-1 went silent"),
+    "the trainer waits, too": case(FOR_TRAINER, FEW, R.ABSENT, waits=[wait(128)],
+        says="trainer-1 waits itself for 128 completed groups of math: deadlock: gen-1 waits for the trainer"),
+    "a trainer that has finished": case(FOR_TRAINER, FEW, R.FINISHED, trainer=LAST,
+        says="has published that it has finished"),
+}  # fmt: skip
+
 
 #: In a healthy run groups of each kind are there, as many as are missing: the tallies, and what else is known.
 HEALTHY: dict[str, tuple[dict[tuple[str, Status, Tally], int], dict[str, Any]]] = {

@@ -23,7 +23,6 @@ from replaybuf.rules.transitions import (
     lapsed,
     leased,
     put,
-    rate,
     refused,
     removed,
     set_aside,
@@ -34,7 +33,7 @@ from replaybuf.rules.transitions import (
 from replaybuf.values.rollouts.rollout import Status
 
 COMPLETED, FAILED, ARCHIVED = Status.COMPLETED, Status.FAILED, Status.ARCHIVED
-BUFFERED = [status for status in Status if status != ARCHIVED]
+BUFFERED = [status for status in Status if status not in (ARCHIVED, Status.FILLING)]
 GONE = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.PRUNED)
 
 
@@ -246,6 +245,12 @@ def test_a_group_leaves_the_place_where_it_is(place: Place) -> None:
     assert step.counts == {(place.status, place.tally): -1, (place.status, Tally.REPLACED): 1}
 
 
+def test_rollouts_of_a_group_that_fills_are_counted_by_their_group() -> None:
+    assert put(Status.FILLING).counts == {(Status.FILLING, Tally.SIZE): 1}
+    for why in (Tally.REPLACED, Tally.DELETED):
+        assert removed(Place(Status.FILLING), why).counts == {(Status.FILLING, Tally.SIZE): -1}
+
+
 def test_a_put_that_is_lost_is_in_no_place() -> None:
     """What is dropped was put, for its age or as unfit; what is refused wasn't."""
     assert dropped(Status.EXPIRED).counts == {(Status.EXPIRED, Tally.PUT): 1, (Status.EXPIRED, Tally.DROPPED): 1}
@@ -295,18 +300,3 @@ def summed(*steps: Transition) -> dict[tuple[Status, Tally], int]:
     for step in steps:
         total.update(step.counts)
     return {name: n for name, n in total.items() if n}
-
-
-@pytest.mark.parametrize(
-    ("totals", "expected"),
-    [
-        ([(0, 0), (100, 1000), (130, 1010), (160, 1020)], pytest.approx(20 / 60)),
-        ([(0, 0), (120, 120)], 1),
-        ([(0, 0), (20, 900), (200, 900)], 0),  # the run is over
-        ([(100, 10), (110, 10)], None),  # of a young run, which put 10 before it was read first
-        ([(100, 10)], None),
-        ([(0, 500), (60, 20)], 0),  # a restore
-    ],
-)
-def test_a_rate_is_that_of_the_last_minute(totals: list[tuple[float, int]], expected: float | None) -> None:
-    assert rate(totals) == expected

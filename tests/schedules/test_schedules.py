@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,12 +89,12 @@ class Calls:
         return self._undone[cancelled]
 
 
-@pytest.mark.parametrize("schedules", [12, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("schedules", [6, pytest.param(None, marks=pytest.mark.long)])
 def test_two_calls_are_as_one_after_the_other(
     started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
 ) -> None:
     (original, actors), chance, wrong = started, random.Random(1), []
-    for names in PAIRS if schedules is None else [*KNOWN, *chance.sample(PAIRS, schedules // 4)]:
+    for names in PAIRS if schedules is None else [*KNOWN, *chance.sample(PAIRS, schedules // 3 - len(KNOWN))]:
         pair = Calls(names, actors, original)
         moments = sorted(pair.moments)
         for first, at in moments if schedules is None else chance.sample(moments, 3):
@@ -105,17 +104,17 @@ def test_two_calls_are_as_one_after_the_other(
     assert not wrong, "\n\n".join(wrong[:5])
 
 
-@pytest.mark.parametrize("schedules", [12, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("schedules", [6, pytest.param(None, marks=pytest.mark.long)])
 def test_a_call_that_is_cancelled_is_done_or_undone(
     started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
 ) -> None:
     """At any of its statements, before or after another call has come between."""
     (original, actors), chance, wrong = started, random.Random(2), []
     pairs = [*itertools.product(CANCELLED_CALLS, CALLS)]
-    for names in pairs if schedules is None else chance.sample(pairs, schedules // 4):
+    for names in pairs if schedules is None else chance.sample(pairs, schedules // 3):
         pair = Calls(names, actors, original)
         moments = [(at, then) for first, at in sorted(pair.moments) if first == 0 and at > 1 for then in (at, at + 1)]
-        for at, then in moments if schedules is None else chance.sample(moments, min(4, len(moments))):
+        for at, then in moments if schedules is None else chance.sample(moments, min(3, len(moments))):
             figures.add(faults=1)
             if problem := pair.problem(pair.interrupted(0, then, {0: at}), 0):
                 wrong.append(f"{names[0]}, cancelled at point {at}, and {names[1]} at point {then}: {problem}")
@@ -150,10 +149,13 @@ def test_a_call_of_several_transactions_is_caught(started: tuple[Copies, list[Ac
     assert any(pair.problem(pair.interrupted(0, at, {} if cancelled is None else {0: at}), cancelled) for at in points)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Copies, list[Actor]]]:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def started(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Copies, list[Actor]]]:
     """A filled database that can be copied, and three processes."""
     server = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
-    with copies(request.param, tmp_path, server) as original, actors_of(tmp_path / "ledger", 3) as actors:
+    folder = tmp_path_factory.mktemp("schedules")
+    with copies(request.param, folder, server) as original, actors_of(folder / "ledger", 3) as actors:
         asyncio.run(fill(original.url))
         yield original, actors

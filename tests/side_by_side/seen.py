@@ -114,6 +114,8 @@ def _group_row(item: StorageItem) -> dict[str, Any]:
         "response": preview(item.item[0].response),
         "tags": item.tags,
         "key": item.key,
+        "group_size": None,
+        "group_index": None,
         "error": item.error,
         "worker": item.worker,
         "leased_by": None,

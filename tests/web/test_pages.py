@@ -12,12 +12,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
+from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.view.overview import Minute, rates_of
+from replaybuf.view.overview import Minute, rates_now, rates_of
 from replaybuf.web import html_tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
@@ -112,6 +114,22 @@ def test_where_nobody_read_for_minutes_the_rate_holds_from_the_beginning_of_the_
     assert rates == [(60, 60), (61, 0), (7260, 0), (7320, 0)]
 
 
+@pytest.mark.parametrize(
+    ("puts", "expected"),
+    [
+        ([(0, 0), (100, 1000), (130, 1010), (160, 1020)], 20),
+        ([(0, 0), (20, 900), (200, 900)], 0),  # the run is over
+        ([(100, 10), (110, 10)], None),  # of a young run, which put 10 before it was read first
+        ([], None),
+        ([(0, 500), (60, 20)], 0),  # a restore
+    ],
+)
+def test_the_rate_now_is_that_since_a_minute_ago(puts: list[tuple[float, int]], expected: float | None) -> None:
+    history = [Minute(datetime.fromtimestamp(time, UTC), {}, {}, put, 0) for time, put in puts]
+    found = rates_now(history)
+    assert (None if found is None else found.put) == expected
+
+
 def test_a_run_without_a_sign_of_life_is_not_live(url: str) -> None:
     """Of an idle one, too, that is heard of every 30 s: it is live until it has been silent for a minute."""
     asyncio.run(run_of(url, 1, 0))
@@ -203,6 +221,26 @@ def test_a_group_shows_conversation_responses_and_rewards(page: Client) -> None:
 def test_tokens_are_coloured(page: Client, by: str, shade: str) -> None:
     text = read(page, "/groups/1", by=by)
     assert re.search(rf'<span class="token {shade}\d?" title="token \d+  id', text)
+
+
+def test_annotations_are_columns_of_steps_and_facts_and_colours_of_groups(url: str) -> None:
+    """One that is named as a colouring of tokens takes its place."""
+    with ReplayBufferConfig(url=url, archive=1000, policy="fifo").build_sync() as buffer:
+        for _ in range(3):
+            group = [RolloutState(message=[], response="abcd", response_ids=[*b"abcd"], status=Status.COMPLETED)]
+            buffer.put(group, "math")
+        for item in buffer.sample({"math": 3}, current_train_step=1)["math"]:
+            arrays = {"kl": np.array([0, 0.5, 1, 2]), "mask": np.array([1, 0, 0, 0]), "flat": np.ones(4)}
+            buffer.annotate({item.uid: [{"advantage": (item.uid - 2) ** 2, **(arrays if item.uid == 2 else {})}]})
+    page = client_of(url)
+    text = read(page, "/steps/1", order="annotations.advantage")
+    assert "<dt>mean advantage</dt><dd>0.667</dd>" in text
+    assert re.findall(r'<a href="/groups/(\d+)"', text) == ["2", "1", "3"]
+    assert "advantage 0, flat {" in read(page, "/groups/2")
+    shades = {by: re.findall(r'class="token (\w+)" title="token', read(page, "/groups/2", by=by)) for by in arrays}
+    assert shades == {"kl": ["lp0", "lp2", "lp3", "lp6"], "mask": ["mask1", *["mask0"] * 3], "flat": ["lp0"] * 4}
+    assert "highest" in read(page, "/groups/2", by="kl")
+    assert "kl" not in read(page, "/groups/1", status=400, by="advantage").split("must be one of")[1]
 
 
 def test_responses_are_ordered_by_reward(page: Client) -> None:
@@ -416,6 +454,10 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         assert 'role="alert"' in answer.text
         assert 'id="live"' not in answer.text  # nothing on it changes
     assert "there is no group 999999: there never was" in read(page, "/groups/999999", 404)
+    assert "There is no such page; there are /, /groups, /groups/{uid}" in read(page, "/group/1", 404)
+    assert "Nothing was ever put into this task; there are the tasks " in (nothing := read(page, "/groups?task=mat"))
+    assert "Did you mean math?</p>" in nothing
+    assert f"Operators: {OPERATORS}." in read(page, "/groups?where=x", 400)
 
 
 def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def bench(
     \b
     Examples:
       replaybuf bench bench.db
-      replaybuf bench postgresql://trainer@db.cluster/bench --workers 64 --trainers 4 --minutes 5
-      replaybuf bench URL --workers 64 --rate 2 --group 16x8000 --leases --step-seconds 10
+      replaybuf bench postgresql://rl@db/bench --workers 64 --trainers 4
+      replaybuf bench URL --rate 2 --group 16x8000 --leases --step-seconds 10
       replaybuf bench URL --format json > bench.json
     """
     from replaybuf.cli.bench.load import BenchSettings, parse_group

@@ -139,7 +139,7 @@ def check_uids(tx: Transaction, about: Examination) -> Iterator[Finding]:
 def _raise_uids(tx: Transaction) -> str:
     used, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
     if last is None:
-        tx.change("INSERT INTO rb_counter (name, value) VALUES ('uid', 0)")
+        tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
     raise_uid(tx, used)
     return f"raised the counter of uids from {last or 0:,} to {used:,}"
 

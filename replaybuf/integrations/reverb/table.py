@@ -223,7 +223,7 @@ class Table:
 
     async def can_insert(self, num_inserts: int) -> bool:
         """Return whether this number of inserts would not block."""
-        level = (await self.buffer.levels([self.name]))[self.name]
+        level = levels(await self.buffer.tallies(), [self.name])[self.name]
         allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
         return allowed is None or allowed >= num_inserts
 

@@ -20,6 +20,8 @@ SCALAR_OPERATORS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte")
 SET_OPERATORS = {"$in": "$in", "$not_in": "$not_in", "$nin": "$not_in"}
 LOGIC_OPERATORS = ("$and", "$or", "$not")
 FIELD_OPERATORS = (*SCALAR_OPERATORS, *SET_OPERATORS, "$between", "$not")
+#: All operators, for people.
+OPERATORS = f"of a field {', '.join(FIELD_OPERATORS)}; of queries {', '.join(LOGIC_OPERATORS)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from replaybuf.rules.query.nodes import (
     FIELD_OPERATORS,
     FIELDS,
     LOGIC_OPERATORS,
+    OPERATORS,
     SCALAR_OPERATORS,
     SET_OPERATORS,
     BetweenNode,
@@ -259,7 +260,7 @@ class _QueryParser:
         if relation == "$not":
             return NotNode(self.query(operand, place, depth + 1))
         if relation not in LOGIC_OPERATORS:
-            raise _unknown("operator for queries", relation, LOGIC_OPERATORS, place)
+            raise _unknown("operator for queries", relation, LOGIC_OPERATORS, place, OPERATORS)
         if not isinstance(operand, list | tuple):
             raise QueryError(f"expected a list of queries, not one of type {type(operand).__name__}", place)
         return LogicNode(relation, tuple(self.query(q, f"{place}[{i}]", depth + 1) for i, q in enumerate(operand)))
@@ -311,7 +312,7 @@ def _compared(name: str, kind: FieldType, op: str, operand: Any, place: str) -> 
         return SetNode(name, SET_OPERATORS[op], read_values(operand, kind, place))
     if op == "$between":
         return BetweenNode(name, *read_bounds(operand, kind, place))
-    raise _unknown("operator", op, FIELD_OPERATORS, place)
+    raise _unknown("operator", op, FIELD_OPERATORS, place, OPERATORS)
 
 
 def _text(key: object, place: str) -> str:
@@ -338,7 +339,7 @@ def _known_field(name: str, place: str) -> FieldType:
     return kind
 
 
-def _unknown(what: str, name: str, valid: Iterable[str], place: str) -> QueryError:
+def _unknown(what: str, name: str, valid: Iterable[str], place: str, listed: str = "") -> QueryError:
     near = get_close_matches(name[:100], list(valid), n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
-    return QueryError(f"there is no {what} {short(name)}; {suggestion}valid: {', '.join(valid)}", place)
+    return QueryError(f"there is no {what} {short(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from replaybuf.common.progress import OnProgress, in_pieces
-from replaybuf.errors import ClosedError, DecodeError
+from replaybuf.errors import ClosedError
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
@@ -23,21 +23,34 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
 from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.statements import cursors, leases, matching, prompts, put
+from replaybuf.storage.sql.statements.annotate import Annotations, annotate
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
+from replaybuf.storage.sql.statements.parts import list_parts
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks import encoding
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing, Taken
-from replaybuf.storage.values import Changes, Checkpoint, Cursor, Draw, Leased, NewGroup, Refresh, StorageItem
+from replaybuf.storage.values import (
+    Changes,
+    Checkpoint,
+    Cursor,
+    Draw,
+    FillingGroup,
+    Leased,
+    NewGroup,
+    Refresh,
+    StorageItem,
+)
 from replaybuf.values.rollouts.rollout import Status
 
 UIDS = ("uid", "timestamp_id")
 #: A search in the order of uids lists so many groups at a time.
 FOUND_AT_ONCE = 10_000
+_NOT_COUNTED = (Status.ARCHIVED, Status.FILLING)
 
 
 class SQLStorage(Store):
@@ -49,9 +62,9 @@ class SQLStorage(Store):
     """
 
     def __len__(self) -> int:
-        """Return the number of groups, without leased and archived ones; callable inside and outside an event loop."""
+        """Return the number of groups but leased, archived and filling ones; callable in and outside event loops."""
         return sum(
-            n for (_, status, name), n in self.places().items() if name == Tally.SIZE and status != Status.ARCHIVED
+            n for (_, status, name), n in self.places().items() if name == Tally.SIZE and status not in _NOT_COUNTED
         )
 
     def places(self) -> Tallied:
@@ -61,8 +74,11 @@ class SQLStorage(Store):
 
     # Putting and taking
 
-    async def put(self, group: NewGroup) -> int:
+    async def put(self, group: NewGroup) -> int | None:
         """Store a group and return its uid. When it returns, the group is committed.
+
+        A rollout of a group that fills is stored by itself, the last one with the others, as a group. None: that group
+        was too old, and isn't retryable.
 
         Groups beyond the capacity are evicted in the same transaction, in the remover's order, even the new group when
         it comes first. The tags are copied, and `{}` is stored as None. Groups that were replaced or evicted are
@@ -74,6 +90,8 @@ class SQLStorage(Store):
         is stored.
         """
         await self.open()
+        if group.part is not None:
+            return await self.filling.put(group)
         [outcome] = await self.commits.put([group])
         if isinstance(outcome, BaseException):
             try:
@@ -197,7 +215,8 @@ class SQLStorage(Store):
             for piece in in_pieces(found, size_of, encoding.PIECE_GROUPS, encoding.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
                 if payloads:
-                    for item in await self._run(partial(self._read_groups, uids, query, deferred)):
+                    read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
+                    for item in await self._run(partial(self.encoding.read, read, deferred)):
                         yield item
                 else:
                     for row in await self._read(matching.read_metadata, uids, query):
@@ -218,15 +237,13 @@ class SQLStorage(Store):
                 return
             after, limit = found[-1][0], None if limit is None else limit - size
 
-    async def _read_groups(self, uids: list[int], query: Node, deferred: frozenset[str]) -> list[StorageItem]:
-        """Return the groups that still match; undecodable ones have an `error` (database's thread)."""
-        read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
-        rows = await self.transactions.read(read)
-        await self.files.reader.fetch(rows, deferred)
-        if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved
-            rows = await self.transactions.read(read)
-            await self.files.reader.fetch(rows, deferred)
-        return await self.encoding.decode_leniently(rows, deferred)
+    async def filling_groups(self, task_name: str) -> dict[str | int, FillingGroup]:
+        """Return the groups of a task that fill, by name."""
+        found: dict[str | int, FillingGroup] = {}
+        for uid, part in (await self._read(list_parts, task_name)).items():
+            one = found.setdefault(part.name, FillingGroup(task_name, part.size, part.least, {}))
+            one.uids[part.index] = uid
+        return found
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         """Return the number of groups that match; counting stops at `at_most`."""
@@ -258,6 +275,11 @@ class SQLStorage(Store):
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included; return the number of groups found."""
         return await self._write(matching.update_priorities, priorities)
+
+    async def annotate(self, annotations: Annotations, step: int | None) -> int:
+        """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
+        write = partial(annotate, annotations=annotations, step=step)
+        return await self._run(lambda: self.transactions.write(write, announce=lambda: False))
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.

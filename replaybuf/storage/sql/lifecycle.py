@@ -31,6 +31,7 @@ from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
+from replaybuf.storage.sql.tasks.filling import Filling
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.handles import Parts, know_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
@@ -172,10 +173,11 @@ class Store:
             sync=synced,
             patience=self._reconnect_timeout,
         )
-        self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files)
         self.encoding = Encoding(self.codec, self.transactions, self.files)
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
+        self.filling = Filling(self.thread, self.transactions, self.encoding, self.commits)
+        self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files, self.filling)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
         know_database(self.files.reader.url, self)

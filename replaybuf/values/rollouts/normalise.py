@@ -12,7 +12,7 @@ from typing import Any
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields, is_text, refuse_none
-from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.rollout import UNFIT, Status, group_status
 from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
 from replaybuf.values.rollouts.staleness import (
     EXPIRING_STATUSES,
@@ -77,6 +77,29 @@ async def normalise(
     loop = asyncio.get_running_loop()
     async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
         return await asyncio.to_thread(work)
+
+
+async def normalise_fit(
+    rollouts: Sequence[Any],
+    rollout_type: RolloutType,
+    least: int,
+    model_step: int | None,
+    train_step: int | None,
+    rule: ExpiryRule,
+) -> tuple[Normalised, list[Any], list[Any]]:
+    """Apply the put rules to a group that is complete with `least` completed rollouts, if the others are unfit.
+
+    Return the result, the rollouts that it is of, and the others: none, unless the group is completed without them.
+    """
+    said = all(rollout_type.has(rollout, "status") for rollout in rollouts)
+    statuses = [rollout_type.status(rollout) for rollout in rollouts] if said else [Status.COMPLETED] * len(rollouts)
+    fit = [one for one, status in zip(rollouts, statuses, strict=True) if status == Status.COMPLETED]
+    unfit = [one for one, status in zip(rollouts, statuses, strict=True) if status in UNFIT]
+    if unfit and len(fit) >= least and len(fit) + len(unfit) == len(rollouts):
+        normal = await normalise(fit, rollout_type, model_step, train_step, rule)
+        if normal.status == Status.COMPLETED:
+            return normal, fit, unfit
+    return await normalise(rollouts, rollout_type, model_step, train_step, rule), list(rollouts), []
 
 
 def _features(

@@ -68,6 +68,10 @@ class ExpiryRule:
         return self.stale_threshold is not None or self.token_stale_threshold is not None
 
 
+#: The rule of groups that don't expire.
+NO_RULE = ExpiryRule()
+
+
 def staleness_of(oldest_step: int | None, train_step: int) -> int:
     """Return the staleness at `train_step` of a rollout whose oldest token is from `oldest_step` (None: no steps)."""
     return 0 if oldest_step is None else train_step - oldest_step - 1

@@ -19,12 +19,14 @@ class Status(StrEnum):
     FAILED = "failed"
     FILTERED = "filtered"
     ARCHIVED = "archived"
+    FILLING = "filling"
 
 
 #: Groups that are neither trained on nor finished.
 UNFIT = (Status.FILTERED, Status.FAILED)
-#: Groups outside the capacity that are never evicted: kept for SQL, with retention limits of their own.
-ASIDE = (Status.ARCHIVED, *UNFIT)
+#: Groups outside the capacity that are never evicted: kept for SQL, with retention limits of their own; and finished
+#: rollouts of groups that fill.
+ASIDE = (Status.ARCHIVED, *UNFIT, Status.FILLING)
 
 
 # A group that isn't fully completed has the first of these statuses that any of its rollouts has.
@@ -35,13 +37,15 @@ _STATUS_PRECEDENCE = (
     Status.FILTERED,
     Status.INIT,
     Status.ARCHIVED,
+    Status.FILLING,
 )
 
 
 def group_status(statuses: Iterable[Status]) -> Status:
     """Return a group's status from its rollouts' statuses.
 
-    COMPLETED when all are, otherwise the first of FAILED, ABORTED, EXPIRED, FILTERED, INIT, ARCHIVED that any has.
+    COMPLETED when all are, otherwise the first of FAILED, ABORTED, EXPIRED, FILTERED, INIT, ARCHIVED, FILLING that any
+    has.
     """
     present = set(statuses)
     if present == {Status.COMPLETED}:

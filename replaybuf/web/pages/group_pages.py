@@ -8,16 +8,16 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import FIELDS, LogicNode, Node, parse
+from replaybuf.rules.query import FIELDS, OPERATORS, LogicNode, Node, parse
 from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, tasks_of
-from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
+from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
 from replaybuf.storage.sql.inspection.lives import life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import TIMELINE, columns
 from replaybuf.view.conversation import conversation_of, field_of
-from replaybuf.view.queries import read_query
+from replaybuf.view.queries import read_query, unknown_task
 from replaybuf.view.tokens import SHADES, strip
 from replaybuf.web.ask import Ask, NotThereError
 from replaybuf.web.html_tables import SIZE, table_of
@@ -45,6 +45,8 @@ def show_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "tasks": tasks_of(tx, buffer),
         "statuses": STATUSES,
         "fields": (*FIELDS, "tags.NAME"),
+        "operators": OPERATORS,
+        "nothing": unknown_task(tx, buffer, task) or "no such groups",
     }
     try:
         nodes: list[Node] = [read_query(where)]
@@ -81,15 +83,16 @@ def show_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     """Return a group with its rollouts and its life; only the life of a removed group. Raises NotThereError."""
     uid, now = ask.number("uid", 0), tx.now()
     assert uid is not None
-    by, sort = ask.text("by"), ask.choice("sort", _SORTS)
-    if by not in (None, *SHADES):
-        raise InputError(f"by must be one of {', '.join(SHADES)}, not {by!r:.100}")
+    by, sort, arrays = ask.text("by"), ask.choice("sort", _SORTS), read_arrays(tx, uid)
+    shades = dict.fromkeys([*SHADES, *(name for of in arrays.values() for name in of)])
+    if by not in (None, *shades):
+        raise InputError(f"by must be one of {', '.join(shades)}, not {by!r:.100}")
     life = life_of(tx, uid)
     if life is None:
         raise NotThereError(f"there is no group {uid}: {nothing_of(tx, uid)}")
     everything = ask.text("all") is not None
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
-    rollouts = _rollouts(rows, decoded, by, sort, everything=everything)
+    rollouts = _rollouts(rows, decoded, arrays, by, sort, everything=everything)
     shared = bool(rollouts) and all(one["messages"] == rollouts[0]["messages"] for one in rollouts)
     strips = [one["tokens"] for one in rollouts if one["tokens"]]
     facts = {} if group is None else facts_of(group, now, units.moment)
@@ -109,7 +112,7 @@ def show_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "everything": everything,
         "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
         "events": table_of("Its life", timeline(life), TIMELINE, ask, now, sorts=False, links={"step": step_of_draw}),
-        "shades": [name for name in SHADES if any(name in one.shades for one in strips)],
+        "shades": [name for name in shades if any(name in one.shades for one in strips)],
         "by": next((one.by for one in strips if one.by), ""),
         "legend": dict(pair for one in strips for pair in one.legend),
         "sorts": _SORTS,
@@ -140,6 +143,7 @@ def _read(
 def _rollouts(
     rows: list[dict[str, Any]],
     decoded: list[dict[str, Any]],
+    arrays: dict[int, dict[str, list[float]]],
     by: str | None,
     sort: str,
     *,
@@ -158,6 +162,7 @@ def _rollouts(
         about = [f"{units.number(row['response_tokens'])} tokens", row["finish_reason"]]
         about += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]
         about += [f"stale {units.number(row['staleness'])}"]
+        about += [units.annotated(row["annotations"])]
         about += [None if row["rollout_id"] is None else f"id {row['rollout_id']}"]
         found.append(
             {
@@ -166,7 +171,7 @@ def _rollouts(
                 "rank": ranks.get(row["reward"], ""),
                 "messages": said.messages,
                 "said": said,
-                "tokens": strip(rollout, field_of(rollout, "response"), by, tokens),
+                "tokens": strip(rollout, field_of(rollout, "response"), by, tokens, arrays.get(place, {})),
             }
         )
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -94,7 +93,7 @@ def waits_of(tx: ReadTransaction, buffer: str | None, task: str | None = None) -
     rows = [(one, not of.somebody_waits) for of in found for one in of.waits]
     rows.sort(key=lambda row: row[1])
     return {
-        "waits": [{**asdict(one), "asked": asked} for one, asked in rows[:_MOST_WAITS]],
+        "waits": [{**one, "asked": asked} for one, asked in rows[:_MOST_WAITS]],
         "waiting": sum(not asked for _, asked in rows),
         "several": len(found) > 1,
     }

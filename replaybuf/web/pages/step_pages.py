@@ -7,14 +7,9 @@ from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest, recorded
-from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, Column, columns
+from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, Column, annotated, columns
 from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
-from replaybuf.view.workers import (
-    SHARES,
-    WorkerStep,
-    by_task_columns,
-    read_shares,
-)
+from replaybuf.view.workers import SHARES, WorkerStep, by_task_columns, read_shares
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.html_tables import table_of
 from replaybuf.web.pages.overview_page import one_buffer, waits_of
@@ -73,8 +68,9 @@ def show_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     tables = [
         (
             table_of("By worker", run.workers, BY_WORKER, ask, now, sorts=False),
+            table_of("By task", run.by_task.rows, by_task_columns(run.by_task), ask, now, sorts=False),
             table_of("Tasks", run.tasks, BY_TASK, ask, now, sorts=False, links={"name": lambda row: None}),
-            table_of("Groups", run.groups, MEMBERS, ask, now, usual="reward"),
+            table_of("Groups", run.groups, annotated(MEMBERS, run.groups), ask, now, usual="reward"),
         )
         for run in runs
     ]

@@ -29,7 +29,7 @@ from replaybuf.storage.values import LOCK_SECONDS
 BUFFER = "buffer"
 
 # A snapshot has no checkpoints and no past. Rows of payloads may be large: few are read at a time.
-_SMALL = ("rb_lane", "rb_group", "rb_tally", "rb_counter", "rb_buffer", "rb_cursor", "rb_prompt", "rb_info")
+_SMALL = ("rb_lane", "rb_group", "rb_tally", "rb_buffer", "rb_cursor", "rb_prompt", "rb_info")
 _TABLES = dict.fromkeys(_SMALL, 5000) | {"rb_payload": 50}
 _BITS = (1 << 64) - 1
 
@@ -78,7 +78,7 @@ async def check_facts(run: Run, path: str) -> int:
 
 def read_facts(tx: Transaction) -> dict[str, str]:
     """Return all facts about the file."""
-    return dict(map(tuple, tx.tuples("SELECT name, value FROM rb_info")))
+    return dict(map(tuple, tx.tuples("SELECT name, value FROM rb_info WHERE value IS NOT NULL")))
 
 
 def damaged(path: str, why: object) -> SnapshotError:

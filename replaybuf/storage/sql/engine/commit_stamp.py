@@ -1,6 +1,6 @@
 """Commit stamps: whether a transaction whose answer to COMMIT was lost was committed, on PostgreSQL.
 
-Each connection has a row in `rb_counter` with the number of its last committed transaction, and the first message of
+Each connection has a row in `rb_info` with the number of its last committed transaction, and the first message of
 each write raises that number, on a condition (`raise_stamp`). A transaction whose answer is lost is repeated with its
 own row and number:
 
@@ -23,12 +23,12 @@ import time
 import uuid
 from typing import NamedTuple
 
-#: The name prefix of connections' rows in `rb_counter`.
+#: The name prefix of connections' rows in `rb_info`.
 PREFIX = "connection "
 
 
 class Stamp(NamedTuple):
-    """The row of a connection in `rb_counter`, and the number of a transaction there."""
+    """The row of a connection in `rb_info`, and the number of a transaction there."""
 
     row: str
     number: int
@@ -46,8 +46,8 @@ def next_stamp(last: Stamp | None) -> Stamp:
 def raise_stamp(stamp: Stamp) -> str:
     """Return the statement that raises the number of a stamp's row to its own, unless it is as high already."""
     return (
-        f"INSERT INTO rb_counter AS mark (name, value) VALUES ('{stamp.row}', {stamp.number:d}) "  # noqa: S608
-        "ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE mark.value < excluded.value;"
+        f"INSERT INTO rb_info AS mark (name, number) VALUES ('{stamp.row}', {stamp.number:d}) "  # noqa: S608
+        "ON CONFLICT (name) DO UPDATE SET number = excluded.number WHERE mark.number < excluded.number;"
     )
 
 
@@ -61,12 +61,12 @@ def confirm(stamp: Stamp) -> str:
 
     A commit whose wait for a standby was interrupted can be seen, and would be lost with its server.
     """
-    return f"UPDATE rb_counter SET value = value WHERE name = '{stamp.row}'"  # noqa: S608
+    return f"UPDATE rb_info SET number = number WHERE name = '{stamp.row}'"  # noqa: S608
 
 
 #: Returns the number of a row, once no transaction that holds it runs any more; a missing row gets the number $2. It
 #: confirms a commit as `confirm` does.
 READ_STAMP = """
-    INSERT INTO rb_counter AS mark (name, value) VALUES ($1, $2)
-    ON CONFLICT (name) DO UPDATE SET value = mark.value RETURNING value
+    INSERT INTO rb_info AS mark (name, number) VALUES ($1, $2)
+    ON CONFLICT (name) DO UPDATE SET number = mark.number RETURNING number
 """

@@ -3,7 +3,7 @@
 SQLite has a single writer and needs none of them.
 
 1. WRITERS: every write transaction takes it in its first statement, shared; then the row of its connection in
-   `rb_counter` (`engine.commit_stamp`). Checkpoints, refreshes, restores, resumes
+   `rb_info` (`engine.commit_stamp`). Checkpoints, refreshes, restores, resumes
    and the start of a race take it exclusively: each write is before a checkpoint or after it, and no put or take uses a
    step, an epoch or sampling keys that are being changed.
 2. SCHEMA: creating the tables, so that two processes may open a new database.

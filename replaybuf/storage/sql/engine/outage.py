@@ -12,14 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from replaybuf.errors import (
-    AccessError,
-    ClosedError,
-    ReplayBufError,
-    StorageError,
-    UnreachableError,
-    reason_of,
-)
+from replaybuf.errors import AccessError, ClosedError, ReplayBufError, StorageError, UnreachableError, reason_of
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 
 T = TypeVar("T")

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    Select,
-    Text,
-    bindparam,
-    cast,
-    func,
-)
+from sqlalchemy import JSON, ColumnElement, Select, Text, bindparam, cast, func
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
 from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit

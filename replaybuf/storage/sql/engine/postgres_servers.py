@@ -255,7 +255,7 @@ async def _end(tasks: Iterable[asyncio.Future[Connection]]) -> None:
 # These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are
 # repeated.
 _UNREPLICATED = "SELECT set_config('synchronous_commit', 'local', true)"
-_MARKS = "SELECT name, value FROM rb_counter WHERE name = ANY(CAST($1 AS text[]))"
+_MARKS = "SELECT name, number FROM rb_info WHERE name = ANY(CAST($1 AS text[]))"
 # Sequence numbers of lost transactions must not be reused, since they identify leases. The first writing
 # process on a new timeline advances the sequences, before other writers continue there.
 _ENTER = f"""

@@ -8,14 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import to_json
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Text,
-    bindparam,
-    func,
-    select,
-)
+from sqlalchemy import ColumnElement, Select, Text, bindparam, func, select
 from sqlalchemy.dialects.sqlite import pysqlite
 
 from replaybuf.storage.sql.engine import lease_clock
@@ -49,7 +42,7 @@ class SqliteDialect(Dialect):
         "shard": "0",
         "tables": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'",
         "views": "SELECT name, sql FROM sqlite_master WHERE type = 'view'",
-        "set_last_uid": "UPDATE rb_counter SET value = {} WHERE name = 'uid'",
+        "set_last_uid": "UPDATE rb_info SET number = {} WHERE name = 'uid'",
     }
 
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -81,7 +74,7 @@ class SqliteDialect(Dialect):
             tx.session.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
 
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
-        raised = "UPDATE rb_counter SET value = value + :count WHERE name = 'uid' RETURNING value"
+        raised = "UPDATE rb_info SET number = number + :count WHERE name = 'uid' RETURNING number"
         [(last,)] = tx.tuples(raised, count=count)
         return list(range(last - count + 1, last + 1))
 

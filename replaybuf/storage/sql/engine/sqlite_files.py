@@ -18,12 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from replaybuf.common.redact import redact
-from replaybuf.errors import (
-    AccessError,
-    LockedError,
-    ReplayBufError,
-    StorageError,
-)
+from replaybuf.errors import AccessError, LockedError, ReplayBufError, StorageError
 from replaybuf.rules.words import brief
 from replaybuf.storage.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.storage.sql.schema.revisions import VERSION_TABLE

@@ -79,7 +79,8 @@ class Listing:
 
 @dataclass(slots=True)
 class Described:
-    """Metadata of a group and its rollouts, the time of the read, and whether other buffers exist."""
+    """Metadata of a group and its rollouts, with the `annotations` of the last draw that has any: values, or figures of
+    arrays; the time of the read, and whether other buffers exist."""
 
     group: dict[str, Any]
     rollouts: list[dict[str, Any]]
@@ -99,6 +100,11 @@ SELECT
     finish_reason, response, error_msg
 FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
 
+#: The last draw of a group that has annotations, as text of SQL.
+LAST_ANNOTATED = "(SELECT max(batch) FROM annotations WHERE uid = :uid)"
+_ANNOTATIONS = f"""SELECT position, name, value, text, min_value, max_value, tokens FROM annotations
+WHERE uid = :uid AND batch = {LAST_ANNOTATED} ORDER BY name"""  # noqa: S608
+
 
 def read_metadata(tx: ReadTransaction, uids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the metadata of these groups, of any buffer, in this order; missing groups are left out."""
@@ -117,8 +123,12 @@ def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
     found = read_metadata(tx, [uid])
     if not found:
         return None
-    rollouts = list(rows_of(tx, _ROLLOUTS, [uid]))
-    return Described(found[0], rollouts, tx.now(), len(buffers_of(tx)) > 1)
+    noted: dict[int | None, dict[str, Any]] = {}
+    for position, name, value, text, *array in tx.tuples(_ANNOTATIONS, uid=uid):
+        figures = dict(zip(("mean", "min", "max", "tokens"), (value, *array), strict=True))
+        noted.setdefault(position, {})[name] = figures if figures["tokens"] is not None else text or value
+    rollouts = [row | {"annotations": noted.get(row["position"], {})} for row in rows_of(tx, _ROLLOUTS, [uid])]
+    return Described(found[0] | {"annotations": noted.get(None, {})}, rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
 def list_oldest(
@@ -242,5 +252,6 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "payload": units.size(group["bytes"]),
         "key": group["key"] or "",
         "tags": units.tags(group["tags"]),
+        "annotations": units.annotated(group["annotations"]),
         "error": group["error"] or "",
     }

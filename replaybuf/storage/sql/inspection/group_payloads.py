@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from replaybuf.errors import DecodeError
 from replaybuf.storage.decoding import Places, decode_shown
+from replaybuf.storage.sql.inspection.group_metadata import LAST_ANNOTATED
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -16,6 +21,20 @@ AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_pla
 _PAYLOAD = """
 SELECT p.data, g.marks, CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid WHERE g.uid = :uid"""
+
+
+_ARRAYS = f"""SELECT name, CAST(rows AS text), data FROM rb_annotation
+WHERE uid = :uid AND data IS NOT NULL AND draw = {LAST_ANNOTATED} ORDER BY name"""  # noqa: S608
+
+
+def read_arrays(tx: ReadTransaction, uid: int) -> dict[int, dict[str, list[float]]]:
+    """Return the arrays among the annotations of a group's last draw with any, by rollout and name."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for name, rows, data in tx.tuples(_ARRAYS, uid=uid):
+        numbers = iter(np.frombuffer(data, "<f4").tolist())
+        for position, *_, tokens in json.loads(rows):
+            found.setdefault(position, {})[name] = [*islice(numbers, tokens)]
+    return found
 
 
 Stored = tuple[bytes | None, str, int | None, Places]

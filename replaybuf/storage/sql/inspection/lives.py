@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from replaybuf.common import units
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, read_metadata
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import Batch, batches_with
+from replaybuf.storage.sql.inspection.run_records import Batch, annotations_of, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.values.rollouts.statuses import Status
 
@@ -50,13 +50,14 @@ class Life:
 
     `there` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
     that its put replaced, as far as recorded (`schema.tables`); `replaced_by` are the groups whose put replaced it.
-    `checkpoints` are the train steps of the checkpoints that contain it.
+    `annotations` are their means in each draw. `checkpoints` are the train steps of the checkpoints that contain it.
     """
 
     uid: int
     origin: Origin
     there: dict[str, Any] | None
     draws: Sequence[Batch]
+    annotations: Sequence[Mapping[str, float]]
     happenings: Sequence[Happening]
     replaces: Sequence[int]
     replaced_by: Sequence[int]
@@ -84,7 +85,9 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
     replaces = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
     checkpoints, several = [row["checkpoint_step"] for row in kept], len(buffers) > 1
     origin = _origin(buffer, rows[0] if rows else None, draws)
-    return Life(uid, origin, there, draws, happenings, replaces, later, checkpoints, tx.now(), several)
+    noted = annotations_of(tx, draws)
+    annotations = [noted.get((one.id, uid), {}) for one in draws]
+    return Life(uid, origin, there, draws, annotations, happenings, replaces, later, checkpoints, tx.now(), several)
 
 
 _COPIED = "created_at, worker, put_step, oldest_step, reward, made_from"
@@ -140,9 +143,9 @@ def timeline(life: Life) -> list[dict[str, Any]]:
     rows = []
     if put.created_at is not None:
         rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
-    for one in life.draws:
+    for one, noted in zip(life.draws, life.annotations, strict=True):
         what = "taken" if one.lease is None else "leased"
-        rows.append(_row(one.taken_at, what, one.worker, one.step, _drawn(one)) | {"batch": one.id})
+        rows.append(_row(one.taken_at, what, one.worker, one.step, _drawn(one, noted)) | {"batch": one.id})
         if _came_back(life, one):
             rows.append(_row(one.taken_at, "came back", None, None, "given back, or the lease was over"))
         elif one.lease is not None and one.settled == one.groups:
@@ -161,14 +164,14 @@ def _row(at: datetime | None, what: str, worker: str | None, step: int | None, d
     return {"at": at, "what": what, "worker": worker, "step": step, "detail": detail, "batch": None}
 
 
-def _drawn(one: Batch) -> str:
+def _drawn(one: Batch, annotations: Mapping[str, float]) -> str:
     mine = one.members[0]
     facts = [f"batch {one.id} of {one.groups} groups"]
     if mine.staleness is not None:
         facts.append(stale_text(mine.staleness))
     if one.lease is not None and one.settled < one.groups:
         facts.append(f"{one.settled} of them consumed")
-    return ", ".join(facts)
+    return ", ".join([*facts, units.annotated(annotations)] if annotations else facts)
 
 
 def _came_back(life: Life, one: Batch) -> bool:

@@ -1,7 +1,7 @@
 """Records of a run: draws for train steps, events, checkpoints, workers, history (`schema.tables`).
 
 Pages are newest first, and read no more rows than they show. After a restore a run may train on a step again: the
-number of restores before a draw tells such draws apart.
+number of restores before a draw distinguishes such draws.
 """
 
 from __future__ import annotations
@@ -298,6 +298,18 @@ def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
         for one in _read(tx, inside, {"buffer": buffer, "uid": uid}, members=True)
         if (mine := [member for member in one.members if member.uid == uid])
     ]
+
+
+_ANNOTATIONS = """SELECT batch, uid, name, avg(value) AS value FROM annotations
+WHERE batch IN ({uids}) AND value IS NOT NULL GROUP BY batch, uid, name ORDER BY name"""
+
+
+def annotations_of(tx: ReadTransaction, batches: Sequence[Batch]) -> dict[tuple[int, int], dict[str, float]]:
+    """Return the means of the numeric annotations of each group of these draws, by draw and uid."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for row in rows_of(tx, _ANNOTATIONS, [one.id for one in batches]):
+        found.setdefault((row["batch"], row["uid"]), {})[row["name"]] = row["value"]
+    return found
 
 
 def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]:

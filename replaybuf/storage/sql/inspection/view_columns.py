@@ -65,7 +65,9 @@ finish_reasons | text | how many rollouts have which: `length:1 stop:7`
 prompt | text | the last message, up to 200 characters and `…`
 response | text | the first rollout's, up to 200 characters and `…`
 tags | JSON | what the put said
-key | text | the put's key
+key | text | the put's key, or the name of a group that fills
+group_size | integer | of a rollout of a group that fills: the rollouts that the group shall have
+group_index | integer | its place among them
 error | text | why it was set aside, or the first error of a rollout
 bytes | integer | size of its payload
 worker | text | that put it
@@ -132,6 +134,22 @@ oldest_model_step | integer | then
 created_at | time | when it was put
 first_uid | integer | of the batch
 last_uid | integer | of the batch
+
+annotations: a row for each value that a trainer wrote about a drawn group or rollout ([how](looking.md#annotations))
+batch | integer | `batches.id` of the draw
+buffer | text
+step | integer | train step of the draw
+restores | integer | restores of the buffer before the draw
+uid | integer | the group's
+task_name | text
+worker | text | that put the group
+name | text
+position | integer | of the rollout in its group, from 0; NULL: of the group
+value | number | a number, 1 or 0 for a bool, or the mean of an array
+text | text | if it is a text
+min_value | number | of an array
+max_value | number | of an array
+tokens | integer | length of an array
 
 leases: a row for each lease and task that somebody holds at this moment
 lease | integer | its number, as in `batches`

@@ -50,7 +50,7 @@ def create_schema(tx: Transaction, where: str) -> None:
 def create_tables(tx: Transaction) -> None:
     """Create all tables, indexes and initial rows in an empty database."""
     metadata.create_all(_running(tx), checkfirst=False)
-    tx.change("INSERT INTO rb_counter (name, value) VALUES ('uid', 0)")
+    tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
     tx.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=IDENTITY, value=uuid.uuid4().hex)
     if tx.dialect.name == "postgresql":
         for table in metadata.tables.values():

@@ -10,17 +10,17 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_place    the folders and object stores of these files
     rb_past     versions of groups that left, or were changed: of checkpoints, of draws, or waiting to be swept
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
-    rb_counter  counters of the store (SQLite: the last uid; PostgreSQL: the commit stamp of each connection)
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
     rb_prompt   the states of prompts in datasets that are read in an order by difficulty (`statements.prompts`)
     rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
-                (`engine.lease_clock`)
+                (`engine.lease_clock`), and counters (SQLite: the last uid; PostgreSQL: each connection's commit stamp)
 
 The history of a run, for people:
 
     rb_batch     a row for each draw: its worker, its train step, and figures of its groups
+    rb_annotation  what a trainer has written about a draw's groups: a row for each group and name
     rb_worker    a row for each worker name of a process that has the buffer open: its last heartbeat, its activity and
                  its current waits
     rb_event     rare events: lapsed leases, groups set aside, restores, ...
@@ -72,6 +72,9 @@ The groups of a batch are in `rb_past`, as its `draw`. `lease` is the token, NUL
 counts consumed groups: all at once, or those acknowledged for the lease. `epoch` is the number of restores before it,
 `first_uid` and `last_uid` are the lowest and the highest uid. Batches are looked up by step and by lease; the latest
 ones have the highest ids. Each further index would add a page to the write of every draw.
+
+The `rows` of an annotation are those of the view, as lists of its columns from `position` on; `data` has the arrays of
+all rows, as little-endian float32, one after the other. Annotations are deleted with their batch.
 """
 
 from __future__ import annotations
@@ -210,13 +213,6 @@ tally = Table(
     info={"fillfactor": "50", "autovacuum_vacuum_threshold": "1000"},
 )
 
-counter = Table(
-    "rb_counter",
-    metadata,
-    Column("name", Name, primary_key=True),
-    Column("value", BigInteger, nullable=False),
-)
-
 buffer = Table(
     "rb_buffer",
     metadata,
@@ -295,7 +291,9 @@ info = Table(
     "rb_info",
     metadata,
     Column("name", Name, primary_key=True),
-    Column("value", Text, nullable=False),
+    Column("value", Text),
+    Column("number", BigInteger),
+    info={"fillfactor": "50"},
 )
 #: The name of the fact with the digest of a snapshot's rows; invalid after an upgrade.
 DIGEST = "digest"
@@ -328,6 +326,17 @@ batch = Table(
     Column("newest_step", BigInteger),
     Column("first_uid", BigInteger, nullable=False),
     Column("last_uid", BigInteger, nullable=False),
+)
+
+annotation = Table(
+    "rb_annotation",
+    metadata,
+    Column("draw", Id, primary_key=True, autoincrement=False),
+    Column("uid", Id, primary_key=True, autoincrement=False),
+    Column("name", Name, primary_key=True),
+    Column("rows", Json, nullable=False),
+    Column("data", LargeBinary),
+    sqlite_with_rowid=False,
 )
 
 worker = Table(
@@ -402,6 +411,8 @@ partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_unti
 partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
+# Whether a group that was filled has left.
+partial_index("rb_past_key", past.c.scoped_key, where=past.c.scoped_key.is_not(None) & (past.c.draw > 0))
 partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None) & past.c.removed_at.is_not(None))
 partial_index("rb_past_of_draw", past.c.draw, where=past.c.draw > 0)
 partial_index("rb_past_kept", past.c.until, past.c.lane, where=past.c.until.is_not(None))

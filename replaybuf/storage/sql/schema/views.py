@@ -20,6 +20,10 @@ _ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_
 _IS_WHOLE = f"length(p.data) = g.bytes - coalesce(p.size - {EXTENT_BYTES}, 0)"
 
 
+# The columns in a row of an annotation, with types of both databases.
+_ANNOTATED = "position int, value float8, text text, min_value float8, max_value float8, tokens int"
+
+
 @dataclass(frozen=True, slots=True)
 class _Sql:
     """SQL fragments that differ between the two databases."""
@@ -116,6 +120,12 @@ def _group_views(sql: _Sql) -> dict[str, str]:
     staleness = f"""CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
       ELSE coalesce(r.staleness, {sql.number("r.outline", "staleness")}) END"""
 
+    def of_part(place: int) -> str:
+        """Return a number of the key of a rollout of a group that fills (`rows.part_key`)."""
+        return sql.either(
+            f"CAST(json_extract(g.scoped_key, '$[{place}]') AS INTEGER)", f"(g.scoped_key::jsonb ->> {place})::bigint"
+        )
+
     def unless_expired(value: str, then: str = "NULL") -> str:
         return sql.typed(f"CASE WHEN r.expired THEN {then} ELSE {value} END")
 
@@ -138,6 +148,7 @@ SELECT
     {sql.typed(f"CASE WHEN {sql.expired('0')} THEN '' ELSE {first} END")} AS response,
     g.tags AS tags,
     {sql.either("CAST(json_extract(g.scoped_key, '$[1]') AS TEXT)", "g.scoped_key::jsonb ->> 1")} AS key,
+    {of_part(3)} AS group_size, {of_part(5)} AS group_index,
     {sql.typed(error)} AS error,
     g.bytes AS bytes, g.worker AS worker, g.put_step AS put_step, g.holder AS leased_by, g.trained_step AS trained_step,
     {full_prompt} AS full_prompt,
@@ -206,6 +217,10 @@ def _record_views(sql: _Sql) -> dict[str, str]:
     def time_of_wait(name: str) -> str:
         return time(sql.either(of_wait(name), f"({of_wait(name)})::double precision"))
 
+    noted = ", ".join(
+        f"""{sql.typed(sql.either(f"json_extract(r.value, '$[{n}]')", f"(r.value ->> {n})::{kind}"), kind)} AS {name}"""
+        for n, (name, kind) in enumerate(one.split() for one in _ANNOTATED.split(", "))
+    )
     wants, limits = (sql.either(of_wait(name), f"a.value -> '{name}'") for name in ("wants", "limits"))
     return {
         "batches": f"""
@@ -224,6 +239,14 @@ SELECT b.id AS batch, b.buffer AS buffer, b.step AS step, b.worker AS taken_by,
     p.oldest_step AS oldest_model_step, {time("p.created_at")} AS created_at,
     b.first_uid AS first_uid, b.last_uid AS last_uid
 FROM rb_batch b JOIN rb_past p ON p.draw = b.id AND p.draw > 0 LEFT JOIN rb_lane l ON l.id = p.lane
+""",
+        "annotations": f"""
+SELECT
+    b.id AS batch, b.buffer AS buffer, b.step AS step, b.epoch AS restores, p.uid AS uid, l.task_name AS task_name,
+    p.worker AS worker, a.name AS name, {noted}
+FROM rb_annotation a JOIN rb_batch b ON b.id = a.draw JOIN rb_past p ON p.uid = a.uid AND p.draw = a.draw AND p.draw > 0
+    LEFT JOIN rb_lane l ON l.id = p.lane
+    CROSS JOIN {sql.either("json_each(a.rows) r", "jsonb_array_elements(a.rows) r(value)")}
 """,
         "leases": f"""
 SELECT

@@ -138,6 +138,7 @@ def remove_batch(tx: Transaction, drawn: BatchKey, uids: Sequence[int]) -> None:
     for number in tx.values(_REMOVE, taken_at=drawn.taken_at, uid=drawn.uid):
         tx.change("DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL", draw=number)
         tx.change(_NOT_DRAWN, draw=number)
+        tx.change("DELETE FROM rb_annotation WHERE draw = :draw", draw=number)
 
 
 _REMOVE = """DELETE FROM rb_batch WHERE taken_at = :taken_at
@@ -190,6 +191,8 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
         other = NewBatch(kept | {"step": step, "settled": len(mine)} | _about(mine)).write(tx)
         passed_on = "UPDATE rb_past SET draw = :new WHERE draw = :old AND draw > 0 AND uid {in:uids}"
         tx.change(passed_on, new=other, old=found["id"], uids=list(uids))
+        annotated = "UPDATE rb_annotation SET draw = :new WHERE draw = :old AND uid {in:uids}"
+        tx.change(annotated, new=other, old=found["id"], uids=list(uids))
         _change(tx, found["id"], **_about(rest))
 
 
@@ -215,12 +218,13 @@ _BEYOND = "SELECT id FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT
 def prune_batches(tx: Transaction, until: int, limit: int) -> int:
     """Remove up to `limit` of the buffer's batches up to this one, oldest first; return their number.
 
-    Their groups go with them, except those that a checkpoint has, or that wait for the sweep.
+    Their groups go with them, except those that a checkpoint has, or that wait for the sweep, and all annotations.
     """
     if not may_sweep(tx):
         return 0
     pruned = tx.values(_PRUNE, buffer=tx.scope.buffer, until=until, limit=limit)
     tx.change("DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL", draws=pruned)
+    tx.change("DELETE FROM rb_annotation WHERE draw {in:draws}", draws=pruned)
     return len(pruned)
 
 

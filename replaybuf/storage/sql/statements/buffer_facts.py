@@ -136,7 +136,7 @@ def histogram_of(contents: Contents, field: str) -> dict[LaneName, dict[int, int
 
 
 _LAST_UID = {
-    "sqlite": "SELECT value FROM rb_counter WHERE name = 'uid'",
+    "sqlite": "SELECT number FROM rb_info WHERE name = 'uid'",
     "postgresql": "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM rb_uid",
 }
 

@@ -18,18 +18,19 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint, last_uid, list_checkpoints
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin, read_lane_tallies, totals
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of
 from replaybuf.storage.sql.statements.leases import return_all
+from replaybuf.storage.sql.statements.matching import WITH_KEYS, WITH_UIDS
 from replaybuf.storage.sql.statements.ordering import enter_race
+from replaybuf.storage.sql.statements.parts import forget_names
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.prompts import restore_prompts
-from replaybuf.storage.sql.statements.rows import GroupRow, read_rows, uid_in
+from replaybuf.storage.sql.statements.rows import GroupRow, read_rows
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 from replaybuf.values.rollouts.rollout import ASIDE
 
@@ -189,6 +190,8 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     stay = set(put)
     leave(tx, [uid for uid in changed_since(tx, kept.id, kept.last_uid) if uid not in stay])
     bring_back(tx, kept.id)
+    if not keep_new:
+        forget_names(tx, kept.id)
     # Later checkpoints may lack what has come back now.
     later = "UPDATE rb_checkpoint SET last_uid = 0 WHERE buffer = :buffer AND id > :id"
     tx.change(later, buffer=tx.scope.buffer, id=kept.id)
@@ -247,8 +250,8 @@ def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
     """Move newer groups into their lanes, replacing groups with their keys and groups that they had replaced."""
     keys = {row.uid: row.column("scoped_key") for row in new if row.column("scoped_key") is not None}
     origins = [uid for row in new for uid in row.parsed("made_from") or ()]
-    for condition in (group.c.scoped_key.in_(list(keys.values())), uid_in(tx, origins)):
-        replace_groups(tx, condition)
+    replace_groups(tx, WITH_KEYS, keys=list(keys.values()))
+    replace_groups(tx, WITH_UIDS, uids=origins)
     counts: Counts = Counter()
     names = [(row.task_name, transitions.undrawn(row)) for row in new]
     homes = need_lanes(tx, names)

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement
-
 from replaybuf.errors import ConflictError, DecodeError, ReplayBufError
 from replaybuf.rules.policies import KEYS, in_order
 from replaybuf.rules.transitions import Place, Tally, removed
@@ -16,10 +14,10 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import Counts, add_step, apply
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
-from replaybuf.storage.sql.statements.matching import lock_groups
+from replaybuf.storage.sql.statements.matching import WITH_UIDS, lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, go_on
 from replaybuf.storage.sql.statements.past import in_checkpoints, leave
-from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, read_rows, uid_in
+from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, read_rows
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import ASIDE
@@ -58,27 +56,27 @@ def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
     return items
 
 
-def replace_groups(tx: Transaction, condition: ColumnElement[bool], leaving: Leaving = None) -> None:
+def replace_groups(tx: Transaction, condition: str, leaving: Leaving = None, **values: Any) -> None:
     """Remove replaced groups, including leased ones."""
-    remove_replaced(tx, lock_replaced(tx, condition), leaving)
+    remove_replaced(tx, lock_replaced(tx, condition, **values), leaving)
 
 
 def replaced_by_place(
     tx: Transaction, groups: Sequence[NewGroup]
 ) -> tuple[dict[int, list[GroupRow]], dict[int, ReplayBufError]]:
     """Return the groups replaced by each of these groups, or the error, by index. A stored group is replaced once."""
-    wanted = sorted({uid for new in groups for uid in new.replaces})
-    there = {row.uid: row for row in lock_replaced(tx, uid_in(tx, wanted))} if wanted else {}
+    wanted = sorted({uid for new in groups for uid in (*new.replaces, *new.parts)})
+    there = {row.uid: row for row in lock_replaced(tx, WITH_UIDS, uids=wanted)} if wanted else {}
     replaced: dict[int, list[GroupRow]] = {}
     refused: dict[int, ReplayBufError] = {}
     for place, new in enumerate(groups):
-        if new.replaces or new.lease is not None:
+        if new.replaces or new.parts or new.lease is not None:
             try:
                 replaced[place] = _check_replaced(tx.scope, new, there)
             except ReplayBufError as error:
                 refused[place] = error
             else:
-                for uid in new.replaces:
+                for uid in (*new.replaces, *new.parts):
                     there.pop(uid, None)
     return replaced, refused
 
@@ -93,14 +91,16 @@ def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, GroupRow]) 
     missing = [uid for uid in new.replaces if uid not in found]
     if missing and new.lease is not None:
         raise lost_to_others(new.lease, missing)
+    found |= {uid: there[uid] for uid in new.parts if uid in there and not there[uid].is_leased}
+    missing += [uid for uid in new.parts if uid not in found]
     if missing:
         raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
     return list(found.values())
 
 
-def lock_replaced(tx: Transaction, condition: ColumnElement[bool]) -> list[GroupRow]:
+def lock_replaced(tx: Transaction, condition: str, **values: Any) -> list[GroupRow]:
     """Return the stored groups to be replaced, including leased ones, with row locks."""
-    locked = [uid for uid, _ in lock_groups(tx, condition)]
+    locked = [uid for uid, _ in lock_groups(tx, condition, **values)]
     return read_rows(tx, "g.uid {in:uids}", uids=locked) if locked else []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import Select, func, select
 
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import LogicNode, Node, SetNode, to_text
@@ -181,7 +181,7 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
     """Set the priorities of groups, including leased ones; return the number of groups found."""
     if not priorities:
         return 0
-    locked = lock_groups(tx, uid_in(tx, sorted(priorities)))
+    locked = lock_groups(tx, WITH_UIDS, uids=sorted(priorities))
     by_lane = _by_lane(tx, locked)
     rows = [(priorities[uid], uid) for _, uids in by_lane for uid in uids]
     if rows:
@@ -192,13 +192,17 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
     return len(rows)
 
 
-def lock_groups(tx: Transaction, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
+#: Conditions of `lock_groups`.
+WITH_UIDS, WITH_KEYS = "uid {in:uids}", "scoped_key {in_texts:keys}"
+
+
+def lock_groups(tx: Transaction, condition: str, **values: Any) -> list[tuple[int, int]]:
     """Return uids and lanes of the groups, of any buffer and leased or not, that meet a condition, with row locks.
 
     Without a join: with one, PostgreSQL would omit a group that changed its lane during the wait for its lock.
     """
-    found = select(group.c.uid, group.c.lane).where(condition).order_by(group.c.uid)
-    return [(uid, lane_id) for uid, lane_id in tx.tuples(tx.dialect.for_update(found))]
+    rows = tx.tuples(f"SELECT uid, lane FROM rb_group WHERE {condition} ORDER BY uid {{lock}}", **values)  # noqa: S608
+    return [(uid, lane_id) for uid, lane_id in rows]
 
 
 def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
@@ -219,7 +223,7 @@ def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]
     for start in range(0, len(rows), _CHUNK):
         some = rows[start : start + _CHUNK]
         if tx.dialect.is_remote:
-            chosen = uid_in(tx, [uid for uid, _ in some])
-            lock_groups(tx, chosen)
-            some = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.where(chosen))]
+            uids = [uid for uid, _ in some]
+            lock_groups(tx, WITH_UIDS, uids=uids)
+            some = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.where(uid_in(tx, uids)))]
         yield _by_lane(tx, some)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any, Protocol
@@ -73,6 +73,7 @@ class EncodedGroup:
     outline: str
     prompt: str | None
     tokens: int
+    rest: EncodedGroup | None = None
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +95,9 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
 
     With `apart`, the tail of a large payload is queued there.
     """
+    if group.rest is not None:
+        encoded = encode_group(codec, replace(group, rest=None), apart)
+        return replace(encoded, group=group, rest=encode_group(codec, group.rest))
     if group.payload is not None:
         split = codec.split(group.payload)
     else:
@@ -251,8 +255,9 @@ def counts_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) ->
 
 
 def aside_since(new: NewGroup) -> float | None:
-    """Return the start of the retention of an archived, filtered or failed group; None for others."""
-    return new.created_at if new.status in ASIDE else None
+    """Return the start of the retention of a group that takes no room; None for others, and for rollouts of prompts."""
+    of_prompt = new.part is not None and isinstance(new.part.name, int)
+    return new.created_at if new.status in ASIDE and not of_prompt else None
 
 
 # INSERTs

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from replaybuf.errors import FullError, ReplayBufError, StorageError
 from replaybuf.rules import transitions
+from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, lock_tasks, read_levels
 from replaybuf.storage.sql.statements.eviction import (
     Leaving,
@@ -28,6 +28,7 @@ from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, t
 from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import hold, rows_of
+from replaybuf.storage.sql.statements.matching import WITH_KEYS
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
     check_size,
@@ -38,12 +39,14 @@ from replaybuf.storage.sql.statements.new_rows import (
     most_bytes,
     payload_row,
 )
+from replaybuf.storage.sql.statements.parts import lock_parts, place_part
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_again
 from replaybuf.storage.sql.statements.prompts import note_judged
 from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
-from replaybuf.storage.sql.statements.rows import GroupRow, scoped_key
+from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, scoped_key
 from replaybuf.storage.values import NewGroup
+from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(slots=True)
@@ -92,12 +95,24 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
-    replacing = any(one.group.replaces for one in groups)
-    keyed = any(one.group.key for one in groups)
-    alone = any(one.group.stays_leased or one.group.dropped is not None for one in groups)
-    if alone or (keyed and (replacing or limits.slows_puts)):
-        return [outcome for one in groups for outcome in _put_together(tx, [one])]
-    return _put_together(tx, groups)
+    return [outcome for run in _independent(groups, limits) for outcome in _put_together(tx, run)]
+
+
+def _independent(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[EncodedGroup]]:
+    """Return the groups in runs, within which none depends on another."""
+    news = [one.group for one in groups]
+    single = any(new.key for new in news) and (limits.slows_puts or any(new.replaces for new in news))
+    runs, names, ended = [list[EncodedGroup]()], set[str | int](), False
+    for one, new in zip(groups, news, strict=True):
+        alone = single or new.stays_leased or new.dropped is not None or new.rest is not None
+        if runs[-1] and (alone or ended or (new.part is not None and new.part.name in names)):
+            runs.append([])
+            names.clear()
+        ended = alone
+        runs[-1].append(one)
+        if new.part is not None:
+            names.add(new.part.name)
+    return runs
 
 
 def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, StorageError]:
@@ -121,8 +136,9 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
 
     One that stays leased, or with a `dropped` list, comes alone.
     """
-    replaced, refused = replaced_by_place(tx, [one.group for one in groups])
     first, stays_leased = groups[0].group, groups[0].group.stays_leased
+    replaced, refused = replaced_by_place(tx, [one.group for one in groups])
+    refused |= _misplaced(tx, groups)
     if tx.scope.rules.limits.slows_puts and not stays_leased:
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
@@ -134,6 +150,8 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         remove_replaced(tx, gone, leaving)
     uids = store(tx, [groups[place] for place in kept], not stays_leased, made_from, leaving)
     keep_leaving(tx, leaving)
+    if uids and groups[0].rest is not None:
+        store(tx, [groups[0].rest])
     note_judged(tx, (groups[place].group for place in kept))
     if stays_leased and uids:
         held = replaced[0]
@@ -143,6 +161,18 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     stored: Iterable[Outcome] = uids if leaving is None else (Stored(uid, leaving) for uid in uids)
     outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, stored, strict=True))}
     return [outcomes[place] for place in range(len(groups))]
+
+
+def _misplaced(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, ReplayBufError]:
+    """Give rollouts their places in groups that fill. Return the errors of those without, by index."""
+    errors: dict[int, ReplayBufError] = {}
+    for place, new in enumerate(one.group for one in groups):
+        try:
+            if new.part is not None:
+                place_part(tx, new) if new.status == Status.FILLING else lock_parts(tx, new.part.name)
+        except ReplayBufError as error:
+            errors[place] = error
+    return errors
 
 
 def _refused(
@@ -163,7 +193,7 @@ def _refused(
             continue
         gone = {row.uid: row for row in replaced.get(place, ())}
         if (key := _key_of(tx, new)) is not None:
-            gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
+            gone |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
         # Leased groups take no room.
         room = [row.status for row in gone.values() if row.task_name == new.task_name and not row.is_leased]
         level = levels[new.task_name].without(room)
@@ -218,7 +248,10 @@ def _lanes_for(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[LaneName
 
 
 def _key_of(tx: Transaction, new: NewGroup) -> str | None:
-    return scoped_key(tx.scope.buffer, new.task_name, new.key)
+    if new.part is None:
+        return scoped_key(tx.scope.buffer, new.task_name, new.key)
+    buffer = tx.scope.buffer
+    return part_key(buffer, new.part) if new.status == Status.FILLING else name_key(buffer, new.part.name)
 
 
 def _replace_same_keys(
@@ -229,12 +262,13 @@ def _replace_same_keys(
     leaving: Leaving,
 ) -> list[tuple[int, EncodedGroup, str | None]]:
     """Delete the stored groups with the keys of these rows; return the rows, only the last one of each key."""
-    last = {key: uid for uid, _, key in rows if key is not None}
+    # Rollouts of groups that fill have free places.
+    last = {key: uid for uid, one, key in rows if key is not None and one.group.status != Status.FILLING}
     tx.dialect.lock_names(tx, NamedLock.KEY, last)
-    replace_groups(tx, group.c.scoped_key.in_(sorted(last)), leaving)
+    replace_groups(tx, WITH_KEYS, leaving, keys=sorted(last))
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
-        if key is None or last[key] == uid:
+        if key is None or last.get(key, uid) == uid:
             kept.append((uid, encoded, key))
         else:
             step = transitions.removed(Place(encoded.group.status), Tally.REPLACED)
@@ -268,7 +302,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     gone = {row.uid: row for row in replaced.get(0, ())}
     if (key := _key_of(tx, new)) is not None:
         tx.dialect.lock_names(tx, NamedLock.KEY, [key])
-        gone |= {row.uid: row for row in lock_replaced(tx, group.c.scoped_key == key)}
+        gone |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
     remove_replaced(tx, gone.values(), leaving)
     keep_leaving(tx, leaving)
     note_judged(tx, [new])

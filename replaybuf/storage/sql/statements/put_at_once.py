@@ -42,7 +42,7 @@ def fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
     if limits.samples_per_insert is not None:
         return False
     news = [one.group for one in groups]
-    if any(new.key or new.replaces or new.stays_leased for new in news):
+    if any(new.key or new.replaces or new.part or new.parts or new.rest or new.stays_leased for new in news):
         return False
     if limits.capacity is not None and any(new.dropped is not None for new in news):
         return False  # evicted groups are attributed to the put that evicts them

@@ -20,7 +20,7 @@ from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
-from replaybuf.storage.values import StorageItem
+from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
@@ -70,8 +70,14 @@ def select_rows(*, payloads: bool = False) -> Select[Any]:
 
 # The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
 _STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
-_SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer AND"""  # noqa: S608
+_SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step{{payload}}
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane {{joined}} WHERE l.buffer = :buffer AND"""  # noqa: S608
+_WITHOUT_PAYLOADS = _SELECT_ROWS.format(payload="", joined="")
+_WITH_PAYLOADS = _SELECT_ROWS.format(payload=", p.data", joined="LEFT JOIN rb_payload p ON p.uid = g.uid")
+
+
+#: Stands for the task in the keys of groups that fill.
+_ANY_TASK = ""
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
@@ -81,13 +87,30 @@ def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | Non
 
 def rescoped_key(scoped: str, buffer: str | None) -> str:
     """Return a scoped key moved to another buffer."""
-    task_name, key, _ = json.loads(scoped)
-    return json.dumps([task_name, key, buffer], ensure_ascii=False)
+    task_name, key, _, *place = json.loads(scoped)
+    return json.dumps([task_name, key, buffer, *place], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:
     """Return the put's key in a scoped key."""
     return None if scoped is None else str(json.loads(scoped)[1])
+
+
+def name_key(buffer: str | None, name: str | int) -> str:
+    """Return the key of a whole group that was filled."""
+    return json.dumps([_ANY_TASK, name, buffer], ensure_ascii=False)
+
+
+def part_key(buffer: str | None, part: Part) -> str:
+    """Return the key of a rollout of a group that fills, which has its place there."""
+    place = [_ANY_TASK, part.name, buffer, part.size, part.least, part.index, part.task_name]
+    return json.dumps(place, ensure_ascii=False)
+
+
+def part_of(scoped: str) -> Part | None:
+    """Return the place of a rollout in a group that fills, by its key; None for another group's key."""
+    _, name, _, *place = json.loads(scoped)
+    return Part(name, *place) if place else None
 
 
 def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -267,14 +290,16 @@ class GroupRow:
                 weight=self.weight,
                 worker=worker,
                 trained_step=trained_step,
+                part=part_of(scoped) if self.status == Status.FILLING and scoped is not None else None,
             )
         except DAMAGE as problem:
             raise damaged(self.uid, problem) from problem
 
 
-def read_rows(tx: Transaction, condition: str, **values: Any) -> list[GroupRow]:
+def read_rows(tx: Transaction, condition: str, *, payloads: bool = False, **values: Any) -> list[GroupRow]:
     """Return the groups of the buffer, leased or not, that meet a condition on groups `g` and lanes `l`, by uid."""
-    rows = tx.tuples(f"{_SELECT_ROWS} {condition}", buffer=tx.scope.buffer, **values)
+    select = _WITH_PAYLOADS if payloads else _WITHOUT_PAYLOADS
+    rows = tx.tuples(f"{select} {condition}", buffer=tx.scope.buffer, **values)
     return sorted(map(GroupRow.of, rows), key=lambda row: row.uid)
 
 

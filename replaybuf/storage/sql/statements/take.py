@@ -20,14 +20,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
-from replaybuf.storage.sql.statements.counts import (
-    Counts,
-    add_step,
-    lock_tasks,
-    move,
-    read_levels,
-    set_aside,
-)
+from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes

@@ -73,7 +73,7 @@ _KEPT_SECONDS = 7 * 86_400
 def forget_old(tx: Transaction) -> None:
     """Delete old commit stamps."""
     old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
-    tx.change("DELETE FROM rb_counter WHERE name LIKE :stamps AND value < :old", stamps=f"{PREFIX}%", old=old)
+    tx.change("DELETE FROM rb_info WHERE name LIKE :stamps AND number < :old", stamps=f"{PREFIX}%", old=old)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,15 @@ class Encoding:
             self.files.discard(encoded)
         return result
 
+    async def read(self, read: Callable[[Transaction], list[GroupRow]], deferred: frozenset[str]) -> list[StorageItem]:
+        """Return groups that a transaction reads with their payloads; undecodable ones have an `error`."""
+        rows = await self._transactions.read(read)
+        await self.files.reader.fetch(rows, deferred)
+        if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved
+            rows = await self._transactions.read(read)
+            await self.files.reader.fetch(rows, deferred)
+        return await self.decode_leniently(rows, deferred)
+
     async def decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return groups, whose tails that are kept apart are read. Raises DecodeError."""
         await self.files.reader.fetch(rows)

@@ -82,9 +82,10 @@ class Presence:
     def count_put(self, new: NewGroup, tokens: int = 0) -> None:
         """Count a group that was put, stored or not; without `tokens` if it wasn't."""
         done = self.of(new.worker)
-        done.groups += 1
-        done.rollouts += len(new.rollouts)
-        done.tokens += tokens
+        done.groups += new.status is not Status.FILLING
+        came = len(new.rollouts) - len(new.parts)  # the others were counted when they were put
+        done.rollouts += max(0, came)
+        done.tokens += tokens if not new.parts else tokens * max(0, came) // len(new.rollouts)
         if new.status is Status.FAILED:
             done.failures += 1
 

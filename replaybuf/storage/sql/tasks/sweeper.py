@@ -26,6 +26,7 @@ from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.past import pass_on, sweep
 from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune
+from replaybuf.storage.sql.tasks.filling import Filling
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.transactions import Transactions
@@ -57,6 +58,7 @@ class Sweeper:
         history: int | None,
         presence: Presence,
         files: PayloadFiles,
+        filling: Filling,
         grace: float = GRACE_SECONDS,
     ) -> None:
         self._transactions = transactions
@@ -64,6 +66,7 @@ class Sweeper:
         self._history = history
         self._presence = presence
         self._files = files
+        self._filling = filling
         self._grace = grace
         self._limit = _FEWEST
         self._chores = Chores()
@@ -127,6 +130,8 @@ class Sweeper:
         bounded = bool(limits.bounded_aside)
         if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
             await transactions.write(lambda tx: prune(tx, now, self._limit), announce=lambda: False)
+        if limits.fill_seconds is not None:
+            await self._filling.give_up(now, limits.fill_seconds)
         if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
             await self._tidy()

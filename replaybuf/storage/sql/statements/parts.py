@@ -1,0 +1,113 @@
+"""Groups that fill: their finished rollouts are FILLING groups of one rollout each, until the last one has come.
+
+Such a rollout has a key of its own, with the name of its group, whose prefix finds the others by the index of keys. A
+whole group has its name as key. So names are unique in a buffer, over all tasks. The finished rollouts of a prompt in
+flight are named by its uid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from replaybuf.errors import ConflictError, ReplayBufError
+from replaybuf.storage.sql.engine.locks import NamedLock
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.past import OURS
+from replaybuf.storage.sql.statements.rows import name_key, part_of
+from replaybuf.storage.values import NewGroup, Part, check_lease, lost_to_others
+from replaybuf.values.rollouts.statuses import Status
+
+
+class LastRolloutError(ReplayBufError):
+    """Nothing was stored, since a rollout is the last one of its group: `uids` are those of the others."""
+
+    def __init__(self, uids: Iterable[int]) -> None:
+        super().__init__("the last rollout of a group is stored with the others, as a group")
+        self.uids = list(uids)
+
+
+def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
+    """Return the stored rollouts of a group that fills, by uid. Raises ConflictError if it is whole, or has left."""
+    whole = name_key(tx.scope.buffer, name)
+    prefix = whole[:-1] + ","
+    # In the order of bytes "!" is the next character after the blank that follows the comma.
+    rows = tx.tuples(_PARTS, low=f"{prefix} ", high=f"{prefix}!", whole=whole)
+    parts = _parts(row for row in rows if row[0])
+    if len(parts) < len(rows) and (not parts or any(scoped == whole for _, scoped in rows)):
+        raise ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
+    return parts
+
+
+_PARTS = """SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high
+UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
+UNION ALL SELECT 0, NULL WHERE EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)"""
+
+
+def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
+    """Return the stored rollouts of all groups of a task that fill, by uid."""
+    values = {"buffer": tx.scope.buffer, "task": task_name, "status": str(Status.FILLING)}
+    return _parts(tx.tuples(f"{_FILLING} AND task_name = :task ORDER BY uid", **values))
+
+
+_FILLING = """SELECT uid, scoped_key FROM rb_lane JOIN rb_group ON lane = rb_lane.id
+WHERE buffer = :buffer AND status = :status AND NOT leased AND scoped_key IS NOT NULL"""
+
+
+def _parts(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
+    return {uid: part for uid, scoped in rows if (part := part_of(scoped)) is not None}
+
+
+def overdue(tx: Transaction, before: float, limit: int) -> list[str | int]:
+    """Return the names of groups whose first rollout came before this moment, the oldest first."""
+    values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING), "before": before, "limit": limit}
+    old = tx.tuples(f"{_FILLING} AND archived_at < :before ORDER BY archived_at LIMIT :limit", **values)
+    return list(dict.fromkeys(part.name for part in _parts(old).values()))
+
+
+def place_part(tx: Transaction, new: NewGroup) -> None:
+    """Give a rollout its place in its group, and lock that.
+
+    Raises ConflictError, LastRolloutError and, for a prompt in flight that is no longer held, LeaseLostError.
+    """
+    part = new.part
+    assert part is not None
+    if isinstance(part.name, int):
+        _check_prompt(tx, new, part.name)
+    there = lock_parts(tx, part.name)
+    taken = {other.index for other in there.values()}
+    free = [index for index in range(part.size) if index not in taken]
+    for other in there.values():
+        if (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
+            raise ConflictError(
+                f"group {part.name!r:.200} was begun with task_name={other.task_name!r}, size={other.size} and "
+                f"min_size={other.least}, and this rollout comes with {new.task_name!r}, {part.size} and {part.least}"
+            )
+    if part.wanted in taken:
+        raise ConflictError(f"group {part.name!r:.200} has its rollout {part.wanted} already; missing are {free}")
+    part.index = free[0] if part.wanted is None else part.wanted
+    if len(free) == 1 and isinstance(part.name, str):
+        raise LastRolloutError(there)
+
+
+def lock_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
+    """Lock the name of a group that fills; return its stored rollouts as `read_parts` does."""
+    tx.dialect.lock_names(tx, NamedLock.KEY, [name_key(tx.scope.buffer, name)])
+    return read_parts(tx, name)
+
+
+def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:
+    """Raise LeaseLostError unless the lease of a put holds its prompt, which is locked."""
+    assert new.lease is not None
+    check_lease(new.lease, tx.scope.epoch, tx.scope.database)
+    if tx.values("SELECT lease FROM rb_group WHERE uid = :uid {lock}", uid=uid) != [new.lease.token]:
+        raise lost_to_others(new.lease, [uid])
+
+
+def forget_names(tx: Transaction, checkpoint: int) -> None:
+    """Let groups be filled again that were put after a checkpoint and have left: its restore undoes them."""
+    tx.change(_FORGET, buffer=tx.scope.buffer, checkpoint=checkpoint)
+
+
+_FORGET = f"""UPDATE rb_past SET scoped_key = NULL
+WHERE scoped_key IS NOT NULL AND draw > 0 AND since >= :checkpoint AND {OURS}"""  # noqa: S608

@@ -1,0 +1,147 @@
+"""Groups that fill: puts of their rollouts one by one, until the last one has come, or the time is over.
+
+The last rollout isn't stored by itself: the others are read, and the whole group is put in place of them, so that its
+draws cost as much as those of a group that was put at once. If another process was faster, that starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from replaybuf.errors import ConflictError, DecodeError, FullError
+from replaybuf.storage.sql.engine.thread import DatabaseThread
+from replaybuf.storage.sql.statements.parts import LastRolloutError, overdue, read_parts
+from replaybuf.storage.sql.statements.put import drop
+from replaybuf.storage.sql.statements.rows import read_rows
+from replaybuf.storage.sql.tasks.encoding import Encoding
+from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.values import NewGroup, Part, StorageItem
+from replaybuf.values.rollouts.normalise import Normalised, normalise, normalise_fit
+from replaybuf.values.rollouts.staleness import NO_RULE
+from replaybuf.values.rollouts.statuses import Status
+
+#: Overdue groups that are completed at a time.
+_AT_ONCE = 16
+
+_logger = logging.getLogger("replaybuf.filling")
+
+
+class Filling:
+    """Puts rollouts of groups that fill, and the groups when they are full."""
+
+    def __init__(
+        self, thread: DatabaseThread, transactions: Transactions, encoding: Encoding, commits: GroupCommit
+    ) -> None:
+        self._thread, self._transactions, self._encoding, self._commits = thread, transactions, encoding, commits
+        self._reading = asyncio.Lock()
+
+    async def put(self, new: NewGroup) -> int | None:
+        """Store a rollout of a group, or the whole group if it is the last one.
+
+        Return the uid of what was stored, or None for a group that is dropped because it is too old.
+
+        Raises ConflictError for a place that is taken, or a group that is complete, and FullError if the limits leave
+        no room for the group.
+        """
+        assert new.part is not None
+        while True:
+            [outcome] = await self._commits.put([new])
+            if isinstance(outcome, int):
+                return outcome
+            if not isinstance(outcome, LastRolloutError):
+                raise outcome
+            others = await self._thread.run(partial(self._read, outcome.uids))
+            if len(others) < len(outcome.uids):
+                continue  # another process was faster
+            try:
+                return await self._complete(new.part, others, new)
+            except ConflictError:
+                continue
+
+    async def _read(self, uids: Sequence[int]) -> list[StorageItem]:
+        """Return stored rollouts (database's thread). Many groups may get their last one at the same time."""
+        async with self._reading:
+            read = partial(read_rows, condition="g.uid {in:uids}", payloads=True, uids=uids)
+            return await self._encoding.read(read, frozenset())
+
+    async def give_up(self, now: float, seconds: float) -> None:
+        """Complete the groups whose first rollout came longer ago than this, without those that are missing.
+
+        They are drawable, or FAILED if too few are completed (database's thread).
+        """
+        names = await self._transactions.read(lambda tx: overdue(tx, now - seconds, _AT_ONCE))
+        for name in names:
+            there = await self._transactions.read(partial(read_parts, name=name))
+            others = await self._read(list(there))
+            if not others or others[0].part is None:
+                continue
+            part = others[0].part
+            try:
+                await self._complete(part, others, why=f"{len(others)} of {part.size} rollouts came in {seconds:g} s")
+            except (ConflictError, FullError, DecodeError) as error:
+                _logger.warning("%s", error)
+
+    async def _complete(
+        self, part: Part, others: Sequence[StorageItem], last: NewGroup | None = None, why: str | None = None
+    ) -> int | None:
+        """Put a group in place of its stored rollouts, and of the last one, if it came.
+
+        Return its uid, or None if it is dropped by the rules of puts. If enough rollouts are completed, the group has
+        only these, and the others are a FAILED group.
+        """
+        rollouts = {_index(part, item): item.item[0] for item in others}
+        if last is not None:
+            rollouts[part.index] = last.rollouts[0]
+        ordered, kind = [rollouts[place] for place in sorted(rollouts)], self._encoding.codec.rollout_type
+        normal, fit, unfit = await normalise_fit(ordered, kind, part.least, None, part.train_step, part.rule)
+        whole = self._group(part, fit, normal, others, last)
+        whole.part, whole.parts = part, tuple(item.uid for item in others)
+        if unfit:
+            whole.rest = self._group(part, unfit, await normalise(unfit, kind, None, None, NO_RULE), others, last)
+        elif why is not None and (normal.status != Status.COMPLETED or len(fit) < part.least):
+            whole.status, whole.error = Status.FAILED, why
+        if normal.dropped:
+            await self._thread.run(lambda: self._transactions.write(lambda tx: drop(tx, whole)))
+            return None
+        [outcome] = await self._commits.put([whole])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _group(
+        self, part: Part, rollouts: list[Any], normal: Normalised, others: Sequence[StorageItem], last: NewGroup | None
+    ) -> NewGroup:
+        tags: dict[str, Any] = {}
+        for given in (*(item.tags for item in others), None if last is None else last.tags):
+            tags |= given or {}
+        return NewGroup(
+            part.task_name,
+            normal.status,
+            normal.staleness,
+            rollouts,
+            time.time(),
+            train_step=normal.train_step,
+            priority=others[0].priority if last is None else last.priority,
+            tags=tags,
+            worker=self._transactions.scope.worker if last is None else last.worker,
+            put_step=part.train_step,
+            fields=normal.fields,
+            fetched=None if last is None else last.fetched,
+            dropped=None if last is None else last.dropped,
+        )
+
+
+def _index(part: Part, item: StorageItem) -> int:
+    """Return the index of a stored rollout in its group. Raises DecodeError if it can't be read."""
+    if item.part is None or not item.item:
+        raise DecodeError(
+            f"group {part.name!r:.200}: its rollout with the uid {item.uid} can't be read ({item.error}); delete it "
+            "(`delete` in Python, `replaybuf rm`), and put another in its place"
+        )
+    return item.part.index

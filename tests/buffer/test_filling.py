@@ -1,0 +1,273 @@
+"""Groups whose rollouts come one by one: when they are drawable, what is refused, and what restores leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf.errors import ConflictError, FencedError, FullError, InputError
+from tests.stores import TASK, build, group, until
+
+OPTIONS: dict[str, Any] = {"group": "p1", "size": 3}
+
+
+def one(number: int, status: Status = Status.COMPLETED) -> list[RolloutState]:
+    return group(number, status=status)
+
+
+@pytest.fixture
+async def buffer(shared_url: str) -> Any:
+    async with build(shared_url) as made:
+        yield made
+
+
+async def contents(buffer: ReplayBuffer) -> dict[str, list[list[int]]]:
+    """The numbers of the rollouts of each group, by status."""
+    found: dict[str, list[list[int]]] = {}
+    async for item in buffer.find({}):
+        found.setdefault(item.status.value, []).append([rollout.rollout_id for rollout in item.item])
+    return found
+
+
+async def test_a_group_is_drawable_when_its_last_rollout_came(buffer: ReplayBuffer) -> None:
+    for index in (2, 0):
+        await buffer.put(one(index), TASK, index=index, model_step=4, **OPTIONS)
+        assert await buffer.get(1, TASK) == []
+    there = (await buffer.filling(TASK))["p1"]
+    assert (there.size, there.min_size, sorted(there.uids), there.missing) == (3, 3, [0, 2], [1])
+    assert len(buffer) == 0  # groups
+    uid = await buffer.put(one(1), TASK, index=1, model_step=5, current_train_step=9, **OPTIONS)
+    assert await buffer.filling(TASK) == {}
+    [item] = (await buffer.sample({TASK: 1}))[TASK]
+    assert ([rollout.rollout_id for rollout in item.item], item.uid, item.key, item.staleness) == (
+        [0, 1, 2],
+        uid,
+        "p1",
+        4,
+    )
+    assert (await buffer.metrics(distributions=False))["tasks"][TASK]["put"] == 1
+
+
+async def test_rollouts_without_an_index_take_those_that_are_free(buffer: ReplayBuffer) -> None:
+    await buffer.put(one(7), TASK, index=1, **OPTIONS)
+    await buffer.put(one(5), TASK, **OPTIONS)
+    await buffer.put(one(6), TASK, **OPTIONS)
+    assert await contents(buffer) == {"completed": [[5, 7, 6]]}
+
+
+async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group_once(shared_url: str) -> None:
+    places = [(name, index) for name in range(5) for index in range(4)]
+    random.Random(1).shuffle(places)
+    async with build(shared_url) as first, build(shared_url) as second:
+        await asyncio.gather(
+            *(
+                (first if number % 2 else second).put(
+                    one(10 * name + index), TASK, group=f"p{name}", size=4, index=index
+                )
+                for number, (name, index) in enumerate(places)
+            )
+        )
+        found = await contents(first)
+    assert {status: sorted(groups) for status, groups in found.items()} == {
+        "completed": [[10 * name + index for index in range(4)] for name in range(5)]
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"index": 0}, "has its rollout 0 already; missing are"),
+        ({"size": 4}, "was begun with .* size=3 .* 4 and"),
+        ({"min_size": 2}, "min_size=3, and this rollout comes with 'math', 3 and 2"),
+        ({"task_name": "code"}, "was begun with task_name='math'"),
+    ],
+)
+async def test_a_rollout_that_contradicts_its_group_is_refused(
+    buffer: ReplayBuffer, options: dict[str, Any], message: str
+) -> None:
+    await buffer.put(one(0), TASK, index=0, **OPTIONS)
+    before = await contents(buffer)
+    with pytest.raises(ConflictError, match=message):
+        await buffer.put(one(1), **{"task_name": TASK, **OPTIONS, **options})
+    assert await contents(buffer) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": None}, "needs size="),
+        ({"size": 0}, "size must be a whole number"),
+        ({"size": True}, "size must be a whole number"),
+        ({"index": 3}, "index 3 is beyond"),
+        ({"index": -1}, "index must be a whole number"),
+        ({"min_size": 4}, "min_size 4 is more than the 3"),
+        ({"min_size": 0}, "min_size must be"),
+        ({"group": ""}, "group is empty"),
+        ({"group": None}, "give its name"),
+        ({"key": "k"}, "key can't be given"),
+        ({"status": "completed"}, "status can't be given"),
+    ],
+)
+async def test_options_that_make_no_sense_are_refused(
+    buffer: ReplayBuffer, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        await buffer.put(one(0), TASK, **{**OPTIONS, **options})
+    assert await contents(buffer) == {}
+
+
+async def test_only_finished_rollouts_come_and_one_at_a_time(buffer: ReplayBuffer) -> None:
+    with pytest.raises(InputError, match="must be completed, failed or filtered, and this one is aborted"):
+        await buffer.put(one(0, Status.ABORTED), TASK, **OPTIONS)
+    with pytest.raises(InputError, match="one by one, and this put has 2"):
+        await buffer.put(group(0, 2), TASK, **OPTIONS)
+    for call in (buffer.put(one(0), TASK, status="filling"), buffer.update({}, status="filling")):
+        with pytest.raises(InputError, match="filling"):
+            await call
+    with pytest.raises(InputError, match="filling"):
+        await buffer.get(1, TASK, "filling")
+
+
+async def test_a_group_takes_no_rollout_once_it_is_whole_or_has_left(buffer: ReplayBuffer) -> None:
+    for index in range(3):
+        await buffer.put(one(index), TASK, **OPTIONS)
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="has all its rollouts already"):
+            await buffer.put(one(9), TASK, **OPTIONS)
+        await buffer.get(1, TASK)
+    assert await contents(buffer) == {}
+
+
+async def test_a_group_goes_without_unfit_rollouts_if_enough_are_completed(buffer: ReplayBuffer) -> None:
+    for number, status in enumerate((Status.COMPLETED, Status.FAILED, Status.COMPLETED)):
+        await buffer.put(one(number, status), TASK, min_size=2, **OPTIONS)
+    assert await contents(buffer) == {"completed": [[0, 2]], "failed": [[1]]}
+
+
+async def test_a_group_with_too_few_completed_rollouts_fails_as_a_whole(buffer: ReplayBuffer) -> None:
+    for number, status in enumerate((Status.FAILED, Status.COMPLETED, Status.FILTERED)):
+        await buffer.put(one(number, status), TASK, min_size=2, **OPTIONS)
+    assert await contents(buffer) == {"failed": [[0, 1, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("least", "found"),
+    [
+        (2, {"completed": [[0, 2]], "failed": [[1]]}),
+        (3, {"failed": [[0, 1, 2]]}),
+        (None, {"failed": [[0, 1, 2]]}),
+    ],
+)
+async def test_a_group_that_is_put_at_once_may_go_without_its_unfit_rollouts(
+    buffer: ReplayBuffer, least: int | None, found: dict[str, list[list[int]]]
+) -> None:
+    rollouts = [*one(0), *one(1, Status.FAILED), *one(2)]
+    await buffer.put(rollouts, TASK, min_size=least, tags={"a": 1})
+    assert await contents(buffer) == found
+    assert {item.tags["a"] async for item in buffer.find({}) if item.tags} == {1}
+
+
+async def test_an_interrupted_rollout_keeps_a_group_whole(buffer: ReplayBuffer) -> None:
+    await buffer.put([*one(0), *one(1, Status.ABORTED), *one(2, Status.FAILED)], TASK, min_size=1)
+    assert await contents(buffer) == {"failed": [[0, 1, 2]]}
+
+
+@pytest.mark.parametrize(("least", "status"), [(2, "completed"), (3, "failed")])
+async def test_a_group_whose_time_is_over_goes_without_the_missing_rollouts(
+    shared_url: str, least: int, status: str
+) -> None:
+    async with build(shared_url, fill_seconds=0.2) as buffer:
+        for number in (0, 1):
+            await buffer.put(one(number), TASK, min_size=least, **OPTIONS)
+
+        async def is_over() -> bool:
+            return await buffer.filling(TASK) == {}
+
+        await until(is_over, 60)
+        assert await contents(buffer) == {status: [[0, 1]]}
+        if status == "failed":
+            [item] = [item async for item in buffer.find({})]
+            assert item.error == "2 of 3 rollouts came in 0.2 s"
+
+
+async def test_the_staleness_rule_of_the_last_put_is_that_of_the_group(buffer: ReplayBuffer) -> None:
+    rule = {"current_train_step": 9, "stale_threshold": 3, "expired_groups_retryable": False}
+    for number in range(3):
+        await buffer.put(one(number), TASK, model_step=1 if number else 8, **rule, **OPTIONS)
+    assert await contents(buffer) == {}
+    assert await buffer.dropped(TASK) == 1
+
+
+async def test_the_group_needs_room_and_its_rollouts_dont(shared_url: str) -> None:
+    async with build(shared_url, capacity=1, on_full="reject") as buffer:
+        await buffer.put(one(9), TASK)
+        for number in (0, 1):
+            await buffer.put(one(number), TASK, **OPTIONS)
+        with pytest.raises(FullError):
+            await buffer.put(one(2), TASK, **OPTIONS)
+        assert await contents(buffer) == {"completed": [[9]], "filling": [[0], [1]]}
+        await buffer.get(1, TASK)
+        await buffer.put(one(2), TASK, **OPTIONS)
+        assert await contents(buffer) == {"completed": [[0, 1, 2]]}
+
+
+async def test_a_restore_takes_a_group_back_to_the_rollouts_that_it_had(buffer: ReplayBuffer) -> None:
+    await buffer.put(one(0), TASK, **OPTIONS)
+    await buffer.checkpoint(1)
+    for _ in range(2):
+        for number in (1, 2):
+            await buffer.put(one(number), TASK, **OPTIONS)
+        assert await contents(buffer) == {"completed": [[0, 1, 2]]}
+        assert len(await buffer.get(1, TASK)) == 1
+        await buffer.put(one(3), TASK, group="later", size=1)
+        await buffer.get(1, TASK)
+        await buffer.restore(1)
+        assert await contents(buffer) == {"filling": [[0]]}
+        assert (await buffer.filling(TASK))["p1"].missing == [1, 2]
+
+
+async def test_a_worker_of_before_a_restore_is_fenced_off(shared_url: str) -> None:
+    async with build(shared_url) as before, build(shared_url) as trainer:
+        await before.put(one(0), TASK, **OPTIONS)
+        await trainer.checkpoint(1)
+        await trainer.restore(1)
+        with pytest.raises(FencedError):
+            await before.put(one(1), TASK, **OPTIONS)
+        assert await contents(trainer) == {"filling": [[0]]}
+
+
+async def test_many_rollouts_in_one_call_fill_their_groups(buffer: ReplayBuffer) -> None:
+    each: list[Any] = [{"group": f"p{number % 2}", "size": 2} for number in range(4)]
+    await buffer.put_many([one(number) for number in range(4)], TASK, each=each)
+    assert sorted((await contents(buffer))["completed"]) == [[0, 2], [1, 3]]
+
+
+async def test_a_snapshot_has_groups_that_fill(buffer: ReplayBuffer, shared_url: str, tmp_path: Any) -> None:
+    await buffer.put(one(0), TASK, index=1, **OPTIONS)
+    await buffer.save(tmp_path / "snapshot")
+    async with build(shared_url, name="other") as other:
+        await other.resume(tmp_path / "snapshot")
+        for number in (1, 2):
+            await other.put(one(number), TASK, **OPTIONS)
+        assert await contents(other) == {"completed": [[1, 0, 2]]}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+async def test_an_export_and_its_import_have_groups_that_fill(
+    buffer: ReplayBuffer, shared_url: str, tmp_path: Any, suffix: str
+) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    for index in (1, 2):
+        await buffer.put(one(index), TASK, index=index, **OPTIONS)
+    await buffer.put(one(8), TASK)
+    await buffer.export(tmp_path / f"x.{suffix}", exact=True)
+    async with build(shared_url, name="other") as other:
+        await other.import_from(tmp_path / f"x.{suffix}")
+        assert (await other.filling(TASK))["p1"].missing == [0]
+        await other.put(one(0), TASK, **OPTIONS)
+        assert sorted((await contents(other))["completed"]) == [[0, 1, 2], [8]]

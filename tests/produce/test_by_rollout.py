@@ -1,0 +1,150 @@
+"""Production rollout by rollout: what is finished isn't generated again, and a group may go without what failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from replaybuf import LeaseLostError, PromptLedger, ReplayBuffer, RolloutState, Status
+from replaybuf.errors import ConflictError, InputError
+from replaybuf.produce import ProduceStrategy, Sampler, SyncProduceStrategy
+from tests.datasets import indexed
+from tests.produce.scripted import prompts
+from tests.stores import TASK, build, until
+
+
+def finish(rollout: RolloutState, text: str, status: Status = Status.COMPLETED) -> None:
+    rollout.response, rollout.response_ids, rollout.reward, rollout.status = text, [1], 1.0, status
+
+
+async def contents(buffer: ReplayBuffer) -> dict[str, list[list[str | None]]]:
+    found: dict[str, list[list[str | None]]] = {}
+    async for item in buffer.find({}):
+        found.setdefault(item.status.value, []).append([rollout.response for rollout in item.item])
+    return found
+
+
+def ledger_of(buffer: ReplayBuffer, **options: Any) -> PromptLedger:
+    return PromptLedger(
+        buffer, indexed(2), TASK, make_group=lambda item, number: [item.model_copy() for _ in range(3)], **options
+    )
+
+
+@pytest.mark.parametrize("settle", ["finish", "save"])
+async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(url: str, settle: str) -> None:
+    async with build(url) as buffer:
+        ledger = ledger_of(buffer, seconds=0.2)
+        [dead] = await ledger.draw(1)
+        finish(dead.group[1], "one")
+        await dead.add(1, model_step=4)
+        assert len(buffer) == 0
+        dead._lease.stop()
+
+        async def is_back() -> bool:
+            return (await ledger.counts()).waiting == 1
+
+        await until(is_back)
+        [prompt] = await ledger_of(buffer).draw(1)
+        assert [rollout.response for rollout in prompt.group] == [None, "one", None]
+        assert prompt.group[1].response_model_steps == [4]
+        finish(dead.group[0], "late")
+        with pytest.raises(LeaseLostError):
+            await dead.add(0)
+        for index in (0, 2):
+            finish(prompt.group[index], str(index))
+        await prompt.add(0)
+        if settle == "save":
+            await prompt.save()
+            assert await contents(buffer) == {}
+        await prompt.finish()
+        assert await contents(buffer) == {"completed": [["0", "one", "2"]]}
+
+
+async def test_a_rollout_is_added_once_and_when_it_is_finished(url: str) -> None:
+    async with build(url) as buffer:
+        [prompt] = await ledger_of(buffer).draw(1)
+        with pytest.raises(InputError, match="must be completed, failed or filtered, and this one is init"):
+            await prompt.add(0)
+        finish(prompt.group[0], "a")
+        await prompt.add(0)
+        with pytest.raises(ConflictError, match="has its rollout 0 already"):
+            await prompt.add(0)
+        assert await buffer.filling(TASK) == {}  # it is the prompt's
+        assert await contents(buffer) == {"filling": [["a"]]}
+
+
+async def test_a_restore_takes_the_added_rollouts_back(url: str) -> None:
+    async with build(url) as buffer:
+        ledger = ledger_of(buffer)
+        [prompt] = await ledger.draw(1)
+        finish(prompt.group[0], "before")
+        await prompt.add(0)
+        await buffer.checkpoint(1)
+        finish(prompt.group[1], "after")
+        await prompt.add(1)
+        finish(prompt.group[2], "after")
+        await prompt.finish()
+        await buffer.restore(1)
+        [again] = await ledger.draw(1)
+        assert [rollout.response for rollout in again.group] == ["before", None, None]
+
+
+class Loop:
+    """Fails the calls of these rollouts, by their number in their group, the first time or always."""
+
+    def __init__(self, failing: dict[int, int], error: bool = True) -> None:
+        self.failing, self.error, self.calls = failing, error, Counter[int]()
+
+    async def generate_group(self, group: list[RolloutState], *, partial: bool) -> None:
+        [rollout] = group
+        number = int(rollout.rollout_id or 0)
+        self.calls[number] += 1
+        await asyncio.sleep(0)
+        if self.calls[number] <= self.failing.get(number, 0):
+            if self.error:
+                raise ValueError("no luck")
+            finish(rollout, "bad", Status.FAILED)
+        else:
+            finish(rollout, str(number))
+
+    async def pause(self) -> None:
+        pass
+
+    async def resume(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [True, False])
+async def test_a_retry_generates_only_what_failed(url: str, error: bool) -> None:
+    async with build(url) as buffer:
+        loop = Loop({2: 2}, error)
+        await produce(SyncProduceStrategy(by_rollout=True), loop, buffer)
+        assert loop.calls == {0: 1, 1: 1, 2: 3, 3: 1}
+        assert await contents(buffer) == {"completed": [["0", "1", "2", "3"]]}
+
+
+@pytest.mark.parametrize(
+    ("least", "found"),
+    [
+        (3, {"completed": [["0", "1", "3"]], "failed": [[None]]}),
+        (4, None),
+    ],
+)
+async def test_after_the_last_attempt_a_group_goes_without_what_failed(url: str, least: int, found: Any) -> None:
+    async with build(url, max_deliveries=2) as buffer:
+        strategy = SyncProduceStrategy(by_rollout=True, min_size=least)
+        if found is None:
+            with pytest.raises(Exception, match="no prompt"):
+                await produce(strategy, Loop({2: 9}), buffer)
+            assert "completed" not in await contents(buffer)
+        else:
+            await produce(strategy, Loop({2: 9}), buffer)
+            assert await contents(buffer) == found
+
+
+async def produce(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(1), TASK, prompt_repeat_k=4, epochs=1)
+    await strategy.produce_batch(loop, sampler, 1, train_step=1, model_step=0, timeout=60)
