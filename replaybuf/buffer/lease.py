@@ -410,10 +410,6 @@ class Cursors:
         storage = self._putting.storage
         return await self._putting.fetching(groups, lambda: storage.put_with_cursor(groups, cursor))
 
-    async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
-        """Return what has changed of the prompts of a ledger since a version of its cursor; since -1: all."""
-        return await self._putting.storage.prompts(name, known)
-
     async def claim(
         self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: Mapping[int, int] | None = None
     ) -> Lease | None:

@@ -312,7 +312,6 @@ class SyncCursors:
     read = mirrored(Cursors.read, run)
     move = mirrored(Cursors.move, run)
     put = mirrored(Cursors.put, run)
-    prompts = mirrored(Cursors.prompts, run)
     claim = mirrored(Cursors.claim, lambda claiming: _leased(run(claiming)), returns="SyncLease | None")
 
 
