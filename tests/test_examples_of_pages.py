@@ -22,7 +22,7 @@ APART = (
     *(CALLING, Page("reverb.md"), Page("looking.md", "### For programs")),
 )
 #: Pages whose examples are run one after another.
-IN_ORDER = (Page("your-loop.md", "## Seven mistakes"),)
+IN_ORDER = (Page("your-loop.md", "## Eight mistakes"),)
 #: Pages of which every block of code is an example, but for the beginning of those that have one.
 WHOLE = {"calling": 1, "payloads": 1, "production": 1, "reverb": 1}
 EXAMPLES = [

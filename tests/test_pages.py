@@ -327,7 +327,7 @@ def test_nothing_refers_to_files_that_are_not_there() -> None:
         assert not re.search(r"(SPEC|DESIGN|FIELD)\.md", file.read_text("utf-8")), file
 
 
-YOUR_LOOP = Page("your-loop.md", "## Seven mistakes")
+YOUR_LOOP = Page("your-loop.md", "## Eight mistakes")
 PROMPTS = 240
 
 

@@ -26,6 +26,7 @@ from replaybuf.common.checks import (
     check_folder,
     check_limit,
     check_list,
+    check_most,
     check_priorities,
     check_priority,
     check_seconds,
@@ -91,7 +92,7 @@ class ReplayBuffer(Generic[R]):
     ) -> None:
         self.storage = storage
         self.rollout_type = rollout_type
-        self._keep_checkpoints = keep_checkpoints
+        self._keep_checkpoints = check_most(keep_checkpoints, "keep_checkpoints", 1)
         self.waits = Waits(storage, self._check_open, lambda: self.worker)
         self.putting = Putting(
             storage,

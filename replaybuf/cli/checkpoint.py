@@ -173,12 +173,7 @@ _COPIES = columns("buffer", "file", "groups", "bytes")
 
 
 @app.command("save")
-def save(
-    url: Url,
-    folder: Folder,
-    output: Out = TEXT,
-    buffer: OneBuffer = None,
-) -> None:
+def save(url: Url, folder: Folder, output: Out = TEXT, buffer: OneBuffer = None) -> None:
     """Write a snapshot of a buffer into a folder.
 
     The run may go on. It is the same that buffer.save() writes: one SQLite file, whichever database the buffer is in,

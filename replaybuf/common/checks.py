@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import InputError, MissingDriverError, ReplayBufError
+from replaybuf.errors import ConfigError, InputError, MissingDriverError, ReplayBufError
 
 Tags = dict[str, str | int | float | bool | None]
 
@@ -263,6 +263,11 @@ def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufErr
     if checked is None or not least <= checked < MAX_STEP:
         raise error(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
     return checked
+
+
+def check_most(number: Any, what: str, least: int) -> int | None:
+    """Check a setting that says how many are kept: at least `least`, None for all. Raises ConfigError."""
+    return None if number is None else check_whole(number, what, least, ConfigError)
 
 
 def check_threshold(threshold: Any, what: str) -> int | None:

@@ -148,10 +148,7 @@ _PICKLED: Final = (
     "rollouts as JSONL (docs/files.md, Saved buffers)"
 )
 #: What other files are, by their first bytes.
-_OTHERS: Final = {
-    _SQLITE: _DATABASE,
-    **dict.fromkeys((b"PK\x03\x04", b"\x80"), _PICKLED),
-}
+_OTHERS: Final = {_SQLITE: _DATABASE, **dict.fromkeys((b"PK\x03\x04", b"\x80"), _PICKLED)}
 #: Extensions of files that are never empty, as opposed to plain lines.
 _FILLED: Final = (".gz", ".parquet")
 

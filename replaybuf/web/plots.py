@@ -18,7 +18,7 @@ from replaybuf.common import units
 from replaybuf.common.redact import escape as visible
 
 #: The number of ticks on a y axis at most, and on an x axis.
-_MOST_TICKS, _ACROSS = 6, 5
+_MOST_TICKS, _ACROSS = 6, 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from replaybuf import ReplayBufError, ReplayBuffer
+from replaybuf import ReplayBufError, ReplayBuffer, ReplayBufferConfig, RolloutState
 from replaybuf.errors import (
+    ConfigError,
     ConflictError,
     InputError,
     QueryError,
@@ -18,9 +20,25 @@ from replaybuf.errors import (
     SnapshotError,
 )
 from replaybuf.rules.policies import OrderTerm
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.bad_input.calls import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
 from tests.reasons import because
 from tests.stores import TASK, build, group, numbers_of, take_all
+
+
+@pytest.mark.parametrize(("name", "value"), [("keep_checkpoints", 0), ("keep_checkpoints", 1.5), ("history", -1)])
+def test_settings_of_what_is_kept_are_checked_by_whatever_takes_them(name: str, value: Any) -> None:
+    """The config, and the classes that it builds."""
+    codec = Codec(RolloutType(RolloutState))
+    with pytest.raises(ConfigError, match=name):
+        ReplayBufferConfig(url="memory://", **{name: value}).build()
+    storage, kind = partial(SQLStorage, "sqlite://", codec), codec.rollout_type
+    made: Any = storage if name == "history" else partial(ReplayBuffer, storage(), kind)
+    with pytest.raises(ConfigError, match=name):
+        made(**{name: value})
+
 
 BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "group: text": (put("abc"), RolloutError, "list of rollouts .* got str"),

@@ -75,6 +75,15 @@ def test_groups_of_no_task_are_kept_apart(url: str) -> None:
     assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
 
 
+def test_groups_whose_lanes_are_all_gone_are_counted_where_they_are_kept(url: str) -> None:
+    """A new lane may have the id of a lost one, and not its counts."""
+    execute(url, "DELETE FROM rb_lane")
+    assert "counted again" not in run("doctor", url, "--repair").stdout
+    with ReplayBufferConfig(url=url, name=LOST).build_sync() as buffer:
+        tasks = buffer.metrics()["tasks"]
+    assert tasks[LOST]["put"] == tasks[LOST]["buffered"]["failed"] == len(everything(url)["rb_group"])
+
+
 def test_lanes_of_a_checkpoint_are_made_again(url: str) -> None:
     """Though all are gone: a restore then brings all of its groups back. Those of later lanes are kept apart."""
 

@@ -17,6 +17,7 @@ import pytest
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.engine import outage
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.cancellation.ways import end_background_work, no_connection_out
 from tests.faults.figures import Figures
@@ -186,9 +187,23 @@ async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy:
         assert numbers_of(await buffer.get(5, TASK)) == [7]
     assert await buffer.count(TASK, Status.COMPLETED) == 0
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "replaybuf.database"]
-    assert [level for level, _ in said] == ["WARNING", "INFO"] * 2
+    assert [level for level, _ in said] == ["WARNING", "INFO"]  # the second loss came soon after
     assert said[0][1].startswith("operations wait for a connection: can't reach postgresql://")
     assert said[1][1].startswith("connected to postgresql://")
+
+
+def test_a_flapping_server_is_told_of_now_and_then(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an outage that lasts is told of, however soon after another one it began."""
+    flapping, error = outage.Outage("server", 5.0), OSError("gone")
+    with caplog.at_level(logging.INFO, logger="replaybuf.database"):
+        for _ in range(100):
+            flapping.begin(error)
+            flapping.end()
+        flapping.begin(error)
+        monkeypatch.setattr(outage, "_QUIET_SECONDS", 0.0)
+        flapping.begin(error)
+        flapping.begin(error)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
 async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(

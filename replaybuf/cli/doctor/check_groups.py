@@ -64,10 +64,13 @@ def _mend_lanes(tx: Transaction) -> str:
         done.append(f"made {units.number_of(len(lost), 'lane')} again, as checkpoints have them")
     if uids := tx.values(_LANELESS):
         own = tx.of(Scope(LOST))
+        tx.change("DELETE FROM rb_tally WHERE lane NOT IN (SELECT id FROM rb_lane)")  # SQLite gives their ids again
         home = need_lane(own, (LOST, Status.FAILED))
         tx.change(_SET_ASIDE, lane=home.id, error=_WHY_LOST, uids=uids)
         enter_race(own, home, uids)
-        add_counts(tx, {(home.id, Tally.PUT): len(uids), (home.id, Tally.SIZE): len(uids)})
+        nbytes = int(tx.value("SELECT sum(bytes) FROM rb_group WHERE uid {in:uids}", uids=uids))
+        counts = {Tally.PUT: len(uids), Tally.SIZE: len(uids), Tally.BYTES: nbytes}
+        add_counts(tx, {(home.id, name): count for name, count in counts.items()})
         done.append(f"set {groups(len(uids))} of no task aside, as failed ones of the buffer {LOST}: {some(uids)}")
     return "; ".join(done)
 

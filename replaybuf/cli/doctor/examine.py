@@ -60,9 +60,9 @@ def examine(about: Examination) -> Iterator[Finding]:
 
 
 def repair(reader: Reader, found: Iterable[Finding]) -> list[str]:
-    """Apply the cures of findings, each in an exclusive write transaction, and return what was done.
+    """Mend what the checks found, each problem in an exclusive write transaction, and return what was done, in words.
 
-    No group and no payload that is needed is deleted: cures that delete wait while groups seem to be missing.
+    No group and no payload that is needed is deleted: while groups seem to be missing, nothing is.
     """
     found = list(found)
     cures = {finding.check: finding.cure for finding in found if finding.cure}

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack
 
+from replaybuf.common.checks import check_most
 from replaybuf.common.passwords import PasswordFunction
 from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
@@ -110,7 +111,7 @@ class Store:
         self._read_only = read_only
         self._password = password
         self._on_any_filesystem = allow_network_filesystem or read_only
-        self._history = history
+        self._history = check_most(history, "history", 0)
         self._worker = worker
         self._lock = threading.Lock()
         self._pid: int | None = None  # of the process that the thread and the tasks belong to
@@ -166,12 +167,7 @@ class Store:
         self.presence = Presence(self.transactions)
         synced = self._durability == "full" or self.engine.dialect.is_remote
         self.files = PayloadFiles(
-            self.engine,
-            self.codec,
-            self._place,
-            self._payload_threshold,
-            sync=synced,
-            patience=self._reconnect_timeout,
+            self.engine, self.codec, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
         )
         self.encoding = Encoding(self.codec, self.transactions, self.files)
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
@@ -228,11 +224,7 @@ class Store:
         return await self.thread.run(work, undo=undo)
 
     async def _read(
-        self,
-        function: Callable[[Transaction, Unpack[Ts]], T],
-        *args: *Ts,
-        brief: bool = False,
-        single: bool = False,
+        self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, brief: bool = False, single: bool = False
     ) -> T:
         """Return `function(tx, *args)` of a read transaction."""
         return await self._run(
@@ -240,11 +232,7 @@ class Store:
         )
 
     async def _write(
-        self,
-        function: Callable[[Transaction, Unpack[Ts]], T],
-        *args: *Ts,
-        alone: bool = False,
-        brief: bool = False,
+        self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, alone: bool = False, brief: bool = False
     ) -> T:
         """Return `function(tx, *args)` of a write transaction behind the fence."""
         return await self._run(

@@ -118,11 +118,7 @@ def _families(figures: Mapping[str, Any], buffer: str) -> Iterator[Any]:
     database = figures if "buffers" in figures else {"buffers": {buffer: figures}}
     of_database = [((), {"up": 1, "info": {__version__: 1}, **database})]
     of_buffers = [((name,), numbers) for name, numbers in database["buffers"].items()]
-    kinds = {
-        "counter": CounterMetricFamily,
-        "gauge": GaugeMetricFamily,
-        "gaugehistogram": GaugeHistogramMetricFamily,
-    }
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "gaugehistogram": GaugeHistogramMetricFamily}
     of = [(one, ("buffer",), of_buffers) for one in OF_BUFFER] + [(one, (), of_database) for one in OF_DATABASE]
     for metric, labels, sources in of:
         family = kinds[metric.kind](metric.name, metric.help, labels=[*labels, *metric.labels])

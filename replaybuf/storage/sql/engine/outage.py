@@ -26,6 +26,8 @@ _LONGEST_PAUSE_REFUSED = 8.0
 _CLOSING_SECONDS = 2.0
 #: How long a commit may take at least, however short the time for attempts is.
 COMMIT_SECONDS = 10.0
+#: Seconds between warnings of outages: a server that flaps would fill the log.
+_QUIET_SECONDS = 10.0
 
 _logger = logging.getLogger("replaybuf.database")
 
@@ -54,6 +56,7 @@ class Outage:
         self._where = where
         self.seconds = seconds
         self._since: float | None = None
+        self._told_at, self._is_told = -_QUIET_SECONDS, False  # when the log was told of an outage, and of this one
         self._hurried = asyncio.Event()
         self._hurried_at = 0.0
         self._limits: dict[asyncio.Timeout, float | None] = {}
@@ -67,16 +70,20 @@ class Outage:
         return self._hurried.is_set()
 
     def begin(self, error: BaseException) -> None:
-        """Record that a connection was lost, or that none is available."""
+        """Record that a connection was lost, or that none is available. Of many losses the log has a few."""
+        now = time.monotonic()
         if self._since is None:
-            self._since = time.monotonic()
+            self._since, self._is_told = now, False
+        if not self._is_told and now - self._told_at >= _QUIET_SECONDS:
+            self._told_at, self._is_told = now, True
             _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
         """Record that an operation succeeded."""
         if self._since is not None:
             since, self._since = self._since, None
-            _logger.info("connected to %s again after %.1f s", self._where, time.monotonic() - since)
+            level = logging.INFO if self._is_told else logging.DEBUG
+            _logger.log(level, "connected to %s again after %.1f s", self._where, time.monotonic() - since)
 
     def cut_retries(self) -> None:
         """Shorten the retries, because the store is being closed."""
