@@ -27,6 +27,7 @@ class Reason(StrEnum):
     DEADLOCK = "deadlock"  # producers and trainer wait for each other
     EXPIRED = "expired"  # the groups have expired
     UNFIT = "unfit"  # the groups were filtered, or failed
+    FILLING = "filling"  # there are rollouts of groups that fill, which lack others
     OTHER_STATUS = "other_status"  # there are groups, but they are INIT, aborted, or of another status
     ABSENT = "absent"  # who should put, or publish, was never there, is gone, or does nothing
     SLOW = "slow"  # groups arrive or are generated, or are needed from producers that are alive
