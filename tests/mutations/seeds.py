@@ -215,6 +215,17 @@ _FAILOVER = [
     ("ports-unchecked", f"{_ENGINE}/urls.py", " or int(port or 1) not in _PORTS", "", "a port among several hosts is one"),
 ]  # fmt: skip
 
+_OWNER = [
+    ("owner-not-undone", f"{_ENGINE}/thread.py", "if self.undo is not None and self.outcome is not None:", "if False:", "what is done for a caller that has gone is undone"),
+    ("owner-not-awaited", f"{_ENGINE}/thread.py", "self.block_on(self.loop.create_task(call.ended()))", "pass", "later calls wait for that of a caller that has gone"),
+    ("owner-of-both", f"{_ENGINE}/thread.py", "            if self._state != _RUNNING:\n", "            if False:\n", "a result belongs to its caller, or is undone"),
+    ("owner-receives-late", f"{_ENGINE}/thread.py", "            if self._state != _OFFERED:\n", "            if False:\n", "what was taken back at closing isn't received"),
+    ("owner-lost", f"{_ENGINE}/thread.py", "if isinstance(error, OutcomeUnknownError) and call.undo is not None:", "if False:", "what a commit took whose answer was lost comes back"),
+    ("owner-tried-once", f"{_ENGINE}/thread.py", "        if not await _is_settled(attempt):\n", "        if not await _is_settled(attempt) and False:\n", "an undo that fails is tried again"),
+    ("owner-undone-in-doubt", f"{_ENGINE}/outage.py", "            if await doubt.was_committed():\n", "            if await doubt.was_committed() and False:\n", "an undo whose answer was lost isn't done twice"),
+    ("owner-of-some", "storage/sql/tasks/group_commit.py", "pending.call.left -= 1", "pending.call.left = 0", "puts of several groups return when all are stored"),
+]  # fmt: skip
+
 _PROMPTS = [
     ("prompts-cursor-stands", "produce/prompt_ledger.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
     ("prompts-number", "produce/prompt_ledger.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
@@ -331,6 +342,7 @@ MUTATIONS = [
         "codec": _CODEC,
         "sql": _SQL,
         "failover": _FAILOVER,
+        "owner": _OWNER,
         "prompts": _PROMPTS,
         "produce": _PRODUCE,
         "observe": _OBSERVE,
