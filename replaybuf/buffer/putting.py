@@ -104,6 +104,9 @@ class FillOptions(PutOptions, total=False):
     index: int | None
 
 
+_OPTIONS = FillOptions.__annotations__.keys()
+
+
 class Putting:
     """Checks and normalises groups, and stores them when there is room."""
 
@@ -268,8 +271,9 @@ class Putting:
         Also return whether it must be dropped instead of stored.
         """
         self.waits.check_open()
-        if unknown := options.keys() - FillOptions.__annotations__.keys():
-            raise TypeError(f"a put has no option {min(unknown)!r}; it has {', '.join(FillOptions.__annotations__)}")
+        if not options.keys() <= _OPTIONS:
+            unknown = min(options.keys() - _OPTIONS)
+            raise TypeError(f"a put has no option {unknown!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
         given = options.get
         newest, step = given("model_step"), given("current_train_step")
