@@ -203,7 +203,7 @@ class LeaseLaws(Harness):
         await lease.acknowledge()
         await adopted.acknowledge()
         assert [item.times_sampled for item in await found(buffer)] == [1] * (times - 1)
-        again = await lease_of(buffer)
+        again = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
         await late.acknowledge()
         await again.acknowledge()
         assert (len(buffer), await total(buffer, "taken")) == (0, 1)
