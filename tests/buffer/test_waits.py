@@ -64,9 +64,7 @@ async def test_a_put_that_waits_for_room_says_why(
         assert all(isinstance(end, FullError) for end in await asyncio.gather(*puts, return_exceptions=True))
     lines = told(caplog)
     assert 1 <= len(lines) <= 4
-    assert all(
-        "1 completed groups are buffered, and the capacity is 1; nobody has drawn any yet" in one for one in lines
-    )
+    assert all("1 completed group is buffered, and the capacity is 1; nobody has drawn any yet" in one for one in lines)
 
 
 async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
