@@ -22,7 +22,7 @@ from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
-from replaybuf.rules.transitions import LaneName, Tallies, Tally, levels
+from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup
@@ -180,7 +180,7 @@ class Waits:
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
             return in_store
-        return {task: min(in_store[task], limits.drawable(level)) for task, level in levels(tallies, in_store).items()}
+        return {task: min(count, limits.drawable(level_of(tallies, task))) for task, count in in_store.items()}
 
     # Why
 
@@ -287,7 +287,7 @@ class Waits:
             self.check_open()
             seen = self.version()
             tallies = await self.tallies()
-            level = levels(tallies, [new.task_name])[new.task_name]
+            level = level_of(tallies, new.task_name)
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await store(new)

@@ -27,7 +27,7 @@ from replaybuf.produce.sampler import Sampler
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rules.limits import Level
 from replaybuf.rules.train_state import TRAINER, TrainState
-from replaybuf.rules.transitions import Tally, levels
+from replaybuf.rules.transitions import Tally, level_of
 from replaybuf.values.rollouts.rollout import Status
 
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
@@ -219,7 +219,7 @@ class _Work:
         task_name = self.sampler.task_name
         tallies = await self.sampler.buffer.waits.tallies()
         flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
-        return levels(tallies, [task_name])[task_name], flying
+        return level_of(tallies, task_name), flying
 
     async def _wait(self, state: TrainState, stop: asyncio.Event, seen: int) -> None:
         """Wait until a group is done, `stop` is set, or the store has changed since its version was `seen`.

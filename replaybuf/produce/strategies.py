@@ -21,7 +21,7 @@ from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.prompt_ledger import Again
 from replaybuf.produce.sampler import Sampler
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.transitions import levels
+from replaybuf.rules.transitions import level_of
 from replaybuf.storage.values import Draw
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
@@ -197,7 +197,7 @@ class ProduceStrategy(ReadableConfig):
         """Return the number of groups to start now."""
         wanted = batch.size + batch.ahead - completed - len(running)
         buffer, task = batch.sampler.buffer, batch.task_name
-        level = levels(await buffer.tallies(), [task])[task] if buffer.limits.slows_puts else Level()
+        level = level_of(await buffer.tallies(), task) if buffer.limits.slows_puts else Level()
         wanted = self.bounded(wanted, buffer.limits, level, len(running), len(running))
         return wanted if running else max(1, wanted)  # should_continue asked for more
 

@@ -246,10 +246,17 @@ def _failed(need: Need) -> Said:
     return None if lost is None else f"{lost} failed{by}{error}"
 
 
+def _filling(need: Need) -> Said:
+    there = need.about.count(need.task, Status.FILLING) if need.status == Status.COMPLETED else 0
+    are_there = f"{there:,} finished {'rollout is' if there == 1 else 'rollouts are'} there"
+    return f"{are_there}, of groups that aren't full yet" if there else None
+
+
 def _other_status(need: Need) -> Said:
     """There are groups of another status: of a draw of completed ones, those that wait to be generated."""
     about, completed = need.about, need.status == Status.COMPLETED
-    others = (Status.INIT, Status.ABORTED) if completed else set(Status) - {need.status, Status.ARCHIVED}
+    never = (need.status, Status.ARCHIVED, Status.FILLING)
+    others = (Status.INIT, Status.ABORTED) if completed else set(Status).difference(never)
     there = {status: count for status in sorted(others) if (count := about.count(need.task, status))}
     enough = about.unfinished(need.task) if completed else sum(there.values())
     if not there or (enough < need.missing and about.put(need.task, need.status)):
@@ -378,6 +385,13 @@ _FOR_GROUPS = (
     ),
     Cause(Reason.UNFIT, _filtered, f"Look at what the filter drops {_LOOK.format('filtered')}", yields=True),
     Cause(Reason.UNFIT, _failed, f"Mend what makes the errors {_LOOK.format('failed')}", yields=True),
+    Cause(
+        Reason.FILLING,
+        _filling,
+        "Put the rollouts that are missing (buffer.filling(task) has their indices), or let groups go without them "
+        "(fill_seconds=, min_size=)",
+        yields=True,
+    ),
     Cause(
         Reason.OTHER_STATUS,
         _other_status,

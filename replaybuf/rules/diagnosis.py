@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.transitions import Tally, levels
+from replaybuf.rules.transitions import Tally, level_of
 from replaybuf.rules.words import groups, joined, listed, named
 from replaybuf.values.rollouts.statuses import Status
 
@@ -27,6 +27,7 @@ class Reason(StrEnum):
     DEADLOCK = "deadlock"  # producers and trainer wait for each other
     EXPIRED = "expired"  # the groups have expired
     UNFIT = "unfit"  # the groups were filtered, or failed
+    FILLING = "filling"  # there are rollouts of groups that fill, which lack others
     OTHER_STATUS = "other_status"  # there are groups, but they are INIT, aborted, or of another status
     ABSENT = "absent"  # who should put, or publish, was never there, is gone, or does nothing
     SLOW = "slow"  # groups arrive or are generated, or are needed from producers that are alive
@@ -76,7 +77,7 @@ class Need:
     @classmethod
     def of(cls, wait: Wait, task: str, about: Circumstances) -> Need:
         """Return the need of a wait for groups, or for room, in this task."""
-        least, limits, level = wait.wants[task], wait.limits, levels(about.tallies, [task])[task]
+        least, limits, level = wait.wants[task], wait.limits, level_of(about.tallies, task)
         there = matching = about.count(task, wait.status)
         if wait.kind == "room":
             room = None if limits is None else limits.insertable(level, wait.status)
@@ -100,7 +101,7 @@ class Need:
     @property
     def level(self) -> Level:
         """The counts to which limits apply."""
-        return levels(self.about.tallies, [self.task])[self.task]
+        return level_of(self.about.tallies, self.task)
 
     @property
     def puts_alone(self) -> bool:

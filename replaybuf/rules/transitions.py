@@ -52,14 +52,11 @@ def total(tallies: Tallies, task: str, name: Tally, statuses: Iterable[Status] =
     return sum(tallies.get((task, status, name), 0) for status in statuses)
 
 
-def levels(tallies: Tallies, tasks: Iterable[str]) -> dict[str, Level]:
-    """Return the level of each task."""
+def level_of(tallies: Tallies, task: str) -> Level:
+    """Return the level of a task."""
     counted = (Tally.SIZE, Tally.PUT, Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
-    found = {}
-    for task in tasks:
-        size, put, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
-        found[task] = Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, put, new + again)
-    return found
+    size, put, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
+    return Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, put, new + again)
 
 
 def expired_ever(tallies: Tallies, task: str) -> int:

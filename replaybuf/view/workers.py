@@ -3,82 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from replaybuf.rules.comparison import Part, Table, all_along, by_worker
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.view.columns import BY_WORKER, Column, columns
-from replaybuf.view.drawn import Drawn, StepRow, last_steps, tables_of
+from replaybuf.view.drawn import last_steps, tables_of
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStep:
-    """The groups of one worker in a train step of `of` groups, compared with those of others."""
-
-    step: int
-    restores: int
-    undone: bool
-    last_at: datetime
-    of: int
-    groups: int
-    reward: float | None
-    others: float | None
-    below: float | None
-    staleness: float | None
-    stands_out: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerShare:
-    """The groups of a worker in the last train steps together: `lead` is how far it is above the others.
-
-    It `stands_out` if it is below them all along.
-    """
-
-    name: str | None
-    groups: int
-    reward: float | None
-    others: float | None
-    staleness: float | None
-    lead: float
-    stands_out: bool
-    steps: list[WorkerStep]
-
-
-def _worker_steps(drawn: Drawn) -> list[tuple[str | None, WorkerStep]]:
-    """Return the groups of each worker in each step, compared with those of others in the step."""
-    tables = tables_of(drawn)
-    found = []
-    for key, table in tables.items():
-        row = StepRow.of(key, drawn[key])
-        for part in by_worker([table], of_run=True):
-            values = (getattr(part, name) for name in WorkerStep.__slots__[5:])
-            found.append((part.name, WorkerStep(key.step, key.restores, key.undone, row.last_at, row.groups, *values)))
-    return found
-
-
-def read_shares(tx: ReadTransaction, buffer: str, limit: int | None) -> tuple[list[WorkerShare], ByTask]:
+def read_shares(tx: ReadTransaction, buffer: str, limit: int | None) -> tuple[list[dict[str, Any]], ByTask]:
     """Return what each worker made of the last `limit` steps, the lowest first, and of each task.
 
-    Steps that a restore undid are left out.
+    A worker's row has the fields of `Part`, and its `steps`, each with its own `Part`. `lead` is how far it is above
+    the others, and it `stands_out` if it is below them all along. Steps that a restore undid are left out.
     """
     drawn = {key: batches for key, batches in last_steps(tx, buffer, limit).items() if not key.undone}
-    tables, steps = [*tables_of(drawn).values()], dict[str | None, list[WorkerStep]]()
-    for name, one in _worker_steps(drawn):
-        steps.setdefault(name, []).append(one)
-    worse = all_along(tables)
+    tables, steps = tables_of(drawn), dict[str | None, list[tuple[int, Part]]]()
+    for key, table in tables.items():
+        for part in by_worker([table], of_run=True):
+            steps.setdefault(part.name, []).append((key.step, part))
+    every = [*tables.values()]
+    worse = all_along(every)
     lower = {part.name for _, part in worse}
-    shares = [
-        WorkerShare(
-            *(part.name, part.groups, part.reward, part.others, part.staleness, -(part.below or 0.0)),
-            stands_out=part.name in lower,
-            steps=steps[part.name],
-        )
-        for part in by_worker(tables)
+    rows = [
+        asdict(part) | {"lead": -(part.below or 0.0), "stands_out": part.name in lower, "steps": steps[part.name]}
+        for part in by_worker(every)
     ]
-    return sorted(shares, key=lambda one: (one.lead, one.name or "")), rewards_by_task(tables, worse)
+    return sorted(rows, key=lambda row: (row["lead"], row["name"] or "")), rewards_by_task(every, worse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +66,7 @@ def by_task_columns(found: ByTask) -> list[Column]:
     return [Column("name", "worker", "name"), *tasks]
 
 
-#: The columns of `WorkerShare`.
+#: The columns of the workers of `read_shares`.
 SHARES = [
     *BY_WORKER[:1],
     *columns("groups", "reward", "others"),

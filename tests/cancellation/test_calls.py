@@ -87,8 +87,9 @@ async def test_close_waits_for_calls_that_wait_for_a_lock(shared_url: str) -> No
     assert numbers_of(await take) == [0]
 
 
-async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str) -> None:
-    """A loop that is busy, in another thread, when the buffer is closed, and cancels its take afterwards."""
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str, cancels: bool) -> None:
+    """A loop that is busy, in another thread, when the buffer is closed, and perhaps cancels its take afterwards."""
     buffer = build(shared_url)
     await fill(buffer, 3)
     started, go_on = threading.Event(), threading.Event()
@@ -99,7 +100,8 @@ async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str)
         await asyncio.sleep(0)
         started.set()
         assert go_on.wait(10)
-        task.cancel()
+        if cancels:
+            task.cancel()
         with contextlib.suppress(asyncio.CancelledError, ClosedError):
             taken.extend(numbers_of(await task))
 

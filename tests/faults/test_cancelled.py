@@ -107,8 +107,7 @@ async def seen(buffer: ReplayBuffer) -> Any:
     return items, +Counter(await buffer.storage.tallies())
 
 
-#: What is left of a checkpoint that was given up half-way is swept: tests/storage/test_checkpoints_in_pieces.py.
-NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end", "draw prompts", "checkpoint in pieces"})
+NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end", "draw prompts"})
 #: Whoever is cancelled in drawing has nothing: all is as before.
 DRAWING = [OPERATIONS[name] for name in ("take", "take at random", "take again", "lease")]
 

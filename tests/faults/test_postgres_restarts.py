@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from replaybuf.storage.values import Cursor, NewGroup
 from tests.cancellation.ways import no_connection_out
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
-from tests.faults.proxy import Link, once, proxied
+from tests.faults.proxy import once, proxied
 from tests.faults.test_postgres_connections import (
     all_told,
     before_it_arrives,
@@ -94,50 +93,6 @@ async def test_no_crash_of_the_server_loses_or_doubles_a_group(
         assert numbers_of(batch["another"]) == [7]
         await take_all_left(one, recorder)
     figures.judge(crashes, calls_in([tmp_path / "calls"]))
-
-
-@pytest.mark.parametrize("operation", ["put", "take"])
-async def test_an_id_that_a_crash_gave_to_another_transaction_proves_nothing(
-    server: Server, url: str, operation: str
-) -> None:
-    """COMMIT never arrived, and after the crash another transaction is committed under the same id."""
-    # The log reaches the disk by itself after this time, and with it the knowledge that the id was given.
-    execute(url, "ALTER SYSTEM SET wal_writer_delay = '10s'")
-    execute(url, "SELECT pg_reload_conf()")
-    async with proxied(url) as proxy, build(proxy.url) as buffer:
-        execute(url, "CREATE TABLE others (x int)")
-        await end_background_work(buffer)
-        for attempt in range(15):
-            first = 10 * attempt
-            await fill(buffer, 1, first)
-            await all_told(buffer)
-            execute(url, "CHECKPOINT")  # what comes until here stays, and the next id after the crash is known
-            ids: list[int] = []
-            proxy.fault = once(partial(crash_and_reuse, server, url, ids))
-            if operation == "put":
-                await buffer.put(group(first + 1), TASK)
-                assert await take_all(buffer) == [first, first + 1]
-            else:
-                assert numbers_of(await buffer.get(1, TASK)) == [first]
-                assert await take_all(buffer) == []
-            if ids[0] in ids[1:]:
-                return
-    raise AssertionError(f"no id was given again: {ids}")
-
-
-async def crash_and_reuse(server: Server, url: str, ids: list[int], link: Link) -> bool:
-    """Crash the server in the middle of a link's transaction, and commit others until its id has passed."""
-    connection = await asyncpg.connect(url)
-    running = "SELECT backend_xid::text::bigint FROM pg_stat_activity WHERE pid = $1"
-    ids.append(await connection.fetchval(running, link.pid))
-    await crash(server)
-    connection.terminate()
-    connection = await asyncpg.connect(url)
-    while ids[-1] < ids[0] or len(ids) == 1:
-        ids.append(await connection.fetchval("INSERT INTO others VALUES (1) RETURNING txid_current() % 4294967296"))
-    await connection.close()
-    link.cut()
-    return False
 
 
 @contextlib.asynccontextmanager
@@ -338,30 +293,6 @@ async def test_a_deadlock_is_run_again(url: str) -> None:
             return await statistic(other, "deadlocks") == 1
 
         await until(there_was_one)
-        await other.close()
-
-
-async def test_a_serialisation_failure_is_run_again(url: str) -> None:
-    name = url.rsplit("/", 1)[1].partition("?")[0]
-    execute(url, f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
-    async with build(url) as buffer:
-        uid = await buffer.put(group(1), TASK)
-        other = await asyncpg.connect(url)
-        transaction = other.transaction()
-        await transaction.start()
-        await other.execute("UPDATE rb_group SET error = 'x' WHERE uid = $1", uid)
-        changing = asyncio.create_task(buffer.update_priorities({uid: 5.0}))
-        await until(lambda: is_waiting(url))
-        before = await statistic(other, "xact_rollback")
-        await transaction.commit()
-        assert await changing == 1
-        assert [(item.priority, item.error) async for item in buffer.find({})] == [(5.0, "x")]
-
-        async def one_was_rolled_back() -> bool:
-            await buffer.update_priorities({})  # a session that is idle tells its numbers after 10 s
-            return await statistic(other, "xact_rollback") > before
-
-        await until(one_was_rolled_back)
         await other.close()
 
 

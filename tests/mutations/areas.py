@@ -42,6 +42,12 @@ NEAR = {
         "tests/storage/test_schema.py",
         "tests/cluster",
     ),
+    "owner": (
+        "tests/buffer/test_put_many.py",
+        "tests/cancellation",
+        "tests/contract/test_sqlite.py",
+        "tests/faults/test_postgres_restarts.py",
+    ),
     "prompts": ("tests/produce", "-k", "not postgres"),
     "produce": ("tests/produce", "-k", "not postgres"),
     "observe": ("tests/observe", "-k", "not postgres"),

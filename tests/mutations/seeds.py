@@ -138,7 +138,7 @@ _CODEC = [
 _SQL = [
     ("put-ignores-refusals", f"{_STATEMENTS}/put.py", "levels[new.task_name] = level.joined_by(new.status)", "pass", "puts that are committed together share the room"),
     ("put-follows-other-step", f"{_STATEMENTS}/new_rows.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
-    ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, _, key in rows if key is not None}", "last = {key: uid for uid, _, key in reversed(rows) if key is not None}", "of several with a key the last stays"),
+    ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, one, key in rows if", "last = {key: uid for uid, one, key in reversed(rows) if", "of several with a key the last stays"),
     ("refresh-leaves-expired", f"{_STATEMENTS}/refresh.py", "if home.status == Status.EXPIRED and not rule.retryable:", "if False:", "a refresh drops what expired before and isn't retryable"),
     ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "aside=sorted(map(str, ASIDE))", 'aside=["archived"]', "filtered and failed groups neither fill nor leave"),
     ("keeps-more-aside", f"{_STATEMENTS}/upkeep.py", "max(0, most - (groups or 0))", "max(0, most - (groups or 0) - 1)", "no more stay than the bound"),
@@ -213,6 +213,17 @@ _FAILOVER = [
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("standby-for-ever", f"{_ENGINE}/postgres.py", "max(began if since is None else since, least)", "None", "a commit doesn't wait for a standby without an end"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", " or int(port or 1) not in _PORTS", "", "a port among several hosts is one"),
+]  # fmt: skip
+
+_OWNER = [
+    ("owner-not-undone", f"{_ENGINE}/thread.py", "if self.undo is not None and self.outcome is not None:", "if False:", "what is done for a caller that has gone is undone"),
+    ("owner-not-awaited", f"{_ENGINE}/thread.py", "self.block_on(self.loop.create_task(call.ended()))", "pass", "later calls wait for that of a caller that has gone"),
+    ("owner-of-both", f"{_ENGINE}/thread.py", "            if self._state != _RUNNING:\n", "            if False:\n", "a result belongs to its caller, or is undone"),
+    ("owner-receives-late", f"{_ENGINE}/thread.py", "            if self._state != _OFFERED:\n", "            if False:\n", "what was taken back at closing isn't received"),
+    ("owner-lost", f"{_ENGINE}/thread.py", "if isinstance(error, OutcomeUnknownError) and call.undo is not None:", "if False:", "what a commit took whose answer was lost comes back"),
+    ("owner-tried-once", f"{_ENGINE}/thread.py", "        if not await _is_settled(attempt):\n", "        if not await _is_settled(attempt) and False:\n", "an undo that fails is tried again"),
+    ("owner-undone-in-doubt", f"{_ENGINE}/outage.py", "            if await doubt.was_committed():\n", "            if await doubt.was_committed() and False:\n", "an undo whose answer was lost isn't done twice"),
+    ("owner-of-some", "storage/sql/tasks/group_commit.py", "pending.call.left -= 1", "pending.call.left = 0", "puts of several groups return when all are stored"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -306,6 +317,7 @@ MUTATIONS = [
         "codec": _CODEC,
         "sql": _SQL,
         "failover": _FAILOVER,
+        "owner": _OWNER,
         "prompts": _PROMPTS,
         "produce": _PRODUCE,
         "observe": _OBSERVE,

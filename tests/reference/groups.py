@@ -15,7 +15,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import ReplayPolicy
 from replaybuf.rules.query import LogicNode, ScalarNode, SetNode
-from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, levels
+from replaybuf.rules.transitions import LaneName, Place, Tally, Transition, level_of
 from replaybuf.storage.values import Draw, Leased, NewGroup, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.marks import Marks
@@ -75,7 +75,7 @@ class Groups:
 
     def level(self, task_name: str) -> Level:
         """Return the level of a task."""
-        return levels(self.tallies, [task_name])[task_name]
+        return level_of(self.tallies, task_name)
 
     def apply(self, step: Transition, item: StorageItem) -> StorageItem:
         """Let a group take a step, and return its metadata after it. Leased groups are not in the table."""

@@ -112,6 +112,8 @@ CASES = {
         says="64 of the 66 groups put were filtered. Look at what the filter drops (replaybuf ls --status filt"),
     "filtered, and none is kept": case(wait(), T(completed=2, completed_put=2, filtered_put=64, filtered_pruned=64),
         R.UNFIT, says="64 of the 66 groups put were filtered. Look"),
+    "filling": case(wait(2), T(filling=15), R.FILLING, workers=[LIVE], last_put=put_at(900),
+        says="15 finished rollouts are there, of groups that aren't full yet. Put the"),
     "failed": case(wait(), T(failed=64, failed_put=60, init_set_aside=4), R.UNFIT,
         failed_by={"math": {"gen-2": 60, "gen-3": 4}}, errors={"math": "CUDA out of memory"},
         says="64 of the 64 groups put failed, with gen-2 (60) and gen-3 (4); the last error: CUDA out of memory."),

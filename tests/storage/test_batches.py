@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 from sqlalchemy import Table
@@ -20,6 +22,7 @@ from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cancellation.ways import take
 from tests.contract.harness import group
+from tests.faults.test_postgres_restarts import is_waiting
 from tests.sql_questions import QUESTIONS
 from tests.stores import TASK, build, until
 
@@ -174,7 +177,9 @@ async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, sec
     await buffer.get(1, TASK, current_train_step=1)
     undo = await take(buffer, 1, seconds, worker=HOSTILE, train_step=2)
     assert [row["worker"] for row in await rows(buffer)] == ["trainer", HOSTILE]
+    await buffer.annotate({uids[1]: {"kl": 0.5}})
     await undo()
+    assert await rows(buffer, tables.annotation) == []
     assert [row["first_uid"] for row in await rows(buffer)] == uids[:1]
     [there] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
     assert (there["trained_step"], there["holder"], there["times_sampled"]) == (None, None, 0)
@@ -302,3 +307,29 @@ async def test_only_what_was_trained_on_twice_is_said_to_have_been(shared_url: s
 
 def prompt_of(number: int) -> RolloutState:
     return RolloutState(message=[{"role": "user", "content": str(number)}], status=Status.INIT)
+
+
+@pytest.mark.parametrize("meanwhile", ["pruned", "moved"])
+async def test_annotations_are_of_the_draw_as_it_is_when_they_are_written(
+    postgres_database: str, meanwhile: str
+) -> None:
+    """They wait for another transaction that deletes it, or moves its groups into the batch of another step."""
+    change = {"pruned": "DELETE FROM rb_batch WHERE id = 1", "moved": "UPDATE rb_past SET draw = 2 WHERE draw = 1"}
+    async with build(postgres_database) as buffer:
+        uids = [await put(buffer, number, "gpu") for number in range(2)]
+        for _ in uids:
+            await buffer.get(1, TASK)
+        other = await asyncpg.connect(postgres_database)
+        async with other.transaction():
+            await other.execute(change[meanwhile])
+            task = asyncio.create_task(buffer.annotate({uids[0]: {"kl": 0.5}}))
+            await until(lambda: is_waiting(postgres_database))
+        await other.close()
+        if meanwhile == "pruned":
+            with pytest.raises(InputError, match="no draw of group 1 is recorded"):
+                await task
+        else:
+            await task
+        assert [(row["draw"], row["uid"]) for row in await rows(buffer, tables.annotation)] == (
+            [] if meanwhile == "pruned" else [(2, uids[0])]
+        )

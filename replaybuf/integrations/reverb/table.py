@@ -16,7 +16,7 @@ from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
 from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
-from replaybuf.rules.transitions import Tally, levels
+from replaybuf.rules.transitions import Tally, level_of
 from replaybuf.storage.values import UNSET, StorageItem, Unset
 from replaybuf.values.rollouts.rollout import Status
 
@@ -223,14 +223,14 @@ class Table:
 
     async def can_insert(self, num_inserts: int) -> bool:
         """Return whether this number of inserts would not block."""
-        level = levels(await self.buffer.tallies(), [self.name])[self.name]
+        level = level_of(await self.buffer.tallies(), self.name)
         allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
         return allowed is None or allowed >= num_inserts
 
     async def info(self) -> TableInfo:
         """Return the fields of Reverb's TableInfo."""
         tallies, waits = await self.buffer.tallies(), self.buffer.waits
-        level = levels(tallies, [self.name])[self.name]
+        level = level_of(tallies, self.name)
         rate = self.buffer.limits.rate
         low, high = (-math.inf, math.inf) if rate is None else rate.errors
 

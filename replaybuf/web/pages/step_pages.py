@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from replaybuf.rules.comparison import Part
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import newest, recorded
 from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, Column, annotated, columns
 from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
-from replaybuf.view.workers import SHARES, WorkerStep, by_task_columns, read_shares
+from replaybuf.view.workers import SHARES, by_task_columns, read_shares
 from replaybuf.web.ask import LARGEST, Ask, NotThereError
 from replaybuf.web.html_tables import table_of
 from replaybuf.web.pages.overview_page import one_buffer, waits_of
@@ -105,8 +106,8 @@ def show_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     return {
         "chosen": chosen,
         "made": made,
-        "steps": len({step.step for one in made for step in one.steps}),
-        "plots": _plots({one.name or "unknown": one.steps for one in shown}),
+        "steps": len({step for row in made for step, _ in row["steps"]}),
+        "plots": _plots({row["name"] or "unknown": row["steps"] for row in shown}),
         "lines": len(shown),
         "compared": table_of("What they made", made, SHARES, ask, now, order="sort", after="page"),
         "tasks_table": table_of("By task", by_task.rows, tasks, ask, now, sorts=False) if len(tasks) > 2 else None,
@@ -115,27 +116,23 @@ def show_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     }
 
 
-def _plots(made: Mapping[str, Sequence[WorkerStep]]) -> list[Plot]:
+def _plots(made: Mapping[str, Sequence[tuple[int, Part]]]) -> list[Plot]:
     """Return plots of the workers' mean rewards and staleness over train steps."""
 
     def of(field: str) -> dict[str, list[tuple[float, float]]]:
         return {
-            name: sorted(
-                (float(one.step), value)
-                for one in steps
-                if not one.undone and (value := getattr(one, field)) is not None
-            )
+            name: sorted((float(step), value) for step, part in steps if (value := getattr(part, field)) is not None)
             for name, steps in made.items()
         }
 
     worse = {
-        float(one.step): f"{name} stands out: mean reward {one.reward:.3f}, others {one.others:.3f}"
+        float(step): f"{name} stands out: mean reward {part.reward:.3f}, others {part.others:.3f}"
         for name, steps in [*made.items()][:1]
-        for one in steps
-        if one.stands_out
+        for step, part in steps
+        if part.stands_out
     }
-    steps = [one.step for several in made.values() for one in several]
-    across = Across(times=False, low=min(steps, default=0), high=max(steps, default=0))
+    numbers = [step for steps in made.values() for step, _ in steps]
+    across = Across(times=False, low=min(numbers, default=0), high=max(numbers, default=0))
     plots = [
         lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
         lines("Staleness by worker", of("staleness"), across=across),

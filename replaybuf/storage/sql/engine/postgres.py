@@ -244,7 +244,8 @@ class PostgresDatabase(Database):
                     await patience.wait(again)
                 except (TimeoutError, ReplayBufError) as end:
                     if doubtful is not None and not isinstance(end, FencedError):
-                        raise self._unknown(doubtful, str(patience if again else error)) from error
+                        lost = "the answer to a commit was lost, and it isn't known whether it succeeded"
+                        raise self._in_doubt(doubtful, f"{patience if again else error}; {lost}") from error
                     if again is not None and isinstance(end, TimeoutError):
                         raise patience.given_up(stored) from error
                     raise
@@ -267,10 +268,6 @@ class PostgresDatabase(Database):
             return True  # the pool is busy making connections that fail
         # A lost answer to COMMIT counts as a lost connection.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
-
-    def _unknown(self, attempt: Attempt[Any], why: str) -> OutcomeUnknownError:
-        lost = "the answer to a commit was lost, and it isn't known whether it succeeded"
-        return self._in_doubt(attempt, f"{why}; {lost}")
 
     def _in_doubt(self, attempt: Attempt[Any], why: str, reason: str = "") -> OutcomeUnknownError:
         return OutcomeUnknownError(

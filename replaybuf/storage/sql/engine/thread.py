@@ -16,7 +16,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -58,10 +57,9 @@ _logger = logging.getLogger("replaybuf.thread")
 _running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 
 
-class _State(Enum):
-    """Who owns the result of a call: the database's thread, both until one of them acts, its caller, or nobody."""
-
-    RUNNING, OFFERED, RECEIVED, GONE = range(4)
+# The states of a call. Its result is the caller's once it was received. If the caller goes while it is running (GONE),
+# or offered (REFUSED), it is the database's thread's, which undoes what was done (ENDED).
+_RUNNING, _OFFERED, _RECEIVED, _GONE, _REFUSED, _ENDED = range(6)
 
 
 class Call(Generic[T]):
@@ -71,6 +69,8 @@ class Call(Generic[T]):
     an outcome of None needs no undoing.
     """
 
+    __slots__ = ("__weakref__", "_ended", "_lock", "_state", "_thread", "answered", "error", "loop", "outcome", "undo")
+
     def __init__(self, thread: DatabaseThread, undo: Callable[[Any], Awaitable[object]] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         self.undo = undo
@@ -79,8 +79,8 @@ class Call(Generic[T]):
         self.answered = self.loop.create_future()
         self._thread = thread
         self._lock = threading.Lock()
-        self._state = _State.RUNNING
-        self.ended = asyncio.Event()  # the database's thread's: set once it was offered, or is undone
+        self._state = _RUNNING
+        self._ended: asyncio.Event | None = None  # the database's thread's, if later operations wait for it
 
     # Caller's loop
 
@@ -96,9 +96,9 @@ class Call(Generic[T]):
         finally:
             self._thread.unreceived.pop(id(self), None)
         with self._lock:
-            if self._state is _State.GONE:
+            if self._state != _OFFERED:
                 raise ClosedError
-            self._state = _State.RECEIVED
+            self._state = _RECEIVED
         if self.error is not None:
             try:
                 raise self.error
@@ -110,15 +110,15 @@ class Call(Generic[T]):
 
     @property
     def gone(self) -> bool:
-        """Whether the caller has gone."""
-        return self._state is _State.GONE
+        """Whether the caller has gone before the result was offered."""
+        return self._state == _GONE
 
     def withdraw(self) -> bool:
         """Give the result up; return False if it was received or given up before."""
         with self._lock:
-            if self._state in (_State.RECEIVED, _State.GONE):
+            if self._state not in (_RUNNING, _OFFERED):
                 return False
-            self._state = _State.GONE
+            self._state = _GONE if self._state == _RUNNING else _REFUSED
             return True
 
     # Database's thread
@@ -126,11 +126,26 @@ class Call(Generic[T]):
     def offer(self) -> bool:
         """Offer the result to the caller; return False if it has gone."""
         with self._lock:
-            if self._state is not _State.RUNNING:
+            if self._state != _RUNNING:
                 return False
-            self._state = _State.OFFERED
-            self.ended.set()
+            self._state = _OFFERED
             return True
+
+    async def undone(self) -> None:
+        """Undo what was done for a caller that has gone."""
+        if self.undo is not None and self.outcome is not None:
+            await self._thread.settle(partial(self.undo, self.outcome))
+        self._state = _ENDED
+        if self._ended is not None:
+            self._ended.set()
+
+    async def ended(self) -> None:
+        """Wait until what was done for a caller that has gone is undone."""
+        if self._state == _REFUSED:
+            await self.undone()
+        elif self._state == _GONE:
+            self._ended = self._ended or asyncio.Event()
+            await self._ended.wait()
 
 
 class DatabaseThread:
@@ -318,31 +333,18 @@ class DatabaseThread:
             if call.offer():
                 by_loop.setdefault(call.loop, []).append(call)
             else:
-                self._undo(call)
+                self.block_on(self.loop.create_task(call.undone()))
         for loop, offered in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_wake, offered)
             except RuntimeError:  # the callers' loop was closed
                 for call in offered:
                     if call.withdraw():
-                        self._undo(call)
+                        self.leave(call)
 
     def leave(self, call: Call[Any]) -> None:
         """Block later operations until that of a caller that has gone has ended and is undone (database's thread)."""
-        if call.ended.is_set():
-            self._undo(call)
-        else:
-            self.block_on(self.loop.create_task(call.ended.wait()))
-
-    def _undo(self, call: Call[Any]) -> None:
-        """Undo an operation that has ended, once, and block later ones until then."""
-        undo, call.undo = call.undo, None
-        self.block_on(self.loop.create_task(self._undone(call, undo)))
-
-    async def _undone(self, call: Call[Any], undo: Callable[[Any], Awaitable[object]] | None) -> None:
-        if undo is not None and call.outcome is not None:
-            await self.settle(partial(undo, call.outcome))
-        call.ended.set()
+        self.block_on(self.loop.create_task(call.ended()))
 
 
 def _wake(calls: Iterable[Call[Any]]) -> None:

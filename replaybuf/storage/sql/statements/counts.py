@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level
-from replaybuf.rules.transitions import LaneName, Tally, Transition, levels
+from replaybuf.rules.transitions import LaneName, Tally, Transition, level_of
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -52,7 +52,8 @@ def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the levels of these tasks."""
     listed = sorted(tasks)
     rows = tx.tuples(f"{SUMS} AND l.task_name {{in_texts:tasks}} {BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
-    return levels(tallied(rows), listed)
+    tallies = tallied(rows)
+    return {task: level_of(tallies, task) for task in listed}
 
 
 def read_fenced_tallies(tx: Transaction) -> Tallied:

@@ -42,6 +42,8 @@ Outcome = int | Stored | BaseException
 class _Put(Call[None]):
     """A call that puts groups; it is answered when all of them have outcomes."""
 
+    __slots__ = ("left",)
+
     def __init__(self, thread: DatabaseThread, groups: int) -> None:
         super().__init__(thread)
         self.left = groups
@@ -71,8 +73,8 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._queue: deque[_Pending] = deque()
         self._workers: set[asyncio.Task[None]] = set()
-        self._scheduled = False  # a worker runs, or is about to start
-        self._growing = False  # another worker starts once enough is pending
+        self._most = max(self._writers, 2)  # workers: as many as can commit, or encode, at the same time
+        self._woken = False  # a worker is about to start
         self._closed = False
         self._taking = asyncio.Lock()
         self._passed = asyncio.Event()  # whether the last commit lets the next one begin
@@ -94,9 +96,8 @@ class GroupCommit:
             if self._closed:
                 raise ClosedError
             self._queue.extend(pending)
-            wake = not self._scheduled or (self._growing and self._is_enough())
-            if wake:
-                self._scheduled, self._growing = True, False
+            wake = not self._woken and self._is_wanted()
+            self._woken |= wake
         if wake:
             self._thread.post(self._start)
         await call.result()
@@ -114,11 +115,11 @@ class GroupCommit:
             await asyncio.wait(self._workers)
 
     def _start(self) -> None:
-        """Start a worker, unless there are as many as can commit, or encode, at the same time."""
-        if len(self._workers) < max(self._writers, 2):
-            worker = self._thread.loop.create_task(self._work())
-            self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
+        """Start a worker, unless there are as many as there may be (database's thread)."""
+        with self._lock:
+            self._woken = False
+            if len(self._workers) < self._most:
+                self._workers.add(self._thread.loop.create_task(self._work()))
 
     async def _work(self) -> None:
         """Commit batches as long as this worker is needed; batches are encoded one by one, and committed in order.
@@ -135,7 +136,8 @@ class GroupCommit:
                     encoded = await self._encode_batch(batch, here=light and self._may_be_light) if batch else []
                     before, self._passed = self._passed, asyncio.Event()
                     passed = self._passed
-                    self._grow()
+                    if self._is_wanted():
+                        self._start()
                 try:
                     await before.wait()
                     await self._commit_batch(encoded, passed.set)
@@ -146,21 +148,19 @@ class GroupCommit:
                 finally:
                     passed.set()
         finally:
-            self._workers.discard(asyncio.current_task())
+            with self._lock:
+                self._workers.discard(asyncio.current_task())
 
     @property
     def _may_be_light(self) -> bool:
         return not (self._codec.runs_code or self._files.writes)
 
-    def _grow(self) -> None:
-        """Start another worker, now or as soon as enough is pending for it."""
-        with self._lock:
-            self._growing = not self._is_enough()
-        if not self._growing:
-            self._start()
+    def _is_wanted(self) -> bool:
+        """Return whether another worker is wanted: the first, or one to encode meanwhile or to commit concurrently."""
+        return not self._workers or (len(self._workers) < self._most and self._is_enough())
 
     def _is_enough(self) -> bool:
-        """Return whether enough is pending for another worker: to be encoded meanwhile, or committed concurrently."""
+        """Return whether enough is pending for another worker."""
         pending = len(self._queue)
         return pending * self._seconds > LIGHT_SECONDS if self._writers == 1 else pending * self._bytes >= ENOUGH_BYTES
 
@@ -169,7 +169,7 @@ class GroupCommit:
         with self._lock:
             others = len(self._workers) > 1
             if not self._queue or (others and not self._is_enough()):
-                self._scheduled, self._growing = others, others
+                self._workers.discard(asyncio.current_task())
                 return None
             batch = [self._queue.popleft() for _ in range(min(MAX_GROUPS, len(self._queue)))]
         return self._still_wanted(batch)
