@@ -7,7 +7,7 @@ import contextlib
 import logging
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -159,6 +159,7 @@ class Lease(Generic[R]):
         *,
         replaces: Iterable[int],
         timeout: float | Unset | None = UNSET,
+        place: tuple[str, int] | None = None,
         **options: Unpack[PutOptions],
     ) -> int | None:
         """Store the result of groups of this lease in their place, in one transaction. Return its uid.
@@ -166,7 +167,8 @@ class Lease(Generic[R]):
         `replaces` are the uids of the groups that the result was made from, which are removed. Options and rules are
         those of `ReplayBuffer.put`: a result that has expired and isn't retryable is dropped (None), as is an unfit one
         that isn't kept, and the groups are removed all the same. Raises the errors of `put`, and LeaseLostError if the
-        lease no longer holds one of the groups; then nothing is stored.
+        lease no longer holds one of the groups; then nothing is stored. `place` is the name of a prompt ledger and the
+        place in its dataset of the prompt to whose statistics the rewards are added.
         """
         chosen = self._replaced(replaces)
         uid = await self._putting.put(
@@ -176,6 +178,7 @@ class Lease(Generic[R]):
             lease=self._leased,
             timeout=timeout,
             parts=self._parts_of(chosen),
+            place=place,
             **options,
         )
         if as_group(items):
@@ -407,13 +410,16 @@ class Cursors:
         storage = self._putting.storage
         return await self._putting.fetching(groups, lambda: storage.put_with_cursor(groups, cursor))
 
-    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Lease | None:
+    async def claim(
+        self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: Mapping[int, int] | None = None
+    ) -> Lease | None:
         """Move a cursor and store groups already leased to the caller, in one transaction.
 
-        Return None if another process has moved the cursor since it was read.
+        Return None if another process has moved the cursor since it was read. `epochs` has the epoch of each prompt
+        that is drawn by an order, by its place in the dataset.
         """
         storage = self._putting.storage
         for new in groups:
             new.worker = new.worker or self._putting.worker
-        claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds))
+        claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds, epochs))
         return None if claimed is None else Lease(storage, self._putting, claimed, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, Sto
 from replaybuf.values.codec.object_refs import UnfetchedError
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.normalise import Normalised, as_group, is_finished, normalise, normalise_fit
+from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
@@ -102,6 +104,9 @@ class FillOptions(PutOptions, total=False):
     index: int | None
 
 
+_OPTIONS = FillOptions.__annotations__.keys()
+
+
 class Putting:
     """Checks and normalises groups, and stores them when there is room."""
 
@@ -139,12 +144,14 @@ class Putting:
         stays_leased: bool = False,
         prompt: Part | None = None,
         parts: Iterable[int] = (),
+        place: tuple[str, int] | None = None,
         **options: Unpack[FillOptions],
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
         `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one. With `prompt` this is a
         rollout of a prompt that the lease holds, and `parts` are the uids of those that the group is made of.
+        `place` is that of its prompt: the name of a ledger, and the place in its dataset.
         """
         patience = self.patience(timeout)
         new, is_dropped = await self.prepare(
@@ -159,6 +166,8 @@ class Putting:
         )
         if new is None:
             return None
+        if place is not None and new.status in (Status.COMPLETED, Status.FILTERED):
+            self._judge(new, place)
         if is_dropped:
             await (self._drop(new) if new.dropped is None else to_its_end(self._drop(new)))
             return None
@@ -166,6 +175,15 @@ class Putting:
         if uid is None and new.dropped is not None:
             new.dropped.append(_never_stored(new))
         return uid
+
+    def _judge(self, new: NewGroup, place: tuple[str, int]) -> None:
+        """Note the rewards of the group that was generated for a prompt, if it has any."""
+        get, key = self.rollout_type.get, self.rollout_type.reward_key
+        given = (reward_value(get(rollout, "reward"), key) for rollout in new.rollouts)
+        rewards = [reward for reward in given if reward is not None]
+        sums = sum(rewards), sum(reward * reward for reward in rewards)
+        if rewards and all(map(math.isfinite, sums)):
+            new.judged = (*place, len(rewards), *sums)
 
     async def _stored(self, new: NewGroup, patience: float) -> int | None:
         try:
@@ -253,8 +271,9 @@ class Putting:
         Also return whether it must be dropped instead of stored.
         """
         self.waits.check_open()
-        if unknown := options.keys() - FillOptions.__annotations__.keys():
-            raise TypeError(f"a put has no option {min(unknown)!r}; it has {', '.join(FillOptions.__annotations__)}")
+        if not options.keys() <= _OPTIONS:
+            unknown = min(options.keys() - _OPTIONS)
+            raise TypeError(f"a put has no option {unknown!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
         given = options.get
         newest, step = given("model_step"), given("current_train_step")

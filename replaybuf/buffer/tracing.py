@@ -61,8 +61,9 @@ def traced(
 
         @functools.wraps(method)
         async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            if _tracer() is None:
-                return await method(*args, **kwargs)
+            return await (method if _tracer() is None else in_span)(*args, **kwargs)
+
+        async def in_span(*args: P.args, **kwargs: P.kwargs) -> T:
             with span(name) as made:
                 _describe(made, lambda: _of_call(signature.bind(*args, **kwargs)))
                 result = await method(*args, **kwargs)

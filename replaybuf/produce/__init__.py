@@ -1,6 +1,7 @@
 """From prompts to batches: the prompt ledger, samplers, produce strategies, and workers on other hosts."""
 
 from replaybuf.produce.agent_loop import AgentLoop, Generated, ProduceSummary, reward_varies
+from replaybuf.produce.difficulty import Unsolved
 from replaybuf.produce.prompt_ledger import LedgerCounts, Prompt, PromptLedger
 from replaybuf.produce.prompt_records import JSONLines, to_rollout
 from replaybuf.produce.rollout_worker import produce_loop, publish, published, wait_published
@@ -21,6 +22,7 @@ __all__ = [
     "Sampler",
     "SyncProduceStrategy",
     "TrainState",
+    "Unsolved",
     "batch_sizes",
     "produce_loop",
     "publish",

@@ -124,6 +124,19 @@ class _Indexed:
         """Release the items before this one."""
 
 
+class Placed(_Indexed):
+    """A dataset with `len` and `[]`, of which any item may come next; positions in it are of no other dataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        if not is_indexed(dataset):
+            kind = type(dataset).__name__
+            raise InputError(f"order= needs a dataset with len() and [], got {kind}: give list(dataset)")
+        super().__init__(dataset, -1)
+
+    def item(self, epoch: int, index: int) -> Any:
+        return self._dataset[index] if index < len(self._dataset) else _END
+
+
 class _Iterated:
     """A dataset that is iterated, only as far as needed: the next item of a live stream may be hours away.
 
@@ -189,10 +202,10 @@ class PromptDataset:
     Raises InputError for datasets that can't be read, or not be shuffled.
     """
 
-    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
+    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | Placed | None = None) -> None:
         self._lock = threading.Lock()
         self._epochs = epochs
-        self._source = _source_of(dataset, _seed(shuffle))
+        self._source = shuffle if isinstance(shuffle, Placed) else _source_of(dataset, seed_of(shuffle))
         self._last = b""  # the position returned last
         self._is_known = False  # whether an item that others have read was compared
 
@@ -221,9 +234,12 @@ class PromptDataset:
                     break
             if not items:
                 return [], position
-            place = _Place(epoch, index, source.size, source.seed, fingerprint(items[-1]))
-            self._last = bytes(msgpack.packb(place))
-            return items, self._last
+            return items, self._after(epoch, index, items[-1])
+
+    def _after(self, epoch: int, index: int, last: Any) -> bytes:
+        """Return the position after an item, the one before `index`."""
+        self._last = bytes(msgpack.packb(_Place(epoch, index, self._source.size, self._source.seed, fingerprint(last))))
+        return self._last
 
     def _begin(self, position: bytes) -> tuple[int, int]:
         """Return the epoch and the index of the next item. Raises InputError if this dataset can't go on from there."""
@@ -233,8 +249,8 @@ class PromptDataset:
             return 0, 0
         epoch, index, size_then, seed, mark = _Place.of(position, indexed=source.size is not None)
         if seed != source.seed:
-            began = "without shuffle" if seed is None else f"with shuffle={seed!r:.100}"
-            raise InputError(f"the run began {began}, in another order than now (shuffle={source.seed}): {_GO_ON}")
+            began, now = _ordered(seed), _ordered(source.seed)
+            raise InputError(f"the run began {began}, in another order than now ({now}): {_GO_ON}")
         if self._epochs is not None and index and epoch >= self._epochs:
             raise InputError(
                 f"the dataset was read as far as epoch {epoch} (from 0), more than with epochs={self._epochs}: go on "
@@ -269,7 +285,13 @@ class PromptDataset:
         self._is_known = True
 
 
-def _seed(shuffle: Any) -> int | None:
+def _ordered(seed: int | None) -> str:
+    """Return the order of a dataset with this seed in words."""
+    return "without shuffle" if seed is None else "with order=" if seed == -1 else f"with shuffle={seed!r:.100}"
+
+
+def seed_of(shuffle: Any) -> int | None:
+    """Return the seed of a shuffle. Raises InputError."""
     seed = whole(shuffle)
     if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
         raise InputError(f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}")
@@ -280,7 +302,7 @@ def _source_of(dataset: Any, seed: int | None) -> _Indexed | _Iterated:
     if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
         what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
         raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {what}")
-    if _is_indexed(dataset):
+    if is_indexed(dataset):
         return _Indexed(dataset, seed)
     if hasattr(dataset, "__next__") and iter(dataset) is dataset:
         raise InputError(f"this {type(dataset).__name__} can be iterated only once: {_INSTEAD}")
@@ -296,7 +318,8 @@ def _source_of(dataset: Any, seed: int | None) -> _Indexed | _Iterated:
     return _Iterated(dataset)
 
 
-def _is_indexed(dataset: Any) -> bool:
+def is_indexed(dataset: Any) -> bool:
+    """Return whether a dataset has `len` and `[]`."""
     torch = sys.modules.get("torch.utils.data")
     if torch is not None and isinstance(dataset, torch.IterableDataset):
         return False  # torch's iterable datasets, whose [] raises NotImplementedError

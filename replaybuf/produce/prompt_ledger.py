@@ -26,6 +26,7 @@ from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
+from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
 from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
@@ -84,7 +85,17 @@ class Prompt:
                 f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
                 "handed out again; set their status to COMPLETED, or call give_back()"
             )
-        return await self._lease.finish(rollouts, self.task_name, replaces=[self.uid], timeout=timeout, **options)
+        place = self._ledger.place_of(self)
+        if place is not None:
+            options["tags"] = {**(options.get("tags") or {}), ITEM: place}
+        return await self._lease.finish(
+            rollouts,
+            self.task_name,
+            replaces=[self.uid],
+            timeout=timeout,
+            place=None if place is None else (self._ledger.name, place),
+            **options,
+        )
 
     def _is_new(self, rollout: Any) -> bool:
         """Return whether nothing was generated for a rollout. Raises RolloutError."""
@@ -109,6 +120,7 @@ class Prompt:
             replaces=[self.uid],
             model_step=model_step,
             status=self.status if unsaid else None,
+            tags=None if self._ledger.place_of(self) is None else self.tags,
         )
         self.uid = self.uid if uid is None else uid
 
@@ -148,6 +160,9 @@ def begin_anew(rollouts: Iterable[Any], kind: RolloutType, status: Status = Stat
 #: Prompts that are handed out again: those of dead workers, interrupted ones, and expired ones.
 AGAIN = (Status.ABORTED, Status.EXPIRED, Status.INIT)
 
+#: The tag of groups of a ledger with an order: the place of their prompt in the dataset.
+ITEM = "prompt"
+
 #: Prompts of a status, optionally narrowed by a query.
 Narrowed = tuple[Status, Query | None]
 Again = StatusLike | Narrowed
@@ -178,6 +193,11 @@ class PromptLedger:
     a list of rollouts of the buffer's type, which become INIT (default: the item is such a list, or one rollout).
     `number` counts the drawn prompts from 0, over all epochs.
 
+    `order` says which prompts of an indexed dataset come next in an epoch, by what was generated of them so far, also
+    by other workers: "varied", "unsolved" or a function (`OrderedPrompts`). The store then keeps, for each prompt, how
+    often it was generated and the rewards of its finished groups, COMPLETED or FILTERED, as a part of checkpoints and
+    snapshots, and each group has the tag "prompt", its prompt's place in the dataset. A draw ends with its epoch.
+
     Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, or INIT. With
     `partial_rollouts` they keep their partial responses; otherwise interrupted rollouts begin anew. A dead worker's
     prompts come back `seconds` after its last lease renewal.
@@ -193,6 +213,7 @@ class PromptLedger:
         make_group: Callable[[Any, int], list[Any]] | None = None,
         epochs: int | None = 1,
         shuffle: int | None = None,
+        order: str | Order | None = None,
         partial_rollouts: bool = False,
         again: Iterable[StatusLike] = AGAIN,
         seconds: float = LEASE_SECONDS,
@@ -203,7 +224,8 @@ class PromptLedger:
         self.buffer: ReplayBuffer = buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
-        self._source = PromptDataset(dataset, times, shuffle)
+        self._ordered = None if order is None else OrderedPrompts(dataset, times, shuffle, order)
+        self._source = self._ordered or PromptDataset(dataset, times, shuffle)
         self._make_group = make_group or _as_group
         self._partial_rollouts = partial_rollouts
         self._again = tuple(status for status, _ in self._returning(again))
@@ -299,23 +321,54 @@ class PromptLedger:
         cursors, attempt = self.buffer.cursors, 0
         while True:
             now = await cursors.read(self.name)
-            groups, after = await asyncio.to_thread(self._read, now, count)
+            changed = await self._changed(now)
+            groups, after, epochs = await asyncio.to_thread(self._read, now, count, changed)
             if not groups:
                 if self._ended_at != now.position:
                     self.buffer.waits.dataset_ended(self.task_name, self.name, now.position)
                     self._ended_at = now.position
                 return []
             moved = replace(now, position=now.position + len(groups), value=after)
-            lease = await cursors.claim(groups, moved, self._seconds)
+            lease = await cursors.claim(groups, moved, self._seconds, epochs)
             if lease is not None:
                 return [Prompt(self, lease, item) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
-    def _read(self, now: Cursor, count: int) -> tuple[list[NewGroup], bytes]:
-        """Return the next groups of the dataset, and the position after them; blocks."""
-        items, after = self._source.read(now.value, count)
-        return [self._new_group(item, now.position + offset) for offset, item in enumerate(items)], after
+    async def statistics(self) -> Statistics:
+        """Return what is known of the prompts, an array of a row for each with the fields of `STATISTICS`.
+
+        Raises InputError for a ledger without an order, which keeps none.
+        """
+        if self._ordered is None:
+            raise InputError("the statistics of prompts are kept by ledgers with order=")
+        now = await self.buffer.cursors.read(self.name)
+        await asyncio.to_thread(self._ordered.take_in, now, await self._changed(now))
+        return self._ordered.statistics.copy()
+
+    def place_of(self, prompt: Prompt) -> int | None:
+        """Return the place of a prompt in the dataset, None if this ledger has no order."""
+        place = prompt.tags.get(ITEM)
+        return place if self._ordered is not None and type(place) is int else None
+
+    async def _changed(self, now: Cursor) -> Changed:
+        """Return what has changed of the prompts since the last read."""
+        if self._ordered is None:
+            return ()
+        return await self.buffer.storage.prompts(self.name, self._ordered.known(now))
+
+    def _read(self, now: Cursor, count: int, changed: Changed) -> tuple[list[NewGroup], bytes, dict[int, int] | None]:
+        """Return the next groups of the dataset, the position after them, and with an order the epochs of their
+        prompts; blocks."""
+        epochs: dict[int, int] | None = None
+        if self._ordered is None:
+            items, after = self._source.read(now.value, count)
+        else:
+            items, epochs, after = self._ordered.choose(now, changed, count)
+        groups = [self._new_group(item, now.position + offset) for offset, item in enumerate(items)]
+        for new, place in zip(groups, epochs or (), strict=epochs is not None):
+            new.tags = {ITEM: place}
+        return groups, after, epochs
 
     def _new_group(self, item: Any, number: int) -> NewGroup:
         try:

@@ -14,6 +14,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.checks import check_by_task, check_whole
 from replaybuf.errors import InputError
+from replaybuf.produce.difficulty import Order
 from replaybuf.produce.prompt_ledger import PromptLedger
 from replaybuf.produce.prompt_records import to_rollout
 from replaybuf.storage.values import LEASE_SECONDS
@@ -26,7 +27,8 @@ class Sampler(PromptLedger):
 
     The dataset is indexed (`len` and `[]`), or any iterable; its items are rollouts, or records that
     `make_rollout` converts into rollouts (`to_rollout` supports the chat formats of OpenAI, verl and xtuner). It is
-    read `epochs` times (None: for ever), with `shuffle` (a seed) in another order each time; items are read when drawn.
+    read `epochs` times (None: for ever), with `shuffle` (a seed) in another order each time, or in an `order` by
+    difficulty; items are read when drawn.
 
     The rollouts of a group are independent copies; only arrays, tensors and images are the same objects in all, and are
     stored once. Prompt n, counted from 0 over all epochs, has the `group_id` n and
@@ -47,6 +49,7 @@ class Sampler(PromptLedger):
         prompt_repeat_k: int = 1,
         epochs: int | None = None,
         shuffle: int | None = None,
+        order: str | Order | None = None,
         make_rollout: Callable[[Any], Any] = to_rollout,
         again: Iterable[StatusLike] = (Status.ABORTED, Status.EXPIRED),
         name: str | None = None,
@@ -62,6 +65,7 @@ class Sampler(PromptLedger):
             make_group=self._repeated,
             epochs=epochs,
             shuffle=shuffle,
+            order=order,
             partial_rollouts=True,
             again=again,
             seconds=seconds,

@@ -86,7 +86,9 @@ class NewGroup:
     copies, and stores `{}` as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for `Codec.encode`. If
     `dropped` is a list, the groups removed in the same transaction are added to it after the commit. `worker` is the
     worker name recorded with the put, and `put_step` the train step given to it. `fields` has the fields of the
-    rollouts, if they are known.
+    rollouts, if they are known. `judged` is added to the statistics of a prompt
+    in the same transaction: the name of its ledger and its place in the dataset, the number of rollouts with a reward,
+    and the sums of the rewards and of their squares.
 
     With a `part` this is a rollout of a group that fills or, made from `parts`, the uids of stored ones that it
     replaces, the whole group. The unfit rollouts that it goes without are the `rest`, a group stored with it.
@@ -120,6 +122,7 @@ class NewGroup:
     put_step: int | None = None
     trained_step: int | None = None
     fields: GroupFields | None = None
+    judged: tuple[str, int, int, float, float] | None = None
 
 
 class Annotation(NamedTuple):

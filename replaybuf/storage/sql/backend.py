@@ -9,6 +9,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from replaybuf.common.progress import OnProgress, in_pieces
 from replaybuf.errors import ClosedError
@@ -21,7 +22,7 @@ from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
 from replaybuf.storage.sql.lifecycle import Store
-from replaybuf.storage.sql.statements import cursors, leases, matching, put
+from replaybuf.storage.sql.statements import cursors, leases, matching, prompts, put
 from replaybuf.storage.sql.statements.annotate import Annotations, annotate
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
@@ -342,14 +343,30 @@ class SQLStorage(Store):
         """
         return await self._write(cursors.move_cursor, cursor, brief=True)
 
-    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
+    async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
+        """Return what has changed of the prompts of a ledger since a version of its cursor (`statements.prompts`).
+
+        Since -1: all, in pages, between which others have the database's thread.
+        """
+        if known >= 0:
+            return await self._read(prompts.read_changed, name, known)
+        found, after = list[Sequence[Any]](), -1
+        while page := await self._read(prompts.read_page, name, after):
+            found += page
+            after = page[-1][0]
+        return found
+
+    async def claim(
+        self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: Mapping[int, int] | None = None
+    ) -> Leased | None:
         """Move a cursor like `move_cursor`, and store groups already leased to the caller, in one transaction.
 
-        Returns None, and changes nothing, when the cursor can't be moved.
+        Returns None, and changes nothing, when the cursor can't be moved. `epochs` has the epoch of each prompt that is
+        drawn by an order, by its place in the dataset.
         """
 
         def claimed(tx: Transaction, encoded: list[EncodedGroup]) -> Taken | None:
-            found = cursors.claim(tx, encoded, cursor, seconds)
+            found = cursors.claim(tx, encoded, cursor, seconds, epochs)
             if found is None:
                 return None
             rows, token, until = found

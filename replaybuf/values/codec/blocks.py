@@ -18,6 +18,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, count, pairwise, repeat
 from operator import attrgetter
 from typing import Any, Final
@@ -48,6 +49,11 @@ _ONLY_INT: Final = frozenset({int})
 _ONLY_ARRAYS: Final = frozenset({np.ndarray})
 
 
+@lru_cache(maxsize=1024)
+def _reference(entry: int, place: int) -> Any:
+    return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(entry, place)))
+
+
 class BlockWriter:
     """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
@@ -73,7 +79,7 @@ class BlockWriter:
             inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
             entry = self._entry(describe_dtype(array.dtype), inside, [shape])
             known = self._known[id(array)] = entry, 0, array
-        return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(*known[:2])))
+        return _reference(known[0], known[1])
 
     def put_together(self, values: Iterable[Any]) -> dict[int, Any]:
         """Make one entry of the small arrays of each dtype among the values, and return the references, by id."""

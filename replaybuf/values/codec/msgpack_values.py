@@ -51,7 +51,6 @@ _EAGER: Final = frozenset({types.CONVERTED, types.IMAGE})
 
 
 _TABLE_SIZE: Final = struct.Struct("<I")
-_NO_TABLE: Final = _TABLE_SIZE.pack(0)
 
 
 @dataclass(slots=True)
@@ -98,9 +97,11 @@ class Packing:
             buf_size=4096,
         )
         packer.pack(columns.rollouts(rows, omitted) if rows else [])
-        table = msgpack.packb(blocks.table) if blocks.table else b""
-        size = _TABLE_SIZE.pack(len(table)) if table else _NO_TABLE
-        return Packed((packer.getbuffer(), table, size), columns.values, blocks)
+        end = len(packer.getbuffer())
+        if blocks.table:
+            packer.pack(blocks.table)
+        packed = packer.getbuffer()
+        return Packed((packed, _TABLE_SIZE.pack(len(packed) - end)), columns.values, blocks)
 
     def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
         """Return the object packed in place of a value.

@@ -79,9 +79,10 @@ class ColumnWriter:
             if value is None and name in omitted:
                 continue
             kind, content, found = SHARED, value, type(value)
-            if found is np.ndarray:
-                content = references.get(id(value), value)
-            elif found is list and len(value) >= FEWEST:
+            if found is np.ndarray and id(value) in references:
+                columns += (name, kind, references[id(value)])
+                continue
+            if found is list and len(value) >= FEWEST:
                 kind, content = self._lists([value])
             columns += (name, kind, content)
             if name in self._numeric and kind != NUMBERS:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields, is_text, refuse_none
@@ -149,20 +151,14 @@ def _normalise(
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 
-_LISTS = frozenset({list, tuple})
-_NOTHING = frozenset({type(None)})
+_SIZED = frozenset({list, tuple, np.ndarray})
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length."""
     columns = group.response_ids, group.logprobs, group.response_mask, group.response_model_steps
-    nothing = [0] * len(group.status)
-    lengths = [nothing] * len(columns)
-    for place, values in enumerate(columns):
-        kinds = {*map(type, values)}
-        if kinds != _NOTHING:
-            lengths[place] = [*map(len if kinds <= _LISTS else _length, values)]
-    if all(found in (nothing, lengths[0]) for found in lengths[1:]):
+    lengths = [*map(_lengths, columns)]
+    if lengths.count(lengths[0]) + lengths.count([0] * len(group.status)) >= len(lengths):
         return {}
     doubts: dict[str, str] = {}
     for index, found in enumerate(zip(*lengths, strict=True)):
@@ -171,6 +167,15 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
             listed = ", ".join(f"{length} {name}" for length, name in zip(found, BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
+
+
+def _lengths(values: Sequence[Any]) -> list[int]:
+    try:
+        if _SIZED.issuperset(map(type, values)):
+            return [*map(len, values)]
+    except TypeError:  # an array without dimensions
+        pass
+    return [*map(_length, values)]
 
 
 def _length(value: Any) -> int:

@@ -38,7 +38,7 @@ from replaybuf.storage.sql.engine.database import Database, Steps
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.tables import group, lane, payload, tally
+from replaybuf.storage.sql.schema.tables import group, lane, payload, prompt, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.checkpoints import free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
@@ -46,6 +46,7 @@ from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
+from replaybuf.storage.sql.statements.prompts import STATE, read_page
 from replaybuf.storage.sql.statements.rows import rescoped_key
 
 _BATCH_GROUPS = 1000
@@ -173,9 +174,19 @@ async def _copy_rows(
         reporter.add(len(groups), _bytes_of(groups))
     await target.run(raise_uid, last + shift)
     await target.run(set_next_ticket, ticket)
-    await target.run(write_cursors, await source.run(lambda tx: read_cursors(tx, tx.scope.buffer or "")))
+    cursors = await source.run(lambda tx: read_cursors(tx, tx.scope.buffer or ""))
+    await target.run(write_cursors, cursors)
+    for cursor in cursors:
+        await _copy_prompts(source, target, cursor.name)
     reporter.finish()
     return copied
+
+
+async def _copy_prompts(source: _CopyEnd, target: _CopyEnd, name: str) -> None:
+    after, shared = -1, {"buffer": target.scope.buffer, "name": name, "since": 0, "changed": 0}
+    while rows := await source.run(read_page, name, after):
+        after = rows[-1][0]
+        await target.run(_insert_rows, prompt, [dict(zip(STATE, row, strict=True)) | shared for row in rows])
 
 
 def _bytes_of(groups: Sequence[Row]) -> int:

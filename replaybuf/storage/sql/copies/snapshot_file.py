@@ -22,14 +22,15 @@ from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.tables import DIGEST, buffer, cursor, group, info, lane, payload, tally
+from replaybuf.storage.sql.schema.tables import DIGEST
 from replaybuf.storage.values import LOCK_SECONDS
 
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
 
 # A snapshot has no checkpoints and no past. Rows of payloads may be large: few are read at a time.
-_TABLES = {table.name: 5000 for table in (lane, group, tally, buffer, cursor, info)} | {payload.name: 50}
+_SMALL = ("rb_lane", "rb_group", "rb_tally", "rb_buffer", "rb_cursor", "rb_prompt", "rb_info")
+_TABLES = dict.fromkeys(_SMALL, 5000) | {"rb_payload": 50}
 _BITS = (1 << 64) - 1
 
 #: Runs a function of a transaction.
@@ -49,7 +50,7 @@ async def _digest(run: Run) -> tuple[str, int]:
 def _digest_part(tx: Transaction, table: str, after: int) -> tuple[int, int, int] | None:
     """Return the last rowid, the digest, and the number of the next rows of a table; None at its end."""
     rows = tx.run(f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?", after, _TABLES[table])  # noqa: S608
-    kept = (row[1:] for row in rows if table != info.name or row[1] != DIGEST)
+    kept = (row[1:] for row in rows if table != "rb_info" or row[1] != DIGEST)
     return (rows[-1][0], sum(_checksum(table, row) for row in kept), len(rows)) if rows else None
 
 

@@ -12,6 +12,7 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
+    rb_prompt   the states of prompts in datasets that are read in an order by difficulty (`statements.prompts`)
     rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
                 (`engine.lease_clock`), and counters (SQLite: the last uid; PostgreSQL: each connection's commit stamp)
@@ -31,6 +32,9 @@ Groups with another staleness (given with the put, without model steps, or expir
 
 `ticket` is the group's sampling id, the seed of its random draws, NULL where it is the uid. Uids are never reused, but
 groups put after a restore get the tickets that they would have had without it, and so the same chances.
+
+A row of `rb_prompt` has the `epoch` of the prompt's last draw, how many `times` it was generated, the number of these
+`rollouts` with a reward, the sums of their rewards and of the `squares`, and the mean of the `last` group.
 
 `file` has the tail of a payload, of `size` bytes, NULL if `data` is the whole payload; `data` is then the head, and
 ends with the tail's extent in the file (`replaybuf.storage.places.store`).
@@ -230,6 +234,23 @@ cursor = Table(
     Column("value", LargeBinary, nullable=False),
 )
 
+prompt = Table(
+    "rb_prompt",
+    metadata,
+    Column("buffer", Name, primary_key=True),
+    Column("name", Name, primary_key=True),
+    Column("item", BigInteger, primary_key=True, autoincrement=False),
+    Column("since", BigInteger, primary_key=True, autoincrement=False),
+    Column("changed", BigInteger, nullable=False),
+    Column("epoch", BigInteger),
+    Column("times", BigInteger, nullable=False),
+    Column("rollouts", BigInteger, nullable=False),
+    Column("reward", Number, nullable=False),
+    Column("squares", Number, nullable=False),
+    Column("last", Number),
+    info={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.02"},
+)
+
 checkpoint = Table(
     "rb_checkpoint",
     metadata,
@@ -399,6 +420,8 @@ partial_index("rb_file_empty", file.c.id, where=file.c.groups == 0)
 Index("rb_batch_by_step", batch.c.step, batch.c.buffer)  # people seldom name the buffer
 partial_index("rb_batch_by_lease", batch.c.lease, where=batch.c.lease.is_not(None))
 Index("rb_event_by_time", event.c.buffer, event.c.happened_at)
+Index("rb_prompt_changed", prompt.c.buffer, prompt.c.name, prompt.c.changed)
+Index("rb_prompt_since", prompt.c.buffer, prompt.c.since)
 Index("rb_checkpoint_of_step", checkpoint.c.buffer, checkpoint.c.step, unique=True)
 
 #: The staleness of a row of `rb_group`, as text of SQL without its lane; 0 steps after the put in a lane without one.

@@ -29,6 +29,7 @@ from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.parts import forget_names
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
+from replaybuf.storage.sql.statements.prompts import restore_prompts
 from replaybuf.storage.sql.statements.rows import GroupRow, read_rows
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 from replaybuf.values.rollouts.rollout import ASIDE
@@ -154,6 +155,7 @@ def make_room(tx: Transaction) -> None:
     for statement in (
         f"UPDATE rb_past SET until = NULL WHERE until IS NOT NULL AND {OURS}",  # noqa: S608
         "DELETE FROM rb_cursor WHERE buffer = :buffer",
+        "DELETE FROM rb_prompt WHERE buffer = :buffer",
         f"DELETE FROM rb_tally WHERE {OURS}",  # noqa: S608
         "DELETE FROM rb_lane WHERE buffer = :buffer",
     ):
@@ -226,6 +228,7 @@ def _set_tallies(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[s
 def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
     tx.change("DELETE FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0", buffer=tx.scope.buffer)
     copy_cursors(tx, checkpoint_id, 0)
+    restore_prompts(tx, checkpoint_id)
 
 
 # Groups put after the checkpoint, with `keep_new`

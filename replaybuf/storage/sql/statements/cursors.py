@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from replaybuf.errors import ReplayBufError
@@ -12,6 +12,7 @@ from replaybuf.storage.sql.statements.fence import FENCE, Row, join
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, check_size
 from replaybuf.storage.sql.statements.presence import note_again
+from replaybuf.storage.sql.statements.prompts import note_drawn
 from replaybuf.storage.sql.statements.put import put_groups, store
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Cursor
@@ -40,14 +41,20 @@ def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:
 
 
 def claim(
-    tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor, seconds: float
+    tx: Transaction,
+    groups: Sequence[EncodedGroup],
+    moved: Cursor,
+    seconds: float,
+    epochs: Mapping[int, int] | None = None,
 ) -> tuple[list[GroupRow], int, float] | None:
     """Move a cursor and put groups under a lease; return their rows, and the lease's token and end.
 
-    None if another process or a restore has moved the cursor.
+    None if another process or a restore has moved the cursor. `epochs` has those of prompts that are drawn by order.
     """
     if not move_cursor(tx, moved):
         return None
+    if epochs is not None:
+        note_drawn(tx, moved.name, moved.version + 1, epochs)
     for one in groups:
         check_size(tx, one)
     uids = store(tx, groups, evicting=False)

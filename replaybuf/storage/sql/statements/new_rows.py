@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain
+from operator import itemgetter
 from typing import Any, Protocol
 
 from pydantic_core import to_json
@@ -282,7 +283,11 @@ def _insert(tx: Transaction, table: Table, rows: Sequence[Row]) -> None:
         tx.change(_insertion(table, tuple(rows[0])), **rows[0])
     elif rows:
         names = tuple(dict.fromkeys(chain.from_iterable(rows)))
-        tx.each(_insertion(table, names), [[row.get(name) for name in names] for row in rows])
+        if {*map(len, rows)} == {len(names)}:
+            values: list[Sequence[Any]] = [*map(itemgetter(*names), rows)]
+        else:
+            values = [[row.get(name) for name in names] for row in rows]
+        tx.each(_insertion(table, names), values)
 
 
 @lru_cache(maxsize=256)

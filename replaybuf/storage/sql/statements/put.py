@@ -42,6 +42,7 @@ from replaybuf.storage.sql.statements.new_rows import (
 from replaybuf.storage.sql.statements.parts import lock_parts, place_part
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_again
+from replaybuf.storage.sql.statements.prompts import note_judged
 from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
 from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, scoped_key
 from replaybuf.storage.values import NewGroup
@@ -151,6 +152,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     keep_leaving(tx, leaving)
     if uids and groups[0].rest is not None:
         store(tx, [groups[0].rest])
+    note_judged(tx, (groups[place].group for place in kept))
     if stays_leased and uids:
         held = replaced[0]
         delivered = max(row.deliveries for row in held)
@@ -303,6 +305,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
         gone |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
     remove_replaced(tx, gone.values(), leaving)
     keep_leaving(tx, leaving)
+    note_judged(tx, [new])
     _count(tx, new, transitions.dropped(new.status))
     return leaving or []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -122,6 +122,7 @@ _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
 _ITEM = _columns("priority", "times_sampled", "created_at", "reward", "scoped_key", "error", "deliveries")
 _RECORD = _columns("worker", "trained_step")
 _NEEDED = _columns(*NEEDED)
+_JSON = _columns(*JSON_COLUMNS)
 _WIDTH = len(PLACES)
 
 
@@ -130,7 +131,7 @@ class GroupRow:
     """A row of `rb_group` with its lane's names and step, and the payload if read.
 
     `values` are those of all columns, in the order of the table, in the driver's form: JSON as text, which may be
-    damaged, and is parsed once (`known`). If the payload is only a head, `tail` is its rest once read: bytes, blocks by
+    damaged. If the payload is only a head, `tail` is its rest once read: bytes, blocks by
     number if only some were read, or the error of the read. `is_afresh`: drawn at random, and not by its sampling key.
     """
 
@@ -147,7 +148,6 @@ class GroupRow:
     weight: float | None = None
     tail: Any = None
     is_afresh: bool = False
-    known: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def unread(cls, uid: int, payload: bytes) -> GroupRow:
@@ -172,17 +172,22 @@ class GroupRow:
 
     def parsed(self, name: str) -> Any:
         """Return the value of a column with JSON. Raises DecodeError."""
-        if name not in self.known:
-            try:
-                self.known[name] = _parsed(self.column(name))
-            except DAMAGE as error:
-                raise damaged(self.uid, error) from error
-        return self.known[name]
+        try:
+            return _parsed(self.column(name))
+        except DAMAGE as error:
+            raise damaged(self.uid, error) from error
 
     def check_json(self) -> None:
-        """Raise DecodeError if a column with JSON is damaged."""
-        for name in JSON_COLUMNS:
-            self.parsed(name)
+        """Raise DecodeError if a column with JSON is damaged.
+
+        Nothing is kept of it: the collector would visit the lists of all groups of a draw, which takes longer than
+        parsing them again.
+        """
+        try:
+            for text in filter(None, _JSON(self.values)):
+                from_json(text)
+        except DAMAGE as error:
+            raise damaged(self.uid, error) from error
 
     @property
     def home(self) -> Lane:

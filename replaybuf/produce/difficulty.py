@@ -1,0 +1,161 @@
+"""Prompts in the order of their difficulty: which of a dataset come next, by what was generated of them so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from replaybuf.errors import InputError
+from replaybuf.produce.datasets import Placed, PromptDataset, seed_of
+from replaybuf.storage.values import Cursor
+
+#: What is known of a prompt: its place in the dataset, how often it was generated, the mean and the standard deviation
+#: of the rewards of all its rollouts, and the mean of its last group; 0 where nothing was generated.
+STATISTICS = np.dtype(
+    [("item", np.int64), ("times", np.int64), ("mean", np.float64), ("spread", np.float64), ("last", np.float64)]
+)
+Statistics = np.ndarray[Any, np.dtype[np.void]]
+Places = np.ndarray[Any, np.dtype[np.int64]]
+Order = Callable[[Statistics], Any]
+Changed = Sequence[Sequence[Any]]
+
+#: The highest keys are searched for above about `_SPARE` of a sample of so many prompts.
+_SAMPLE, _SPARE = 8192, 8
+
+
+def varied(statistics: Statistics) -> Any:
+    """Put prompts that were never generated first, then those whose rewards vary most."""
+    return np.where(statistics["times"] > 0, statistics["spread"], np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsolved:
+    """An order that skips what is solved or hopeless, and shuffles the rest.
+
+    After `tries` generations a prompt is solved if its last group has a mean reward of at least `high`, and hopeless if
+    the mean of all its rollouts is at most `low`.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    tries: int = 2
+
+    def __post_init__(self) -> None:
+        if not (self.low < self.high and self.tries >= 1):
+            raise InputError(f"expected low < high, and tries of at least 1, got {self!r:.200}")
+
+    def __call__(self, statistics: Statistics) -> Any:
+        done = (statistics["last"] >= self.high) | (statistics["mean"] <= self.low)
+        return np.where(done & (statistics["times"] >= self.tries), -np.inf, 0.0)
+
+
+ORDERS: dict[str, Order] = {"varied": varied, "unsolved": Unsolved()}
+
+
+class OrderedPrompts(PromptDataset):
+    """An indexed dataset in which an order says what comes next in an epoch.
+
+    `order` is called with the statistics of some prompts, and returns the priority of each, which must depend on its
+    row alone: the highest come first, ties in an order that depends on `shuffle`, a seed, and the epoch; -inf skips a
+    prompt. Priorities are compared as 32-bit floats. The same statistics give the same choice.
+
+    What was read from the store is kept in memory, some 60 bytes a prompt.
+    """
+
+    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None, order: Any) -> None:
+        super().__init__(dataset, epochs, Placed(dataset))
+        found: Order | None = ORDERS.get(order) if isinstance(order, str) else order
+        if not callable(found):
+            raise InputError(f"order must be {' or '.join(map(repr, ORDERS))}, or a function, got {order!r:.100}")
+        self._order, self._seed = found, seed_of(shuffle) or 0
+        self._at = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
+        self._clear()
+
+    def _clear(self) -> None:
+        size = self._source.size or 0
+        self.statistics = np.zeros(size, STATISTICS)
+        self.statistics["item"] = np.arange(size)
+        self._drawn = np.full(size, -1)  # the epoch of the last draw
+        self._keys = np.zeros(size, np.uint64)  # the order of `_epoch`, the highest first; 0: not in it any more
+        self._epoch = -1
+
+    def known(self, now: Cursor) -> int:
+        """Return the version of the cursor since which changes are needed; -1: all."""
+        return self._at[1] if now.epoch == self._at[0] else -1
+
+    def choose(self, now: Cursor, changed: Changed, count: int) -> tuple[list[Any], dict[int, int], bytes]:
+        """Return up to `count` next items of an epoch, the epoch of each by its place, and the position after them;
+        blocks. `changed` is what has changed since `known`."""
+        self.take_in(now, changed)
+        with self._lock:
+            epoch, last = self._begin(now.value)
+            if self._epochs == 0:
+                return [], {}, now.value
+            found = self._first(epoch, count)
+            if not len(found) and last and epoch + 1 != self._epochs:
+                epoch += 1
+                found = self._first(epoch, count)
+            places = found.tolist()
+            items = [self._source.item(epoch, place) for place in places]
+            after = self._after(epoch, places[-1] + 1, items[-1]) if items else now.value
+            return items, dict.fromkeys(places, epoch), after
+
+    def take_in(self, now: Cursor, changed: Changed) -> None:
+        """Take in what has changed, unless another thread has taken in what was read later."""
+        with self._lock:
+            if (now.epoch, now.version) < self._at:
+                return
+            if now.epoch != self._at[0]:
+                self._clear()
+            if changed:
+                self._take_in(*zip(*changed, strict=True))
+            self._at = now.epoch, now.version
+
+    def _take_in(self, items: Any, epochs: Any, times: Any, rollouts: Any, *sums: Any) -> None:
+        if max(items) >= len(self.statistics):
+            raise InputError(f"the dataset had an item {max(items)}, and has {len(self.statistics)} items now")
+        places, count = np.array(items), np.maximum(rollouts, 1)
+        reward, squares, last = np.array(sums, float)  # None becomes NaN
+        rows = self.statistics[places]
+        rows["times"], rows["mean"], rows["last"] = times, reward / count, np.nan_to_num(last)
+        rows["spread"] = np.sqrt(np.maximum(squares / count - rows["mean"] ** 2, 0.0))
+        self.statistics[places] = rows
+        self._drawn[places] = [-1 if epoch is None else epoch for epoch in epochs]
+        if self._epoch >= 0:
+            self._rank(places, self._epoch)
+
+    def _rank(self, places: Places, epoch: int) -> None:
+        """Set the keys of prompts: the priority in the upper half, a hash of seed, epoch and place in the lower one."""
+        given = np.asarray(self._order(self.statistics[places]))
+        if given.shape != places.shape or given.dtype.kind not in "fiub" or np.isnan(given).any():
+            raise InputError(f"order= must return a number for each of {len(places)} prompts, got {given!r:.100}")
+        with np.errstate(over="ignore"):
+            bits = (given.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
+            upper = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
+            seeded = np.random.SeedSequence(self._seed, spawn_key=(epoch,)).generate_state(1, np.uint64)
+            ties = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + seeded
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64's finaliser
+                ties = (ties ^ (ties >> np.uint64(shift))) * np.uint64(factor)
+        gone = (given == -np.inf) | (self._drawn[places] >= epoch)
+        self._keys[places] = np.where(gone, np.uint64(0), upper << np.uint64(32) | ties >> np.uint64(32))
+
+    def _first(self, epoch: int, count: int) -> Places:
+        """Return the places of the prompts that come next in an epoch, without a sort of all."""
+        if epoch != self._epoch:
+            self._rank(np.arange(len(self.statistics)), epoch)
+            self._epoch = epoch
+        keys = self._keys
+        step = max(1, len(keys) // _SAMPLE)
+        sample, above = keys[::step], count // step + _SPARE
+        floor = np.partition(sample, -above)[-above] if above <= len(sample) else np.uint64(0)
+        found = np.flatnonzero(keys >= max(floor, np.uint64(1)))
+        if len(found) < count and floor > 1:
+            found = np.flatnonzero(keys)
+        if len(found) > count:
+            least = np.partition(keys[found], -count)[-count]
+            more, ties = found[keys[found] > least], found[keys[found] == least]
+            found = np.concatenate([more, ties[: count - len(more)]])
+        return found[np.argsort(~keys[found], kind="stable")]
