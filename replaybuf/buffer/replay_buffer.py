@@ -480,9 +480,9 @@ class ReplayBuffer(Generic[R]):
 
             await buffer.annotate({17: {"kl": 0.01}, 18: [{"advantage": 0.7}, {"advantage": -0.7}]})
 
-        A dict is about the group, a list has one for each rollout, in order. Names are identifiers. Values are finite
-        numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or tensors with a
-        number for each token of its response, stored as float32. A name replaces what the group has under it.
+        A dict is about the group, a list has one for each rollout (or segment), in order. Names are identifiers. Values
+        are finite numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or
+        tensors with a number for each response token, stored as float32. A name replaces what the group has under it.
 
         Annotations belong to the group's last draw (for `train_step`), also after the group has left: restores leave
         them, and they are deleted when the config's `history` no longer keeps the draw. Snapshots and exports don't
