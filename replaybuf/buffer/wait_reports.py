@@ -71,32 +71,22 @@ class WaitReport:
     @property
     def is_long(self) -> bool:
         """Whether the wait has lasted long enough to be published."""
-        return _is_long(self.wait)
+        since = self.wait.since
+        return since is not None and time.time() - since >= SHOW_SECONDS
 
     async def timed_out(self, reason: str, task_name: str | None = None) -> None:
-        """Record the timeout of the wait, and its `reason`."""
+        """Record the timeout of the wait and its `reason`, at once, since the process may exit on the error.
+
+        Waits shorter than `SHOW_SECONDS` aren't recorded.
+        """
         self.close()
-        await report_timeout(self._storage, self.wait, self._worker, reason, task_name)
+        if self.is_long:
+            self._storage.report(timeout_event(self.wait, self._worker, time.time(), reason, task_name))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_SECONDS):
+                    await self._storage.flush()
 
     def close(self) -> None:
         """Withdraw the finished wait from the view."""
         if self._shown is not None:
             self._storage.withdraw(self._shown)
-
-
-async def report_timeout(
-    storage: SQLStorage, wait: Wait, worker: str, reason: str, task_name: str | None = None
-) -> None:
-    """Write the timeout event of a wait at once, since the process may exit on the error that follows.
-
-    Waits shorter than `SHOW_SECONDS` aren't recorded.
-    """
-    if _is_long(wait):
-        storage.report(timeout_event(wait, worker, time.time(), reason, task_name))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FLUSH_SECONDS):
-                await storage.flush()
-
-
-def _is_long(wait: Wait) -> bool:
-    return wait.since is not None and time.time() - wait.since >= SHOW_SECONDS

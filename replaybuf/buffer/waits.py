@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from replaybuf.buffer.tracing import span
-from replaybuf.buffer.wait_reports import SHOW_SECONDS, WaitReport, report_timeout
+from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
@@ -158,7 +158,7 @@ class Waits:
     async def report_timeout(self, draw: Draw, since: float, timeout: float, why: Diagnosis | None = None) -> None:
         """Record the timeout of a draw that began at `since`; by default, that others hold some of the groups."""
         reason, task = ("Others hold some of the groups.", None) if why is None else (why.sentence, why.task_name)
-        await report_timeout(self._storage, self._wait_of(draw, since, timeout), self._worker(), reason, task)
+        await self.open_report("", lambda: self._wait_of(draw, since, timeout)).timed_out(reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether the groups that the draw needs are available."""
@@ -256,19 +256,18 @@ class Waits:
 
         queue.waiting += 1
         try:
-            with _timed(self.for_room, "room"):
+            with _timed(self.for_room, "room"), closing(self.open_report("waiting for room", described)) as report:
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
                         await queue.turn.acquire()
                 except TimeoutError as error:
                     why, found = f"task {new.task_name}: others wait for room, too", None
-                    if timeout >= SHOW_SECONDS:
-                        found = await self.why(described(), await self.tallies(), over=True)
-                        await report_timeout(self._storage, described(), self._worker(), found.sentence, new.task_name)
+                    if report.is_long:
+                        found = await self.why(report.wait, await self.tallies(), over=True)
+                        await report.timed_out(found.sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
-                    with closing(self.open_report("waiting for room", described)) as report:
-                        return await self._put_in_turn(new, deadline, timeout, report, store)
+                    return await self._put_in_turn(new, deadline, timeout, report, store)
                 finally:
                     queue.turn.release()
         finally:

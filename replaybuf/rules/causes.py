@@ -276,7 +276,7 @@ def _ends_of(workers: Sequence[Worker], about: Circumstances) -> str:
         did += ["was fenced off by a restore"] if about.is_fenced(one) else []
         seen = "ended" if one.ended_at is not None else "last seen"
         end = f"{' or '.join(did)}: {seen}" if did else seen
-        ends.setdefault(one.name, f"{named(one.name)} {end} at {clock(one.ended_at or one.seen_at, about.now)}")
+        ends.setdefault(one.name, f"{named(one.name)} {end} at {clock(one.left_at, about.now)}")
     return joined([*ends.values()])
 
 

@@ -80,6 +80,11 @@ class Worker:
     waits: bool = False
     killed: bool = False
 
+    @property
+    def left_at(self) -> float:
+        """The time at which it ended, or else was last seen."""
+        return self.seen_at if self.ended_at is None else self.ended_at
+
     def state(self, now: float) -> str:
         """Return "alive", "silent" (killed, or its last heartbeat is so old that it must be gone) or "ended"."""
         late = now - self.seen_at > (LIVE_SECONDS if self.waits else SILENT_SECONDS)

@@ -15,7 +15,8 @@ from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, last_sign_of, newest
+from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, newest
+from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import Column, columns
 
@@ -70,9 +71,9 @@ def read_overview(tx: ReadTransaction, buffer: str | None, task: str | None, fir
     now = tx.now()
     tallies = tallies_of(tx, buffer)
     figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies.items()}
-    last = last_sign_of(tx, buffer, now)
+    last = last_worker(tx, buffer)
     # Changes since the last reading of the history were made before the last process ended.
-    ends = [now] if last is None else [max(last.time, first), now]
+    ends = [now] if last is None else [max(time_of(last.left_at), first), now]
     readings = history_of(tx, buffer, first.timestamp())
     noted = max((time for _, time, _ in readings), default=first)
     later = [time for time in ends if time > noted or not readings]
@@ -91,7 +92,7 @@ def read_overview(tx: ReadTransaction, buffer: str | None, task: str | None, fir
         read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE}')"),
         tx.database_bytes(),
         list_places(tx),
-        None if last is None else last.worker,
+        None if last is None else last.name,
     )
 
 

@@ -23,7 +23,8 @@ from replaybuf.common import units
 from replaybuf.common.redact import escape, redact_words
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
-from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE, last_sign_of
+from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE
+from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.view.metrics import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.web.ask import PARAMETERS, Ask, NotThereError
 from replaybuf.web.pages import PAGES, Page
@@ -184,9 +185,7 @@ def _shown(value: Any) -> Any:
 
 def _idle(tx: Any, ask: Ask) -> str:
     """Return the age of the last heartbeat as a sentence; "" while some process is alive."""
-    now = tx.now()
-    last = last_sign_of(tx, ask.text("buffer"), now)
-    if last is None:
+    if (last := last_worker(tx, ask.text("buffer"))) is None:
         return ""
-    ago = units.ago(last.time, now)
-    return f"run ended {ago}" if last.ended else f"last sign of life {ago}"
+    ago = units.ago(units.time_of(last.left_at), tx.now())
+    return f"last sign of life {ago}" if last.ended_at is None else f"run ended {ago}"

@@ -17,6 +17,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -87,7 +88,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @lru_cache(maxsize=2)
 def record(shim: Path, seed: int, calls: int, durability: str, **variables: int) -> Run:
     """Run a workload in a process whose writes are recorded, with these variables of the recorder."""
-    folder = shim.with_name(f"run {seed} {calls} {durability} {sum(variables.values())}")
+    folder = Path(tempfile.mkdtemp(dir=shim.parent)) / "run"
     (folder / PLACE).mkdir(parents=True)
     folders = {path.stat().st_ino: path for path in (folder, folder / PLACE)}
     log = folder.with_suffix(".log")

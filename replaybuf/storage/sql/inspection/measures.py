@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
 from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
-from replaybuf.storage.sql.inspection.wait_facts import current_waits
+from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_workers
 from replaybuf.storage.sql.statements.buffer_facts import (
     Contents,
     StoredCheckpoint,
@@ -99,10 +98,6 @@ def rows_of_lanes(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any
 # For monitoring
 
 
-_WORKERS = """
-SELECT CASE WHEN ended_at IS NOT NULL THEN 'ended' WHEN seen_at > :live THEN 'working' ELSE 'silent' END, count(*)
-FROM rb_worker WHERE buffer = :buffer GROUP BY 1"""
-
 _LAST_HOUR = """
 SELECT sum(groups_last_hour) AS groups, sum(rollouts_last_hour) AS rollouts, sum(tokens_last_hour) AS tokens,
     sum(failures_last_hour) AS failures, sum(taken_last_hour) AS taken
@@ -120,14 +115,14 @@ def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint
     for one in current_waits(tx, name):  # longest waits first
         longest = max(0.0, now - (now if one.since is None else one.since))
         waiters.setdefault(one.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
-    workers = _counts(tx, _WORKERS, buffer=name, live=now - SILENT_SECONDS)
+    states = Counter(one.state(now) for one in read_workers(tx, name))
     last = {"step": made[-1].step, "created_at": made[-1].created_at} if made else {}
     return {
         "restores": tx.value("SELECT epoch FROM rb_buffer WHERE name = :buffer", buffer=name) or 0,
         "checkpoints": {"count": len(made), **last},
         "last_batch": drawn[0] if drawn else {},
         "waiters": waiters,
-        "workers": {"working": 0, "silent": 0, "ended": 0} | workers,
+        "workers": {"working": states["alive"], "silent": states["silent"], "ended": states["ended"]},
         "last_hour": {column: n or 0 for column, n in hour.items()},
         "events_last_hour": _counts(tx, _EVENTS, buffer=name, since=now - _HOUR),
     }

@@ -7,16 +7,15 @@ number of restores before a draw distinguishes such draws.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from replaybuf.common.units import time_of
-from replaybuf.rules.circumstances import SILENT_SECONDS
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.wait_facts import read_workers
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
 from replaybuf.values.rollouts.statuses import Status
@@ -55,40 +54,10 @@ def last_batches(tx: ReadTransaction, buffer: str | None, most: int) -> list[dic
     return tx.rows(_LAST_BATCHES, buffer=buffer, most=most)
 
 
-# Workers and history
+# History
 
-
-@dataclass(frozen=True, slots=True)
-class LastSign:
-    """The last heartbeat in a buffer that no process has open now: its time, whether that process ended by itself, and
-    the name of its worker."""
-
-    time: datetime
-    ended: bool
-    worker: str
-
-
-_SIGNS = """
-SELECT max(seen_at), max(ended_at), max(CASE WHEN ended_at IS NULL THEN seen_at END), (
-    SELECT name FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)
-    ORDER BY coalesce(ended_at, seen_at) DESC, id DESC LIMIT 1)
-FROM rb_worker WHERE buffer = coalesce(:buffer, buffer)"""
 _HISTORY = """SELECT buffer, since, data FROM rb_history
 WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
-
-
-def last_sign_of(
-    tx: ReadTransaction, buffer: str | None, now: datetime, after: float = SILENT_SECONDS
-) -> LastSign | None:
-    """Return the last heartbeat of one buffer, or of all; None while a process is present, or none is recorded.
-
-    A process that hasn't ended counts as present until `after` seconds after its last heartbeat.
-    """
-    [(seen, ended, open_until, worker)] = tx.tuples(_SIGNS, buffer=buffer)
-    if seen is None or (open_until is not None and now.timestamp() - open_until <= after):
-        return None
-    last = time_of(float(max(seen, ended or seen)))
-    return LastSign(last, ended is not None and ended >= (open_until or ended), worker)
 
 
 def history_of(tx: ReadTransaction, buffer: str | None, since: float) -> list[tuple[str, datetime, Mapping[str, Any]]]:
@@ -99,14 +68,13 @@ def history_of(tx: ReadTransaction, buffer: str | None, since: float) -> list[tu
 
 # Checkpoints
 
-_SEEN_SECONDS = 60.0
 _ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
     """The effects of restoring a checkpoint: the number of groups put since, of its groups removed since, and the names
-    of workers that have the buffer open, as seen in the last minute."""
+    of the workers that have the buffer open."""
 
     put: int
     left: int
@@ -137,8 +105,6 @@ WHERE l.buffer = :buffer AND g.since >= :id AND NOT EXISTS (
 _LEFT_SINCE = """SELECT count(*) FROM rb_past p WHERE p.until >= :id AND p.since < :id
 AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
     SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
-_USERS = """SELECT DISTINCT name FROM rb_worker
-WHERE buffer = :buffer AND seen_at > :live AND ended_at IS NULL ORDER BY name"""
 
 
 def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
@@ -146,7 +112,7 @@ def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
     return Since(
         tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
         tx.value(_LEFT_SINCE, buffer=made.buffer, id=made.id),
-        tx.values(_USERS, buffer=made.buffer, live=time.time() - _SEEN_SECONDS),
+        sorted({one.name for one in read_workers(tx, made.buffer) if one.is_alive(tx.seconds())}),
     )
 
 

@@ -31,7 +31,8 @@ _LATELY_SECONDS = 3600
 #: The workers, last seen first, with their activity and waits (`schema.tables`).
 _WORKERS = """
 SELECT name, host, pid, machine, started_at AS began, seen_at AS seen, ended_at AS ended, activity, waits
-FROM rb_worker WHERE buffer = :buffer AND seen_at > :after ORDER BY seen_at DESC, name, pid LIMIT 1000"""
+FROM rb_worker WHERE buffer = coalesce(:buffer, buffer) AND seen_at > :after
+ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 
 def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
@@ -43,6 +44,32 @@ def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
             about = one["query"], row["name"], one["since"], one["deadline"]
             found.append(Wait(one["wants"], one["kind"], status, *about, limits))
     return sorted(found, key=lambda one: one.since or 0.0)
+
+
+def read_workers(tx: ReadTransaction, buffer: str | None) -> list[Worker]:
+    """Return the workers of one buffer or of all, last seen first."""
+    return [
+        Worker(
+            row["name"],
+            row["began"],
+            row["seen"],
+            row["ended"],
+            **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
+            host=row["host"],
+            pid=row["pid"],
+            waits=bool(row["waits"]),
+            killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
+        )
+        for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)
+    ]
+
+
+def last_worker(tx: ReadTransaction, buffer: str | None) -> Worker | None:
+    """Return the worker that left one buffer, or all, last; None while one is alive, or if none is known."""
+    workers, now = read_workers(tx, buffer), tx.seconds()
+    if any(one.is_alive(now) for one in workers):
+        return None
+    return max(workers, key=lambda one: one.left_at, default=None)
 
 
 def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
@@ -66,7 +93,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
         tx.seconds(),
         read_tallies(tx, buffer),
         held=[Held(task, Status(status), *more) for task, status, *more in tx.table(_HELD, buffer=buffer)[1]],
-        workers=[_worker(row) for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)],
+        workers=read_workers(tx, buffer),
         waits=current_waits(tx, buffer),
         trainer=_read_trainer(tx, buffer),
         steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
@@ -78,20 +105,6 @@ def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
         failed_by=failed_by,
         restored=_read_restored(tx, buffer),
         datasets=_read_ended_datasets(tx, buffer),
-    )
-
-
-def _worker(row: Mapping[str, Any]) -> Worker:
-    return Worker(
-        row["name"],
-        row["began"],
-        row["seen"],
-        row["ended"],
-        **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
-        host=row["host"],
-        pid=row["pid"],
-        waits=bool(row["waits"]),
-        killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
     )
 
 

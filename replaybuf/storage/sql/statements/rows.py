@@ -25,6 +25,7 @@ from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.segments import entries_of
 
 #: Queried fields; they need `group` joined to `lane`.
 FIELDS: dict[str, ColumnElement[Any]] = {
@@ -255,7 +256,7 @@ class GroupRow:
         arrays. Raises DecodeError.
         """
         marks, refreshed_to = self.parsed("marks"), self.refreshed_to
-        rollouts = decode_stored(
+        rollouts, segments = decode_stored(
             codec,
             self.uid,
             self.payload,
@@ -265,7 +266,9 @@ class GroupRow:
             tail=self.tail,
             deferral=deferral,
         )
-        return self.item(rollouts)
+        item = self.item(entries_of(rollouts, segments))
+        item.segments = segments
+        return item
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
