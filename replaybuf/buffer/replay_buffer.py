@@ -189,7 +189,8 @@ class ReplayBuffer(Generic[R]):
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
-        The options are those of `FillOptions`.
+        The options are those of `FillOptions`. An entry of `items` may be a list, of the segments of one rollout;
+        `parents` has for each segment the number of an earlier one that it continues, or None (`docs/segments.md`).
 
         `model_step` fills `response_model_steps` up to the length of `response_ids`, or, for the text of a `response`
         without token ids, with one step; `current_train_step` recomputes `seq_staleness`. Rollouts of completed,
@@ -480,9 +481,9 @@ class ReplayBuffer(Generic[R]):
 
             await buffer.annotate({17: {"kl": 0.01}, 18: [{"advantage": 0.7}, {"advantage": -0.7}]})
 
-        A dict is about the group, a list has one for each rollout, in order. Names are identifiers. Values are finite
-        numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or tensors with a
-        number for each token of its response, stored as float32. A name replaces what the group has under it.
+        A dict is about the group, a list has one for each rollout (or segment), in order. Names are identifiers. Values
+        are finite numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or
+        tensors with a number for each response token, stored as float32. A name replaces what the group has under it.
 
         Annotations belong to the group's last draw (for `train_step`), also after the group has left: restores leave
         them, and they are deleted when the config's `history` no longer keeps the draw. Snapshots and exports don't

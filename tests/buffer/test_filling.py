@@ -10,6 +10,8 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import ConflictError, FencedError, FullError, InputError
+from replaybuf.rules.query import parse
+from replaybuf.storage.sql.tasks.encoding import Encoding
 from tests.stores import TASK, build, group, until
 
 OPTIONS: dict[str, Any] = {"group": "p1", "size": 3}
@@ -192,6 +194,33 @@ async def test_a_group_whose_time_is_over_goes_without_the_missing_rollouts(
         if status == "failed":
             [item] = [item async for item in buffer.find({})]
             assert item.error == "2 of 3 rollouts came in 0.2 s"
+
+
+async def test_a_group_waits_for_its_rollouts_until_its_time_is_over(shared_url: str) -> None:
+    async with build(shared_url, fill_seconds=3600) as buffer:
+        await buffer.put(one(0), TASK, min_size=1, **OPTIONS)
+        await buffer.storage.thread.run(buffer.storage.sweeper.look_after_groups)
+        assert await contents(buffer) == {"filling": [[0]]}
+
+
+async def test_a_rollout_that_is_deleted_meanwhile_is_missing(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await buffer.put(one(0), TASK, **OPTIONS)
+    await buffer.put(one(1), TASK, **OPTIONS)
+    read = Encoding.read
+
+    async def deleting(self: Encoding, *arguments: Any) -> Any:
+        found = await read(self, *arguments)
+        monkeypatch.setattr(Encoding, "read", read)
+        await buffer.storage.delete(parse({"uid": first}))
+        return found
+
+    monkeypatch.setattr(Encoding, "read", deleting)
+    await buffer.put(one(2), TASK, **OPTIONS)
+    assert await contents(buffer) == {"filling": [[1], [2]]}
+    await buffer.put(one(3), TASK, **OPTIONS)
+    assert await contents(buffer) == {"completed": [[2, 1, 3]]}
 
 
 async def test_the_staleness_rule_of_the_last_put_is_that_of_the_group(buffer: ReplayBuffer) -> None:

@@ -113,7 +113,7 @@ class AnnotatingLaws(Harness):
             r"no draw of group 77 .*\(nor of 1 others\)": {77: ok, 78: ok},
         }
         of_one: dict[str, Any] = {
-            "has 1 rollouts, and not 2": [ok, ok],
+            "has 1 rollouts or segments, and 2 dicts: give one for each": [ok, ok],
             "token of group 1, rollout 0, has 2 numbers for 3 response tokens": [{"token": np.ones(2)}],
             "given 0 annotations": {},
             "group 1 is given 0": [{"kl": None}],

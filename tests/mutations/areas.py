@@ -36,6 +36,13 @@ NEAR = {
         "-k",
         "not postgres",
     ),
+    "filling": (
+        "tests/buffer/test_filling.py",
+        "tests/rules/test_transitions.py",
+        "tests/produce/test_by_rollout.py",
+        "-k",
+        "not postgres",
+    ),
     "failover": (
         "tests/test_hosts.py",
         "tests/faults/test_postgres_connections.py",

@@ -307,6 +307,31 @@ _RECORD = [
     ("lease-of-another", "storage/values.py", "if None not in (lease.database, database) and lease.database != database:", "if False:", "a lease of another store is refused"),
 ]  # fmt: skip
 
+_FILLING_TASK, _PARTS = "storage/sql/tasks/filling.py", f"{_STATEMENTS}/parts.py"
+_FILLING = [
+    ("part-of-whole-group", _PARTS, "UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole\n", "", "a whole group takes no more rollouts"),
+    ("part-of-left-group", _PARTS, "WHERE scoped_key = :whole AND draw > 0)", "WHERE scoped_key = :whole AND draw < 0)", "a group that has left takes no more rollouts"),
+    ("name-not-forgotten", _PARTS, "AND since >= :checkpoint AND", "AND since > :checkpoint AND", "a restore lets a group that is undone be filled again"),
+    ("part-index-taken", _PARTS, "if part.wanted in taken:", "if False:", "an index is taken once"),
+    ("part-other-size", _PARTS, "if (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):", "if other.task_name != new.task_name:", "all rollouts of a group agree on its size"),
+    ("last-part-stays-apart", _PARTS, "if len(free) == 1 and isinstance(part.name, str):", "if False:", "the last rollout makes the group"),
+    ("prompt-not-held", _PARTS, "!= [new.lease.token]:", "== []:", "only the holder of a prompt adds rollouts"),
+    ("overdue-too-early", _PARTS, "AND archived_at < :before ORDER", "ORDER", "a group waits for its rollouts as long as the config says"),
+    ("parts-may-be-gone", f"{_STATEMENTS}/eviction.py", "missing += [uid for uid in new.parts if uid not in found]", "pass", "a group is made of its stored rollouts once"),
+    ("parts-stay", f"{_STATEMENTS}/eviction.py", "found |= {uid: there[uid] for uid in new.parts if uid in there and not there[uid].is_leased}", "pass", "a whole group replaces its rollouts"),
+    ("rest-lost", f"{_STATEMENTS}/put.py", "store(tx, [groups[0].rest])", "pass", "what a group goes without is kept"),
+    ("runs-of-one-name", f"{_STATEMENTS}/put.py", "new.part is not None and new.part.name in names", "False", "rollouts of a group are placed one after another"),
+    ("order-of-parts", _FILLING_TASK, "for place in sorted(rollouts)]", "for place in rollouts]", "a group has its rollouts by index"),
+    ("rule-of-parts-lost", _FILLING_TASK, "None, part.train_step, part.rule)", "None, None, NO_RULE)", "the rule of the last put holds for the group"),
+    ("too-few-are-drawable", _FILLING_TASK, "or len(fit) < part.least):", "):", "a group with too few completed rollouts fails"),
+    ("fit-too-few", "values/rollouts/normalise.py", "if unfit and len(fit) >= least and", "if unfit and", "a group goes without others only with min_size completed ones"),
+    ("fit-unfinished", "values/rollouts/normalise.py", " and len(fit) + len(unfit) == len(rollouts):", ":", "interrupted rollouts keep a group whole"),
+    ("filling-counted", _TRANSITIONS, "{} if place.status == Status.FILLING else {why: 1}", "{why: 1}", "rollouts of a group that fills are counted by the group"),
+    ("added-rollouts-stay", "buffer/lease.py", "return [part for uid in uids for part in self._added.get(uid, {}).values()]", "return []", "a finished prompt replaces the rollouts added to it"),
+    ("added-rollouts-forgotten", "produce/prompt_ledger.py", "prompt.group[index] = rollout", "pass", "a prompt comes back with its finished rollouts"),
+    ("failed-are-enough-too-soon", "produce/generations.py", "return least is not None and self._is_last(prompt) and", "return least is not None and", "a group goes without failed rollouts after its last attempt"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -325,6 +350,7 @@ MUTATIONS = [
         "diagnosis": _DIAGNOSIS,
         "web": _WEB,
         "record": _RECORD,
+        "filling": _FILLING,
     }.items()
     for name, file, old, new, law in mutations
 ]

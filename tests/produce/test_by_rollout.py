@@ -117,11 +117,11 @@ class Loop:
         pass
 
 
-@pytest.mark.parametrize("error", [True, False])
-async def test_a_retry_generates_only_what_failed(url: str, error: bool) -> None:
+@pytest.mark.parametrize(("error", "least"), [(True, None), (False, None), (True, 3)])
+async def test_a_retry_generates_only_what_failed(url: str, error: bool, least: int | None) -> None:
     async with build(url) as buffer:
         loop = Loop({2: 2}, error)
-        await produce(SyncProduceStrategy(by_rollout=True), loop, buffer)
+        await produce(SyncProduceStrategy(by_rollout=True, min_size=least), loop, buffer)
         assert loop.calls == {0: 1, 1: 1, 2: 3, 3: 1}
         assert await contents(buffer) == {"completed": [["0", "1", "2", "3"]]}
 

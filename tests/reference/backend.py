@@ -87,7 +87,9 @@ class Reference(Putting, Drawing, Matching, Presence):
         self._cursors[cursor.name] = replace(cursor, version=cursor.version + 1)
         return True
 
-    async def claim(self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float) -> Leased | None:
+    async def claim(
+        self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: object = None
+    ) -> Leased | None:
         encoded = [(group, self._encode(group)) for group in groups]
         with self._lock:
             if not self._move(cursor):

@@ -31,9 +31,7 @@ def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int
     for uid, (_, rollouts) in drawn.items():
         if given := {one.rollouts for one in annotations[uid]} - {None, rollouts}:
             wanted = "one for each, in order, or one dict for the group; nothing was annotated"
-            raise InputError(
-                f"group {uid} has {rollouts} rollouts, and not {given.pop()}, as dicts are given: {wanted}"
-            )
+            raise InputError(f"group {uid} has {rollouts} rollouts or segments, and {given.pop()} dicts: give {wanted}")
     _check_tokens(tx, annotations)
     rows = [(drawn[uid][0], uid, one.name, one.rows, one.data) for uid in sorted(drawn) for one in annotations[uid]]
     tx.each(_WRITE, rows)
