@@ -325,7 +325,7 @@ _FILLING = [
     ("rule-of-parts-lost", _FILLING_TASK, "None, part.train_step, part.rule)", "None, None, NO_RULE)", "the rule of the last put holds for the group"),
     ("too-few-are-drawable", _FILLING_TASK, "or len(fit) < part.least):", "):", "a group with too few completed rollouts fails"),
     ("fit-too-few", "values/rollouts/normalise.py", "if unfit and len(fit) >= least and", "if unfit and", "a group goes without others only with min_size completed ones"),
-    ("fit-unfinished", "values/rollouts/normalise.py", " and len(fit) + len(unfit) == len(rollouts):", ":", "interrupted rollouts keep a group whole"),
+    ("fit-unfinished", "values/rollouts/normalise.py", " and len(fit) + len(unfit) == len(entries):", ":", "interrupted rollouts keep a group whole"),
     ("filling-counted", _TRANSITIONS, "{} if place.status == Status.FILLING else {why: 1}", "{why: 1}", "rollouts of a group that fills are counted by the group"),
     ("added-rollouts-stay", "buffer/lease.py", "return [part for uid in uids for part in self._added.get(uid, {}).values()]", "return []", "a finished prompt replaces the rollouts added to it"),
     ("added-rollouts-forgotten", "produce/prompt_ledger.py", "prompt.group[index] = rollout", "pass", "a prompt comes back with its finished rollouts"),
