@@ -18,13 +18,13 @@ SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page
 #: Pages of which each example is run by itself.
 APART = (
     *(SAMPLING, Page("rollouts.md", beginning=SAMPLING), PRODUCTION),
-    *map(Page, ("checkpoints.md", "payloads.md")),
+    *map(Page, ("checkpoints.md", "payloads.md", "segments.md")),
     *(CALLING, Page("reverb.md"), Page("looking.md", "### For programs")),
 )
 #: Pages whose examples are run one after another.
 IN_ORDER = (Page("your-loop.md", "## Eight mistakes"),)
 #: Pages of which every block of code is an example, but for the beginning of those that have one.
-WHOLE = {"calling": 1, "payloads": 1, "production": 1, "reverb": 1}
+WHOLE = {"calling": 1, "payloads": 1, "production": 1, "reverb": 1, "segments": 1}
 EXAMPLES = [
     pytest.param(
         page,

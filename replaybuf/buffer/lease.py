@@ -30,7 +30,7 @@ from replaybuf.errors import (
 from replaybuf.rules.query import SetNode
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Cursor, Leased, NewGroup, Part, R, StorageItem, Unset
-from replaybuf.values.rollouts.normalise import as_group
+from replaybuf.values.rollouts.segments import as_group
 
 _logger = logging.getLogger("replaybuf.lease")
 
@@ -75,7 +75,7 @@ class Lease(Generic[R]):
                 str(item.status),
                 item.reward,
                 item.staleness,
-                len(item.item),
+                item.rollouts,
                 item.uid in self._open,
             )
             for item in items

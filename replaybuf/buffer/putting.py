@@ -31,10 +31,11 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, StorageItem, Unset
 from replaybuf.values.codec.object_refs import UnfetchedError
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.rollouts.normalise import Normalised, as_group, is_finished, normalise, normalise_fit
+from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import entries_of, segmented
 from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import StatusLike
 
@@ -93,6 +94,7 @@ class PutOptions(TypedDict, total=False):
     status: StatusLike | None
     dropped: list[StorageItem] | None
     keep_unfit: bool
+    parents: Sequence[int | None] | None
     min_size: int | None
 
 
@@ -179,7 +181,8 @@ class Putting:
     def _judge(self, new: NewGroup, place: tuple[str, int]) -> None:
         """Note the rewards of the group that was generated for a prompt, if it has any."""
         get, key = self.rollout_type.get, self.rollout_type.reward_key
-        given = (reward_value(get(rollout, "reward"), key) for rollout in new.rollouts)
+        given = [reward_value(get(rollout, "reward"), key) for rollout in new.rollouts]
+        given = given if new.segments is None else new.segments.rewards(given)
         rewards = [reward for reward in given if reward is not None]
         sums = sum(rewards), sum(reward * reward for reward in rewards)
         if rewards and all(map(math.isfinite, sums)):
@@ -272,8 +275,7 @@ class Putting:
         """
         self.waits.check_open()
         if not options.keys() <= _OPTIONS:
-            unknown = min(options.keys() - _OPTIONS)
-            raise TypeError(f"a put has no option {unknown!r}; it has {', '.join(_OPTIONS)}")
+            raise TypeError(f"a put has no option {min(options.keys() - _OPTIONS)!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
         given = options.get
         newest, step = given("model_step"), given("current_train_step")
@@ -285,7 +287,7 @@ class Putting:
             raise InputError(
                 "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
             )
-        rollouts, replaced = as_group(items), check_uids(replaces, "replaces")
+        (rollouts, segments), replaced = segmented(items, given("parents")), check_uids(replaces, "replaces")
         priority, tags, key = check_priority(given("priority", 1.0)), check_tags(given("tags")), check_key(given("key"))
         status, dropped = options.get("status"), options.get("dropped")
         check_dropped(dropped)
@@ -293,14 +295,17 @@ class Putting:
             return None, False
         created_at = time.time()
         said = None if status is None else self.rollout_type.statuses.check(status)
-        part, least = _part(task_name, rollouts, options) if prompt is None else prompt, given("min_size")
+        part, least = _part(task_name, items, options) if prompt is None else prompt, given("min_size")
+        if given("parents") is not None and (part is not None or least is not None):
+            raise InputError("parents can't be given with group= or min_size=: put trees whole")
         unfit: list[Any] = []
         if part is not None:
             part.train_step, part.rule, rule = step, rule, NO_RULE  # which holds for the whole group
         if part is None and least is not None:
-            normal, rollouts, unfit = await normalise_fit(
-                rollouts, self.rollout_type, _least(least, len(rollouts), said), newest, step, rule
+            normal, fit, unfit = await normalise_fit(
+                items, self.rollout_type, _least(least, len(items), said), newest, step, rule
             )
+            rollouts, segments = segmented(fit)
         else:
             normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
         if part is not None:
@@ -330,16 +335,19 @@ class Putting:
             worker=self.worker,
             put_step=step,
             fields=normal.fields,
+            segments=segments,
             part=part,
             parts=tuple(parts),
         )
         if unfit:
-            rest = await normalise(unfit, self.rollout_type, None, None, NO_RULE)
+            rollouts, segments = segmented(unfit)
+            rest = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
             new.rest = replace(
                 new,
                 status=rest.status,
                 staleness=rest.staleness,
-                rollouts=unfit,
+                rollouts=rollouts,
+                segments=segments,
                 fields=rest.fields,
                 key=None,
                 replaces=(),
@@ -409,7 +417,8 @@ def _never_stored(new: NewGroup) -> StorageItem:
         reward=None,
         tags=dict(new.tags) if new.tags else None,
         key=new.key,
-        item=list(new.rollouts),
+        item=entries_of(new.rollouts, new.segments),
+        segments=new.segments,
     )
 
 

@@ -189,7 +189,8 @@ class ReplayBuffer(Generic[R]):
     ) -> int | None:
         """Store a group of rollouts and return its uid; when it returns, the group is committed.
 
-        The options are those of `FillOptions`.
+        The options are those of `FillOptions`. An entry of `items` may be a list, of the segments of one rollout;
+        `parents` has for each segment the number of an earlier one that it continues, or None (`docs/segments.md`).
 
         `model_step` fills `response_model_steps` up to the length of `response_ids`, or, for the text of a `response`
         without token ids, with one step; `current_train_step` recomputes `seq_staleness`. Rollouts of completed,

@@ -146,7 +146,7 @@ def _find(url: str, step: str, buffer: str | None) -> tuple[Reader, str, StoredC
 
 
 def _what(made: StoredCheckpoint) -> str:
-    size = f"{units.number(made.groups)} groups, {units.size(made.bytes)}"
+    size = f"{units.number_of(made.groups, 'group')}, {units.size(made.bytes)}"
     return f"step {made.step} of buffer {made.buffer}, made {iso(time_of(made.created_at))} ({size})"
 
 

@@ -72,16 +72,17 @@ def export(
 
     done, _ = commands.with_bar("exported", run)
     if done.left:
-        output.note(f"{units.number(done.left)} groups left the buffer before they were read")
+        output.note(f"{units.number_of(done.left, 'group')} left the buffer before being read")
     for text in done.warnings:
         typer.echo(escape_line(f"Warning: {text}"), err=True)
     if done.unreadable:
+        left_out = units.number_of(len(done.unreadable), "group")
         shown = ", ".join(map(str, done.unreadable[:_UNREADABLE_SHOWN]))
-        typer.echo(f"{len(done.unreadable)} groups can't be decoded and were left out: {shown}", err=True)
+        typer.echo(f"{left_out} left out, undecodable: {shown}", err=True)
     if not done.groups and not done.unreadable and (where or task or status):
         output.note(nothing_in(reader, name, task))
     if file == "-":
-        typer.echo(f"{units.number(done.groups)} groups, {units.number(done.rollouts)} rollouts", err=True)
+        typer.echo(f"{units.number_of(done.groups, 'group')}, {units.number_of(done.rollouts, 'rollout')}", err=True)
     else:
         counts = {"groups": done.groups, "rollouts": done.rollouts, "left": done.left}
         counts["unreadable"] = len(done.unreadable)

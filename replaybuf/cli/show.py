@@ -131,6 +131,7 @@ def _print_group(found: Described, decoded: list[Decoded] | None) -> None:
         return
     write("\n")
     rows = [one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts]
+    rows = [one if one["parent"] is None else one | {"position": f"└ {one['position']}"} for one in rows]
     print_table(rows, annotated(ROLLOUTS, rows))
 
 
@@ -224,7 +225,8 @@ def _print_heading(row: Row, of: str) -> None:
         **{name: units.cell(value) for name, value in row["annotations"].items()},
     }
     said = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
-    line = Text(f"\n{escape_line(of)}{' ' if of else ''}rollout {row['position']}", style="bold").append("  ")
+    place = f"rollout {row['position']}" if row["parent"] is None else f"└ {row['position']}, after {row['parent']}"
+    line = Text(f"\n{escape_line(of)}{' ' if of else ''}{place}", style="bold").append("  ")
     console().print(line.append(escape_line(said), style=f"not bold {STYLES.get(row['status'], '')}"), soft_wrap=True)
 
 

@@ -167,7 +167,7 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
         "means": units.annotated(run.annotations),
     }
     draws = units.number_of(one.batches, "draw")
-    title = f"step {one.step}{again}: {units.number(one.groups)} groups in {draws}"
+    title = f"step {one.step}{again}: {units.number_of(one.groups, 'group')} in {draws}"
     print_facts(title, facts, 11, {"": "red" if run.stands_out else ""})
     for worse in run.worse:
         print_line(f"over the last steps up to this one (replaybuf trace), {worse}", "red", indent="  ")

@@ -195,7 +195,7 @@ async def batches_of(
                 continue  # of a prompt in flight, which is leased
             held.append(item)
             done.groups += 1
-            done.rollouts += len(item.item)
+            done.rollouts += item.rollouts
             if len(held) >= _GROUPS:
                 yield await in_thread(lambda: _rows(storage.codec, held, chosen)), len(held)
                 held.clear()
@@ -207,9 +207,9 @@ def _rows(codec: Codec, items: Sequence[StorageItem], chosen: ExportQuery) -> li
     made: list[Row] = []
     for item in items:
         try:
-            rollouts, payload = item.item, None
+            rollouts, payload = item.flat, None
             if codec is not AS_DICTS:
-                payload = codec.encode(rollouts)
+                payload = codec.encode(rollouts, parents=None if item.segments is None else item.segments.parents)
                 rollouts = AS_DICTS.decode(payload)
             made += rows_of(item, rollouts, payload if chosen.exact else None)
         except RecursionError as error:

@@ -35,6 +35,7 @@ from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline, prompt_preview
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import count_of
 
 #: Writes the payloads of rows without one, whose rollouts are dicts.
 _PLAIN: Final = Codec(RolloutType(dict))
@@ -60,6 +61,7 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
             error=None if group.error is None else checks.check_storable(group.error, "error"),
             worker=None if group.worker is None else check_worker(group.worker),
             trained_step=None if group.trained_step is None else checks.check_step(group.trained_step, "trained_step"),
+            segments=group.segments,
         )
         if len(new.rollouts) != len(group.rollouts):
             raise FileError(f"the payload has {len(new.rollouts)} rollouts, and there are {len(group.rollouts)} here")
@@ -145,7 +147,7 @@ class Survey:
         """Count a group."""
         lane = (group.task_name, group.status)
         self.groups[lane] += 1
-        self.rollouts[lane] += len(group.rollouts)
+        self.rollouts[lane] += count_of(group.rollouts, group.segments)
         for notice in group.notices:
             self.notices[notice] += 1
             self.examples.setdefault(notice, group.place)
@@ -274,7 +276,7 @@ async def import_groups(
                 )
             cursor = replace(moved, version=moved.version + 1)
             done.groups += len(batch)
-            done.rollouts += sum(len(new.rollouts) for new in batch)
+            done.rollouts += sum(count_of(new.rollouts, new.segments) for new in batch)
             reporter.add(len(batch), sum(len(new.payload or b"") for new in batch))
     reporter.finish()
     if any(met[lane] != n for lane, n in found.groups.items()):

@@ -39,6 +39,9 @@ _METADATA: Final = {
     "payload": "binary",
     "index": "int32",
     "size": "int32",
+    "rollout": "int32",
+    "parent": "int32",
+    "segments": "int32",
 }
 _TAGS: Final = f"{PREFIX}tags"
 #: The metadata of columns with JSON.

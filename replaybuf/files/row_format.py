@@ -1,7 +1,9 @@
 """Groups as rows of files, and back: a row is a rollout, with its group's metadata.
 
 A row has the rollout's fields by their names, and the metadata of its group as `group.uid`, `group.task_name`, ...;
-`group.index` and `group.size` are its place in the group and the number of its rollouts.
+`group.index` and `group.size` are its place in the group and the number of its rollouts. Where rollouts consist of
+segments, a row is one of these: `group.rollout` is the number of its rollout, `group.parent` the `group.index` of the
+segment that it continues, and `group.segments` the number of segments of the rollout, 0 if it wasn't in a list.
 
 Values are those of JSON, or of Arrow (`files.parquet_files`), for people and other programs; whatever these lack is
 text. An *exact* export also has the group's payload, `group.payload` in the group's first row, and an import reads that
@@ -29,6 +31,7 @@ from replaybuf.common.checks import Tags
 from replaybuf.errors import FileError
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.segments import Segments
 
 Row = dict[str, Any]
 #: A row with its place in the file, for messages: "line 12".
@@ -38,6 +41,7 @@ PREFIX: Final = "group."
 #: The fields of a rollout whose names or values don't fit the columns of the file.
 MORE: Final = f"{PREFIX}more"
 PAYLOAD: Final = f"{PREFIX}payload"
+_OF_SEGMENTS: Final = (f"{PREFIX}rollout", f"{PREFIX}parent", f"{PREFIX}segments")
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
 _LISTS: Final = (list, tuple, Set, deque)
@@ -113,6 +117,7 @@ class FileGroup:
     part: list[int] | None = None
     payload: bytes | None = None
     notices: list[str] = field(default_factory=list)
+    segments: Segments | None = None
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -152,9 +157,26 @@ def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: b
     exact: Row = {} if payload is None else {PAYLOAD: payload}
     made = []
     for index, one in enumerate(rollouts):
-        made.append({**metadata, **exact, f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts), **_fields(one)})
+        place = {f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts)}
+        if (segments := item.segments) is not None:
+            rollout, lengths = segments.rollouts[index], segments.lengths
+            values: list[Any] = [rollout, segments.parents[index], lengths and lengths[rollout]]
+            place |= zip(_OF_SEGMENTS, values, strict=True)
+        made.append({**metadata, **exact, **place, **_fields(one)})
         exact = {}  # of the whole group: once
     return made
+
+
+def _segments(place: str, rows: Sequence[Row]) -> Segments | None:
+    """Return how the rows of a group belong together, if they are segments. Raises FileError."""
+    rollouts, parents, lengths = ([row.get(name) for row in rows] for name in _OF_SEGMENTS)
+    if rollouts[0] is None:
+        return None
+    firsts = [index for index, rollout in enumerate(rollouts) if index == 0 or rollout != rollouts[index - 1]]
+    try:
+        return Segments(parents, None if lengths[0] is None else [lengths[index] or 0 for index in firsts])
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{place}: its segments don't belong together: {error}") from error
 
 
 def _fields(rollout: Mapping[Any, Any]) -> Row:
@@ -183,17 +205,19 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
     FileError of reason "ends" when the rows end within a group.
     """
     group: FileGroup | None = None
-    size = 0
+    size, read = 0, list[Row]()
     for place, row in rows:
         if group is None:
-            group, size = _begin(place, row)
+            (group, size), read = _begin(place, row), []
         elif (row.get("group.index"), row.get("group.size")) != (len(group.rollouts), size):
             raise FileError(
                 f"{place}: group.index is {row.get('group.index')!r:.60} of {row.get('group.size')!r:.60}, expected "
                 f"{len(group.rollouts)} of {size}: rows are missing, or not in their order"
             )
         group.rollouts.append(_rollout(place, row) if group.payload is None else {})
+        read.append(row)
         if len(group.rollouts) == size:
+            group.segments = _segments(group.place, read)
             yield group
             group = None
     if group is not None:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from replaybuf.errors import MissingDriverError, SnapshotError
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.segments import flat
 from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, fill_model_steps
 from replaybuf.values.rollouts.statuses import OUR_STATUSES, StatusLike
 
@@ -129,7 +131,7 @@ class ReplayBuffer:
         dropped: list[Group] = []
         try:
             uid = await self.buffer.put(
-                items,
+                _by_session(items),
                 task_name,
                 status=status,
                 current_train_step=step,
@@ -164,7 +166,7 @@ class ReplayBuffer:
         self._used = True
         step = self._step if status == Status.COMPLETED else None  # other groups are drawn for generation, not training
         taken, _ = await self.buffer.take_batch(wanted, group_status=status, current_train_step=step)
-        return taken
+        return {task: [*map(flat, groups)] for task, groups in taken.items()}
 
     async def count(self, task_name: str, group_status: StatusLike) -> int:
         """Return the number of groups of a task and status."""
@@ -270,7 +272,14 @@ def status_of(group: Iterable[Any]) -> Status:
 
 
 def _groups(left: Sequence[StorageItem]) -> list[list[Any]]:
-    return [item.item for item in left if item.item]  # undecodable groups have no item
+    return [item.flat for item in left if item.item]  # undecodable groups have no item
+
+
+def _by_session(group: Group) -> list[Any]:
+    """Return a group with the segments of each model session in a list: xtuner's trainer counts them as one rollout."""
+    sessions = groupby(group, lambda one: (one.rollout_id or id(one)) if one.session_id is None else one.session_id)
+    found = [list(segments) for _, segments in sessions]
+    return group if len(found) == len(group) else found
 
 
 # The configs are subclasses of xtuner's, because its trainers' configs declare and check these classes.

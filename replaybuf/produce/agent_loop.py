@@ -18,6 +18,7 @@ from replaybuf.produce.prompt_ledger import Prompt
 from replaybuf.values.rollouts.rewards import SCORE, reward_value
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import flat, rewards_of
 
 
 @runtime_checkable
@@ -72,12 +73,11 @@ def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:
     For `is_valid`: the filter of DAPO's dynamic sampling (Yu et al. 2025, arXiv:2503.14476, section 3.2). Rewards are
     numbers, or dicts with the part `reward_key`, in a field of that name; a rollout without one counts as different.
     """
-    rewards = [
-        reward_value(
-            rollout.get("reward") if isinstance(rollout, dict) else getattr(rollout, "reward", None), reward_key
-        )
-        for rollout in group
-    ]
+
+    def reward(one: Any) -> float | None:
+        return reward_value(one.get("reward") if isinstance(one, dict) else getattr(one, "reward", None), reward_key)
+
+    rewards = rewards_of(group, reward)
     return len(set(rewards)) > 1 or None in rewards
 
 
@@ -104,7 +104,7 @@ def judge(group: Sequence[Any], kind: RolloutType) -> Status:
     if not group:
         raise RolloutError("generate_group returned an empty group")
     statuses = []
-    for place, rollout in enumerate(group):
+    for place, rollout in enumerate(flat(group)):
         try:
             kind.check_class(rollout)
             statuses.append(kind.status(rollout))
@@ -122,15 +122,16 @@ def judge(group: Sequence[Any], kind: RolloutType) -> Status:
 def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
     """Return the number of response tokens of a group, as far as it is known."""
     count = 0
-    for rollout in group:
-        with contextlib.suppress(AttributeError, TypeError):
-            count += len(kind.get(rollout, "response_ids"))
+    with contextlib.suppress(RolloutError):  # of what can't be stored
+        for rollout in flat(group):
+            with contextlib.suppress(AttributeError, TypeError):
+                count += len(kind.get(rollout, "response_ids"))
     return count
 
 
 def error_of(group: Sequence[Any], kind: RolloutType) -> str:
     """Return the rollouts' error messages, joined."""
-    texts = [str(text) for rollout in group if (text := kind.get(rollout, "error_msg"))]
+    texts = [str(text) for rollout in flat(group) if (text := kind.get(rollout, "error_msg"))]
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
 
 

@@ -24,9 +24,9 @@ from replaybuf.produce.agent_loop import (
 )
 from replaybuf.produce.prompt_ledger import Again, Prompt, begin_anew
 from replaybuf.produce.sampler import Sampler
-from replaybuf.values.rollouts.normalise import as_group
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status, group_status
+from replaybuf.values.rollouts.segments import as_group, flat, rewards_of
 
 if TYPE_CHECKING:
     from replaybuf.produce.strategies import ProduceStrategy
@@ -220,7 +220,8 @@ class Generations:
                 )
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
-                self._summary.add_rewards(reward_value(get(one, "reward"), key) for one in self._completed(group))
+                done = self._completed(group)
+                self._summary.add_rewards(rewards_of(done, lambda one: reward_value(get(one, "reward"), key)))
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
@@ -258,7 +259,7 @@ class Generations:
         A call that fails leaves its rollout FAILED. Return the first error.
         """
         task = asyncio.current_task()
-        places = [place for place, one in enumerate(prompt.group) if self._kind.status(one) != Status.COMPLETED]
+        places = [place for place, one in enumerate(prompt.group) if not self._completed([one])]
         calls = [asyncio.create_task(self._call_one(prompt, place)) for place in places]
         self._calling.add(task)
         try:
@@ -281,15 +282,16 @@ class Generations:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                 raise
-            self._kind.set_status(group[place], Status.FAILED)
-            self._kind.set(group[place], "error_msg", text_of(error))
+            for one in flat([group[place]]):
+                self._kind.set_status(one, Status.FAILED)
+                self._kind.set(one, "error_msg", text_of(error))
             return error
         if done:
             await prompt.add(place, model_step=model_step if self._is_dated else None)
         return None
 
     def _completed(self, group: Sequence[Any]) -> list[Any]:
-        return [one for one in group if self._kind.status(one) == Status.COMPLETED]
+        return [one for one in group if {*map(self._kind.status, flat([one]))} == {Status.COMPLETED}]
 
     def _is_enough(self, prompt: Prompt, group: Sequence[Any]) -> bool:
         """Return whether a group goes without its failed rollouts, since this was the last attempt at it."""
@@ -321,14 +323,14 @@ class Generations:
         stored = None  # None: the status of the rollouts
         if status == Status.COMPLETED and not self._strategy.is_valid(self._completed(group)):
             status = stored = Status.FILTERED
-            for rollout in group:
+            for rollout in flat(group):
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
             if not self._strategy.partial:
                 begin_anew(group, self._kind, Status.ABORTED)
         rule, least = self._strategy.expiry, self._strategy.min_size
-        before = group_status(map(self._kind.status, group))
+        before = group_status(map(self._kind.status, flat(group)))
         dated = self._is_dated
         while True:
             seen = self._sampler.buffer.waits.version()
@@ -349,6 +351,6 @@ class Generations:
                 _logger.warning("task %s: %s", self._sampler.task_name, error)
                 await self._sampler.buffer.waits.changed(seen, _ROOM_SECONDS)
             else:
-                now = group_status(map(self._kind.status, group))
+                now = group_status(map(self._kind.status, flat(group)))
                 # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.
                 return status if now == before else Status.EXPIRED

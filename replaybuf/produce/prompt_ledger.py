@@ -30,9 +30,9 @@ from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statist
 from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, UNSET, Cursor, NewGroup, StorageItem, Unset
-from replaybuf.values.rollouts.normalise import as_group
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import as_group, flat
 from replaybuf.values.rollouts.staleness import reset_response
 from replaybuf.values.rollouts.statuses import StatusLike
 
@@ -54,7 +54,7 @@ class Prompt:
         self.attempt = item.deliveries
 
     def __repr__(self) -> str:
-        number = self._kind.get(self.group[0], "group_id") if self.group else None
+        number = self._kind.get(flat(self.group)[0], "group_id") if self.group else None
         group = "" if number is None else f", group {number!r:.50}"
         return f"<Prompt {self.uid} of {self.task_name}{group}, attempt {self.attempt}>"
 
@@ -80,7 +80,7 @@ class Prompt:
         no longer has the prompt. Raises InputError if nothing was generated.
         """
         rollouts = list(self.group if group is None else group)
-        if rollouts and all(map(self._is_new, rollouts)):
+        if rollouts and all(map(self._is_new, flat(rollouts))):
             raise InputError(
                 f"nothing was generated for prompt {self.uid}: its rollouts have the status init, and it would be "
                 "handed out again; set their status to COMPLETED, or call give_back()"
@@ -113,7 +113,9 @@ class Prompt:
 
     async def _save(self, group: Sequence[Any] | None, model_step: int | None) -> None:
         rollouts = list(self.group if group is None else group)
-        unsaid = not all(self._kind.has(rollout, "status") for rollout in rollouts)  # then only the group has a status
+        unsaid = not all(
+            self._kind.has(rollout, "status") for rollout in flat(rollouts)
+        )  # then only the group has a status
         uid = await self._lease.save(
             rollouts,
             self.task_name,
@@ -149,9 +151,9 @@ class Prompt:
         await self._lease.give_back([self.uid], failed=failed)
 
 
-def begin_anew(rollouts: Iterable[Any], kind: RolloutType, status: Status = Status.INIT) -> None:
+def begin_anew(rollouts: Sequence[Any], kind: RolloutType, status: Status = Status.INIT) -> None:
     """Remove the partial responses of interrupted rollouts, and set their status; other rollouts stay as they are."""
-    for rollout in rollouts:
+    for rollout in flat(rollouts):
         if kind.status(rollout) == Status.ABORTED:
             reset_response(rollout, kind)
             kind.set_status(rollout, status)

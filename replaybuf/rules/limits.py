@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from replaybuf.errors import ConfigError
 from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
+from replaybuf.rules.words import are, groups
 from replaybuf.values.rollouts.statuses import ASIDE, Status
 
 
@@ -376,11 +377,9 @@ class Limits:
     def why_full(self, level: Level, status: Status) -> str:
         """Return why there is no room for a put, as the middle of FullError's sentence."""
         if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
-            return f"{level.completed} completed groups are buffered, and the capacity is {self.capacity}"
-        return (
-            f"{level.inserted} completed groups were put and {level.sampled} times one was drawn, and {self.rate} "
-            "allows no more"
-        )
+            return f"{are(level.completed, 'completed')} buffered, and the capacity is {self.capacity}"
+        put = f"{groups(level.inserted, 'completed')} {'was' if level.inserted == 1 else 'were'} put"
+        return f"{put} and {level.sampled} drawn, and {self.rate} allows no more"
 
     def why_slow(self, level: Level) -> str:
         """Return which limit blocks draws, as text; "" if none does."""

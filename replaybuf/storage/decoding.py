@@ -21,6 +21,7 @@ from replaybuf.values.codec.blocks import Instead
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import is_apart
 from replaybuf.values.rollouts.marks import Marks
+from replaybuf.values.rollouts.segments import Segments
 
 T = TypeVar("T")
 
@@ -38,13 +39,13 @@ def decode_stored(
     verified: bool = False,
     tail: Any = None,
     deferral: Deferral | None = None,
-) -> list[Any]:
-    """Return the rollouts of a group; their arrays share the payload's memory, so decode a payload only once.
+) -> tuple[list[Any], Segments | None]:
+    """Return the rollouts of a group, or the segments that these consist of, in one list, and how they belong together.
 
-    `marks` is JSON (`rollouts.marks`), perhaps parsed; `refreshed_to` is the train step of the last refresh, None
-    before the first. The payload stays as stored unless the arrays are modified. `tail` is the rest of a payload whose
-    arrays are kept apart, or the DecodeError of reading it. With a `deferral` the payload may be only a head, and the
-    tail has the loaded pieces. Raises DecodeError.
+    Arrays share the payload's memory, so decode a payload only once. `marks` is JSON (`rollouts.marks`), perhaps
+    parsed; `refreshed_to` is the train step of the last refresh, None before the first. The payload stays as stored
+    unless the arrays are modified. `tail` is the rest of a payload whose arrays are kept apart, or the DecodeError of
+    reading it. With a `deferral` the payload may be only a head, and the tail has the pieces. Raises DecodeError.
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
@@ -59,17 +60,20 @@ def decode_stored(
         if tail is None:
             raise DecodeError(f"group {uid}: its arrays are in the file {extent.name}, which was not read")
         rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
-    bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
-    return rollouts
+    return rollouts, bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
 
 
-def bring_up_to_date(codec: Codec, uid: int, rollouts: list[Any], marks: Any, refreshed_to: int | None) -> None:
-    """Apply the recorded effects of refreshes to a group's rollouts. Raises DecodeError."""
+def bring_up_to_date(
+    codec: Codec, uid: int, rollouts: list[Any], marks: Any, refreshed_to: int | None
+) -> Segments | None:
+    """Apply the recorded effects of refreshes to rollouts; return what these consist of. Raises DecodeError."""
     try:
         found = Marks.from_json(from_json(marks) if isinstance(marks, str) else marks)
-        if len(rollouts) != len(found.oldest):
+        segments = found.segments
+        if len(rollouts) != len(found.oldest) or (segments is not None and len(segments.rollouts) != len(rollouts)):
             raise DecodeError(f"group {uid}: {len(rollouts)} rollouts in the payload, {len(found.oldest)} expected")
         found.apply(rollouts, refreshed_to, codec.rollout_type)
+        return segments
     except DecodeError:
         raise
     except DAMAGE as error:
@@ -197,7 +201,7 @@ def decode_shown(
     """
     try:
         [tail] = read_tails([payload], places)
-        return decode_stored(codec, uid, payload, marks, refreshed_to, tail=tail), None
+        return decode_stored(codec, uid, payload, marks, refreshed_to, tail=tail)[0], None
     except ReplayBufError as error:
         if payload is None or not is_apart(payload):
             raise

@@ -13,6 +13,7 @@ from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
 from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.segments import Segments, count_of, flat
 from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import Status
 
@@ -86,9 +87,9 @@ class NewGroup:
     copies, and stores `{}` as None. `fetched` has the values of the rollouts' Ray ObjectRefs, for `Codec.encode`. If
     `dropped` is a list, the groups removed in the same transaction are added to it after the commit. `worker` is the
     worker name recorded with the put, and `put_step` the train step given to it. `fields` has the fields of the
-    rollouts, if they are known. `judged` is added to the statistics of a prompt
-    in the same transaction: the name of its ledger and its place in the dataset, the number of rollouts with a reward,
-    and the sums of the rewards and of their squares.
+    rollouts, if they are known. With `segments` these are in the place of `rollouts`. `judged` is added to the
+    statistics of a prompt in the same transaction: the name of its ledger and its place in the dataset, the number of
+    rollouts with a reward, and the sums of the rewards and of their squares.
 
     With a `part` this is a rollout of a group that fills or, made from `parts`, the uids of stored ones that it
     replaces, the whole group. The unfit rollouts that it goes without are the `rest`, a group stored with it.
@@ -122,6 +123,7 @@ class NewGroup:
     put_step: int | None = None
     trained_step: int | None = None
     fields: GroupFields | None = None
+    segments: Segments | None = None
     judged: tuple[str, int, int, float, float] | None = None
 
 
@@ -142,7 +144,8 @@ class StorageItem(Generic[R]):
     steps, `times_sampled` counts the draws of the group (including this one, if it was drawn), `created_at` is in
     seconds since the epoch, `reward` the mean of its rollouts (None where none has one), `error` the reason why a group
     was set aside as FAILED, `deliveries` the number of leases without acknowledgement, and `item` the list of its
-    rollouts, empty where the payload can't be decoded. `probability` is the group's probability in the draw, and
+    rollouts as they were put, empty where the payload can't be decoded; `segments` says of what its rollouts consist,
+    None for whole ones. `probability` is the group's probability in the draw, and
     `weight` its importance weight, if the draw asked for them. `worker` is the worker name recorded with its put, and
     `trained_step` the train step of its last consumption (draw without a lease, or acknowledgement), None if unknown.
     A FILLING item is one rollout, and `part` its place in its group, whose name is the `key`.
@@ -167,11 +170,22 @@ class StorageItem(Generic[R]):
     worker: str | None = None
     trained_step: int | None = None
     part: Part | None = None
+    segments: Segments | None = None
+
+    @property
+    def flat(self) -> list[R]:
+        """The rollouts, or the segments that they consist of, in one list."""
+        return flat(self.item)
+
+    @property
+    def rollouts(self) -> int:
+        """The number of rollouts, whatever they consist of."""
+        return count_of(self.item, self.segments)
 
     def _repr_html_(self) -> str:
         facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"
         columns = ("rollout_id", "status", "reward", "finish_reason", "response", "error_msg")
-        rows = [[_field(one, name) for name in columns] for one in self.item]
+        rows = [[_field(one, name) for name in columns] for one in self.flat]
         return notebook.table(f"{facts}, staleness {self.staleness}", columns, rows)
 
 

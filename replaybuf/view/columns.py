@@ -198,7 +198,9 @@ LANES = [
 ]
 #: Rollouts of a group.
 ROLLOUTS = [
-    *columns("position", "rollout_id", "status", "staleness", "oldest_model_step"),
+    *columns("position"),
+    Column("parent", "after", "id", usual=None, title="the segment that it continues"),
+    *columns("rollout_id", "status", "staleness", "oldest_model_step"),
     Column("rewards", "reward", "id"),
     *columns("response_tokens", "finish_reason", "response"),
 ]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from replaybuf.common import units
 from replaybuf.rules.comparison import Part, Table, all_along, mean, without
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, rows_of
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
@@ -39,11 +40,9 @@ class WorseWorker:
 
     def __str__(self) -> str:
         part, of = self.part, f" in {self.task_name}" if self.task_name else ""
-        name = part.name or "a worker without a name"
-        return (
-            f"{name} is below the others all along{of}: {part.groups:,} groups of mean reward {part.reward:.3f}, "
-            f"others {part.others:.3f}"
-        )
+        name, made = part.name or "a worker without a name", units.number_of(part.groups, "group")
+        rewards = f"{made} of mean reward {part.reward:.3f}, others {part.others:.3f}"
+        return f"{name} is below the others all along{of}: {rewards}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from replaybuf import (
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.errors import ConflictError, InputError, RolloutError
+from replaybuf.errors import ConflictError, InputError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.cancellation.ways import take
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
@@ -300,9 +300,6 @@ async def test_a_name_is_checked(shared_url: str) -> None:
         assert len(buffer) == 1
 
 
-ONE_GROUP = r"not (list|tuple); put takes one group, the rollouts of one prompt: call it once for each group of a list"
-
-
 def one_rollout() -> list[RolloutState]:
     return [RolloutState(message=[], response="12", status=Status.COMPLETED)]
 
@@ -317,19 +314,6 @@ async def buffer() -> AsyncIterator[ReplayBuffer]:
 def blocking() -> Iterator[SyncReplayBuffer]:
     with ReplayBufferConfig(url="memory://", policy="fifo").build_sync() as buffer:
         yield buffer
-
-
-@pytest.mark.parametrize("groups", [[one_rollout(), one_rollout()], [tuple(one_rollout())]])
-async def test_a_list_of_groups_is_told_from_a_group(buffer: ReplayBuffer, groups: Any) -> None:
-    with pytest.raises(RolloutError, match=ONE_GROUP):
-        await buffer.put(groups, "math")
-    assert len(buffer) == 0
-
-
-async def test_a_list_of_groups_of_dicts_is_told_from_a_group() -> None:
-    async with ReplayBufferConfig(url="sqlite:///:memory:", rollout_type=dict).build() as buffer:
-        with pytest.raises(RolloutError, match=ONE_GROUP):
-            await buffer.put([[{"response": "12"}]], "math")  # type: ignore[list-item]
 
 
 async def test_with_on_an_asynchronous_buffer_names_async_with(buffer: ReplayBuffer) -> None:

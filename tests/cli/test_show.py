@@ -54,6 +54,24 @@ async def test_full_shows_the_fields_of_a_class_with_other_names(tmp_path: Path)
     assert '\n7\n[answer]\n7\n[tokens]\n64 numbers\n[turns]\n[{"role": "tool", "content": "ok"}]\n' in shown
 
 
+async def test_segments_say_which_one_they_continue(tmp_path: Path) -> None:
+    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build() as buffer:
+        group = [RolloutState(message=[], response=text, status=Status.COMPLETED) for text in "abcd"]
+        await buffer.put([[*group[:3]], group[3]], "math", parents=[None, 0, 0, None])
+    shown = run("show", tmp_path / "run.db", 1).stdout
+    assert re.findall(r"(?m)^ *(└ \d|\d) +(\d|-)", shown) == [("0", "-"), ("└ 1", "0"), ("└ 2", "0"), ("3", "-")]
+    assert re.findall(r"rollouts +(\d)", shown) == ["2"]
+    full = run("show", tmp_path / "run.db", 1, "--full").stdout
+    assert re.findall(r"(?m)^(rollout \d|└ \d, after \d)", full) == [
+        "rollout 0",
+        "└ 1, after 0",
+        "└ 2, after 0",
+        "rollout 3",
+    ]
+    rows = run_json("show", tmp_path / "run.db", 1)["rollouts"]
+    assert [(row["rollout"], row["parent"]) for row in rows] == [(0, None), (0, 0), (0, 0), (1, None)]
+
+
 def test_full_json_holds_all_fields(filled: str) -> None:
     first = run_json("show", filled, 15, "--full")["rollouts"][0]
     assert first["message"][0] == {"role": "system", "content": "Think step by step."}

@@ -220,3 +220,74 @@ def test_instances_get_defaults_and_lists_of_their_own() -> None:
     states = STATES.decode(STATES.encode([RolloutState(message=[]), RolloutState(message=[])]))
     assert states[0].extra_fields is not states[1].extra_fields
     assert states[0].model_fields_set == {"message", "seq_staleness", "status", "extra_fields"}
+
+
+# Segments: what begins as an earlier one does
+
+
+def grown(kind: Any, sizes: list[int], common: int) -> list[dict[str, Any]]:
+    """Return rollouts whose tokens begin alike up to `common`, and then differ."""
+    group = []
+    for number, size in enumerate(sizes):
+        tokens = np.arange(size)
+        tokens[min(common, size) :] += 1000 * number
+        group.append({"a": kind(tokens), "n": {"b": kind(tokens + 7)}})
+    return group
+
+
+KINDS = {
+    "array": lambda tokens: tokens,
+    "32 bits": lambda tokens: tokens.astype("i4"),
+    "bytes": lambda tokens: tokens.astype("u1"),
+    "matrix": lambda tokens: np.stack([tokens, tokens], 1).astype("f4"),
+    "strided": lambda tokens: np.repeat(tokens, 2)[::2],
+    "list": lambda tokens: tokens.tolist(),
+    "list of floats": lambda tokens: (tokens / 2).tolist(),
+    "list of bytes": lambda tokens: (tokens % 200).tolist(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.none() | st.integers(0, 5)), min_size=2, max_size=6),
+    st.integers(0, 3000),
+)
+@example([(3000, None), (3000, 0), (2000, 0), (0, 1), (2500, 2)], 2500)
+@settings(deadline=None, max_examples=25)
+def test_segments_come_back_in_memory_of_their_own(kind: str, tree: list[tuple[int, int | None]], common: int) -> None:
+    group = grown(KINDS[kind], [size for size, _ in tree], common)
+    parents = [None if parent is None or parent >= place else parent for place, (_, parent) in enumerate(tree)]
+    for codec in (DICTS, ZSTD):
+        payload = codec.encode(group, parents=parents)
+        for found in (codec.decode(payload), codec.decode(bytes(bytearray(payload)), owned=True)):
+            assert same(
+                found, [{**one, "a": np.ascontiguousarray(one["a"])} for one in group] if kind == "strided" else group
+            )
+            arrays = [array for one in found for array in (one["a"], one["n"]["b"]) if isinstance(array, np.ndarray)]
+            assert all(array.flags.writeable and array.flags.aligned for array in arrays)
+            assert not any(np.shares_memory(one, other) for one, other in combinations(arrays, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_segments_are_stored_by_what_each_adds(kind: str) -> None:
+    """A chain takes hardly more than its last segment, a tree its trunk and its branches, each once."""
+    chain, tree = grown(KINDS[kind], [6000, 7000, 8000, 9000], 9000), grown(KINDS[kind], [9000] * 4, 8000)
+    assert len(DICTS.encode(chain, parents=[None, 0, 1, 2])) < 9 / 30 * len(DICTS.encode(chain)) + 1000
+    assert len(DICTS.encode(tree, parents=[None, 0, 0, None])) < 12 / 36 * len(DICTS.encode(tree)) + 1000
+
+
+def test_segments_take_no_more_memory_than_a_payload_may_cost() -> None:
+    """A beginning that very many segments share is stored again and again."""
+    group = [{"a": LARGE.copy(), "n": number} for number in range(3 * MOST_USES)]
+    for number, one in enumerate(group):
+        one["a"][-1] = -number
+    payload = DICTS.encode(group, parents=[None] * len(group))
+    assert LARGE.nbytes < len(payload) < 5 * LARGE.nbytes
+    assert same(DICTS.decode(payload), group)
+
+
+def test_a_long_chain_of_segments_comes_back() -> None:
+    group = [{"a": np.arange(1000 + 20 * number), "b": [*range(1000 + number)]} for number in range(200)]
+    payload = DICTS.encode(group, parents=[None, *range(199)])
+    assert len(payload) < sum(one["a"].nbytes for one in group) / 10
+    assert same(DICTS.decode(payload), group)

@@ -89,8 +89,15 @@ def test_random_bodies_with_a_right_checksum_raise_nothing_else(body: bytes, cou
     decodes_or_decode_error(sealed(body, count, flags=flags))
 
 
+def segments() -> bytes:
+    """Arrays and lists that begin as earlier ones do, with what each of them adds."""
+    group = [{"a": np.arange(length), "b": [*range(length)]} for length in (600, 700, 800, 750)]
+    return DICTS.encode(group, parents=[None, 0, 1, 1])
+
+
 MUTATED = [
     PAYLOAD,
+    segments(),
     STATES.encode(shared_group()),
     STATES.encode(ragged_group()),
     ZSTD.encode([dict(one) for one in shared_group()]),
@@ -215,6 +222,14 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         tabled("<i8", [-1], [2]),
         tabled("<i8", [0], [1]),
         tabled("<i8", [0] * 99, [2] * 99),
+        tabled("<i8", [[0, 8], [0, 16]], [1, 1]),
+        tabled("<i8", [[0, 8], [0, 24]], [1, 3]),
+        tabled("<i8", [[0, 8], [-1, 8]], [1, 1]),
+        tabled("<i8", [[0, 8], [1, 8]], [1, 1]),
+        tabled("<i8", [[0, 8], [0, 16, 0, -8]], [1, 1]),
+        tabled("<i8", [[0, 8], [0]], [1, 1]),
+        tabled("<i8", [[0, 8], [[0], 8]], [1, 1]),
+        tabled("<i8", [[0, 1024] * 500] * 2, [64_000] * 2, blocks=(bytes(1024),)),
         tabled("<i8", 0, [1, 1], entry=-1),
         tabled("<i8", 0, [1, 1], entry=1),
         tabled("<i8", 0, [1, 1], entry=[0]),
@@ -237,6 +252,14 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
         column(columns.NUMBERS, ["i", [0, 0], None]),
         column(columns.NUMBERS, ["O", [1, 1], bytes(16)]),
         column(columns.NUMBERS, ["i", [1], bytes(4)]),
+        column(columns.NUMBERS, ["i", [1, 1], bytes(8), [0, 1], [0, 1]]),
+        column(columns.NUMBERS, ["i", [1, 1], bytes(8), [0, 0], [1, 0]]),
+        column(columns.NUMBERS, ["i", [1, 1], bytes(8), [0, 0], [0, 2]]),
+        column(columns.NUMBERS, ["i", [1, 1], bytes(8), [0, -1], [0, 1]]),
+        column(columns.NUMBERS, ["i", [1, 1], bytes(8), [0, 0], [0, -1]]),
+        column(columns.NUMBERS, ["i", [1, 1], bytes(8), [0, 0]]),
+        column(columns.NUMBERS, ["i", [1, 1], bytes(8), [0], [0]]),
+        column(columns.NUMBERS, ["B", [2**11, *[0] * 19], bytes(2**11), [0] * 20, [0, *[2**11] * 19]], 20),
         column(99, []),
         column(columns.SHARED, 1, 10**6),
         sealed(msgpack.packb([number for one in range(1000) for number in (str(one), 0, 0)]), 10_000),

@@ -13,6 +13,7 @@ from tests.contract.persistence import CheckpointLaws, PersistenceLaws
 from tests.contract.putting import CountingLaws, PuttingLaws, ReplacingLaws, TakingLaws
 from tests.contract.querying import ChangingLaws, ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
 from tests.contract.refreshing import ExpiryLaws, RefreshingLaws
+from tests.contract.segments import SegmentLaws
 from tests.contract.waiting import ClosingLaws, LeaseRecordLaws, MetricsLaws, RecordLaws, TallyLaws, WaitingLaws
 
 
@@ -39,6 +40,7 @@ class TransactionLaws(
     ImportLaws,
     AnnotatingLaws,
     DamageLaws,
+    SegmentLaws,
 ):
     """The laws that rest on how a database locks, commits, and tells others of it."""
 

@@ -26,7 +26,7 @@ from tests.contract.harness import (
     plain,
     total,
 )
-from tests.contract.leasing import LONG
+from tests.contract.leasing import LONG, lease_of
 from tests.contract.waiting import waiting
 
 #: Options that drop `stale()`.
@@ -113,7 +113,7 @@ class DroppingLaws(Harness):
     async def test_a_dropped_result_of_a_lost_lease_is_refused(self, buffer: ReplayBuffer, how: str) -> None:
         """LeaseLostError; nothing leaves, and nothing is counted."""
         await buffer.put(group(1), "math")
-        lease = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        lease = await lease_of(buffer)
         await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
         put = lease.finish if how == "finish" else lease.save
         with pytest.raises(LeaseLostError):

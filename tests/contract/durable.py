@@ -40,65 +40,75 @@ from tests.contract.waiting import waiting
 from tests.reference.snapshots import held_by
 
 SamePlace = Callable[[SQLStorage, Codec], SQLStorage]
+Another = Callable[[ReplayBuffer], Awaitable[ReplayBuffer]]
 
 
-class DurableLaws(Harness):
-    """Committed groups are there for all that open the same place."""
+class InOnePlace(Harness):
+    """Several buffers over the same data."""
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
         """A function that returns a further storage over the data of the one given, with its rules, for a codec."""
         raise NotImplementedError("give a fixture same_place; tests.contract says how")
 
-    async def test_what_was_put_is_there_again(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    @pytest.fixture
+    def another(self, open_buffer: OpenBuffer, same_place: SamePlace) -> Another:
+        """A coroutine function that opens a further buffer over the data of the one given."""
+        return lambda buffer: open_buffer(storage=same_place(buffer.storage, CODEC))
+
+
+async def reopened(buffer: ReplayBuffer, another: Another) -> ReplayBuffer:
+    await buffer.close()
+    return await another(buffer)
+
+
+async def restored(buffer: ReplayBuffer, another: Another) -> ReplayBuffer:
+    """Return a further buffer, through which step 1 was restored."""
+    trainer = await another(buffer)
+    await trainer.restore(1)
+    return trainer
+
+
+class DurableLaws(InOnePlace):
+    """Committed groups are there for all that open the same place."""
+
+    async def test_what_was_put_is_there_again(self, buffer: ReplayBuffer, another: Another) -> None:
         """Closed and opened again: groups, metadata and dropped counts are as before."""
         await fill_in_every_way(buffer)
         before = await everything(buffer)
-        await buffer.close()
-        again = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        again = await reopened(buffer, another)
         assert await everything(again) == before
 
-    async def test_a_put_that_returned_is_seen_by_others(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_a_put_that_returned_is_seen_by_others(self, buffer: ReplayBuffer, another: Another) -> None:
         """At once, and in both directions."""
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        other = await another(buffer)
         await buffer.put(group(1), "math")
         assert len(other) == 1
         await other.put(group(2), "math")
         assert ids(await buffer.get(9, "math")) == [1, 2]
         assert len(other) == 0
 
-    async def test_a_put_elsewhere_wakes_those_who_wait(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_a_put_elsewhere_wakes_those_who_wait(self, buffer: ReplayBuffer, another: Another) -> None:
         """A wait here sees a put there."""
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        other = await another(buffer)
         task = await waiting(buffer, buffer.take_batch({"math": 1}, timeout=SOON * 2))
         await other.put(group(1), "math")
         batch, _ = await asyncio.wait_for(task, SOON)
         assert ids(batch["math"]) == [1]
 
-    async def test_a_group_goes_to_one_taker_of_all(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_a_group_goes_to_one_taker_of_all(self, buffer: ReplayBuffer, another: Another) -> None:
         """Takers of several storages over one place get all groups, each once."""
-        others = [await open_buffer(storage=same_place(buffer.storage, CODEC)) for _ in range(3)]
+        others = [await another(buffer) for _ in range(3)]
         for i in range(30):
             await buffer.put(group(i), "math")
         batches = await asyncio.gather(*(one.get(4, "math") for one in (buffer, *others) for _ in range(2)))
         assert sorted(i for batch in batches for i in ids(batch)) == list(range(30))
 
-    async def test_uids_are_never_used_again_after_reopening(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_uids_are_never_used_again_after_reopening(self, buffer: ReplayBuffer, another: Another) -> None:
         """Also when the store was emptied."""
         given = [await buffer.put(group(i), "math") for i in range(3)]
         await buffer.delete({})
-        await buffer.close()
-        again = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        again = await reopened(buffer, another)
         assert await again.put(group(9), "math") not in given
 
     async def test_groups_of_another_type_wait_for_theirs(
@@ -118,22 +128,11 @@ class DurableLaws(Harness):
 WHILE = 2.0
 
 
-class DurableRulesLaws(Harness):
+class DurableRulesLaws(InOnePlace):
     """Storages over the same place go on where the others are."""
 
-    @pytest.fixture
-    def same_place(self) -> SamePlace:
-        """A function that returns a further storage over the data of the one given, with its rules, for a codec."""
-        raise NotImplementedError("give a fixture same_place; tests.contract says how")
-
-    async def _reopened(self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace) -> ReplayBuffer:
-        await buffer.close()
-        return await open_buffer(storage=same_place(buffer.storage, CODEC))
-
     @pytest.mark.parametrize("policy", ["uniform", "prioritized"])
-    async def test_draws_go_on_as_if_never_closed(
-        self, open_buffer: OpenBuffer, same_place: SamePlace, policy: str
-    ) -> None:
+    async def test_draws_go_on_as_if_never_closed(self, open_buffer: OpenBuffer, another: Another, policy: str) -> None:
         """The sequence of random draws is that of a buffer that was never closed."""
         sequences = []
         for closes in (False, True):
@@ -143,25 +142,25 @@ class DurableRulesLaws(Harness):
                 for number in range(4):
                     await buffer.put(group(number), "math", priority=1 + number % 3)
                 if closes:
-                    buffer = await self._reopened(buffer, open_buffer, same_place)
+                    buffer = await reopened(buffer, another)
                 sequence += [await drawn(buffer, 2), await drawn(buffer, 1 + round_number)]
             sequences.append(sequence)
         assert sequences[0] == sequences[1]
 
-    async def test_several_storages_share_the_race(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+    async def test_several_storages_share_the_race(self, open_buffer: OpenBuffer, another: Another) -> None:
         """Draws through either are the same as draws through one."""
         one = await open_buffer("uniform", seed=2, max_times_sampled=0)
         first = await open_buffer("uniform", seed=2, max_times_sampled=0)
-        second = await open_buffer(storage=same_place(first.storage, CODEC))
+        second = await another(first)
         for buffer in (one, first):
             await fill(buffer, 9)
         expected = [await drawn(one, 2) for _ in range(8)]
         assert [await drawn((first, second)[turn % 2], 2) for turn in range(8)] == expected
 
-    async def test_two_readers_never_get_the_same_draw(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+    async def test_two_readers_never_get_the_same_draw(self, open_buffer: OpenBuffer, another: Another) -> None:
         """Trinity-RFT's readers of SQLite get the same rows; here groups are drawn as often as the limit says."""
         buffer = await open_buffer("uniform", seed=1, max_times_sampled=2)
-        others = [await open_buffer(storage=same_place(buffer.storage, CODEC)) for _ in range(2)]
+        others = [await another(buffer) for _ in range(2)]
         uids = await fill(buffer, 12)
         calls = [drawn(one, 3) for one in (buffer, *others) for _ in range(4)]
         received = Counter([uid for batch in await asyncio.gather(*calls) for uid in batch])
@@ -170,30 +169,30 @@ class DurableRulesLaws(Harness):
         assert received == dict.fromkeys(uids, 2)
         assert len(buffer) == 0
 
-    async def test_the_capacity_is_that_of_the_place(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+    async def test_the_capacity_is_that_of_the_place(self, open_buffer: OpenBuffer, another: Another) -> None:
         """Puts through several storages at once never exceed it."""
         buffer = await open_buffer(capacity=4)
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        other = await another(buffer)
         await asyncio.gather(*((buffer, other)[n % 2].put(group(n), "math") for n in range(16)))
         assert len(buffer) == len(other) == 4
         assert await total(buffer, "evicted") == 12
 
-    async def test_a_take_elsewhere_makes_room(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+    async def test_a_take_elsewhere_makes_room(self, open_buffer: OpenBuffer, another: Another) -> None:
         """A put that waits here sees a take there."""
         buffer = await open_buffer(capacity=1, on_full="block")
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        other = await another(buffer)
         await fill(buffer, 1)
         task = asyncio.create_task(buffer.put(group(1), "math", timeout=SOON * 2))
         await asyncio.sleep(0.05)
         assert ids(await other.get(1, "math")) == [0]
         await asyncio.wait_for(task, SOON)
 
-    async def test_leases_survive_reopening(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+    async def test_leases_survive_reopening(self, open_buffer: OpenBuffer, another: Another) -> None:
         """Groups stay hidden from every storage over the place; when their lease ends, they come back."""
         buffer = await open_buffer()
         uids = await fill(buffer, 3)
         lease = await lease_of(buffer, 2, WHILE)
-        again = await self._reopened(buffer, open_buffer, same_place)
+        again = await reopened(buffer, another)
         there = [item.uid for item in await found(again)]
         assert there == uids[2:] or time.time() > lease.until - 0.1  # this machine was too slow
         await eventually(lambda: again.is_ready({"math": 3}))
@@ -203,23 +202,23 @@ class DurableRulesLaws(Harness):
             (uids[2], 0),
         ]
 
-    async def test_tokens_grow_for_all(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+    async def test_tokens_grow_for_all(self, open_buffer: OpenBuffer, another: Another) -> None:
         """Also after reopening: a token fences off earlier consumers of the groups."""
         buffer = await open_buffer()
         await fill(buffer, 3)
         first = await lease_of(buffer)
-        other = await open_buffer(storage=same_place(buffer.storage, CODEC))
+        other = await another(buffer)
         second = await lease_of(other)
-        again = await self._reopened(buffer, open_buffer, same_place)
+        again = await reopened(buffer, another)
         third = await lease_of(again)
         assert first.token < second.token < third.token
 
-    async def test_a_heartbeat_ends_with_its_buffer(self, open_buffer: OpenBuffer, same_place: SamePlace) -> None:
+    async def test_a_heartbeat_ends_with_its_buffer(self, open_buffer: OpenBuffer, another: Another) -> None:
         """A consumer that closed its buffer holds its groups no longer than the lease's time."""
         buffer = await open_buffer()
         await fill(buffer, 1)
         lease = await buffer.lease_batch({"math": 1}, seconds=0.5)
-        again = await self._reopened(buffer, open_buffer, same_place)
+        again = await reopened(buffer, another)
         await again.wait_ready({"math": 1}, timeout=SOON)
         assert lease.open
 
@@ -247,23 +246,17 @@ ATTEMPTS: dict[str, Attempt] = {
 }
 
 
-class FenceLaws(Harness):
+class FenceLaws(InOnePlace):
     """Restores, as other storages see them."""
-
-    @pytest.fixture
-    def same_place(self) -> SamePlace:
-        """As for `DurableLaws`."""
-        raise NotImplementedError("give a fixture same_place; tests.contract says how")
 
     @pytest.mark.parametrize("attempt", ATTEMPTS)
     async def test_those_of_the_run_before_can_change_nothing(
-        self, attempt: str, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
+        self, attempt: str, buffer: ReplayBuffer, another: Another
     ) -> None:
         """FencedError that names the step, at every attempt; the restored buffer stays as it is."""
         await fill_in_every_way(buffer)
         await buffer.checkpoint(1)
-        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await trainer.restore(1)
+        trainer = await restored(buffer, another)
         before = held_by(trainer)
         for _ in range(2):
             with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
@@ -296,15 +289,12 @@ class FenceLaws(Harness):
         assert await trainer.storage._read(lambda tx: tx.run("SELECT count(*) FROM rb_batch")) == [(2,)]
         await leased.extend(LONG)
 
-    async def test_leases_of_the_run_before_are_fenced(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_leases_of_the_run_before_are_fenced(self, buffer: ReplayBuffer, another: Another) -> None:
         """They can't be acknowledged, extended or given back by those who still hold them."""
         await buffer.put(group(1), "math")
         await buffer.checkpoint(1)
-        lease = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
-        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await trainer.restore(1)
+        lease = await lease_of(buffer)
+        trainer = await restored(buffer, another)
         for call in (
             lease.acknowledge(),
             lease.extend(),
@@ -315,37 +305,28 @@ class FenceLaws(Harness):
                 await call
         assert ids(await trainer.get(9, "math")) == [1]
 
-    async def test_those_who_wait_are_told(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_those_who_wait_are_told(self, buffer: ReplayBuffer, another: Another) -> None:
         """Waits of the run before end with FencedError, long before their timeout."""
         await buffer.checkpoint(1)
         task = await waiting(buffer, buffer.wait_ready({"math": 1}, timeout=None))
-        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await trainer.restore(1)
+        await restored(buffer, another)
         with pytest.raises(FencedError):
             await asyncio.wait_for(task, SOON)
 
-    async def test_a_fenced_buffer_can_still_be_read(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_a_fenced_buffer_can_still_be_read(self, buffer: ReplayBuffer, another: Another) -> None:
         """Counting, finding, and the list of checkpoints."""
         await fill_in_every_way(buffer)
         await buffer.checkpoint(1)
-        trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
-        await trainer.restore(1)
+        trainer = await restored(buffer, another)
         assert await everything(buffer) == await everything(trainer)
         assert await buffer.checkpoints() == await trainer.checkpoints()
 
-    async def test_a_new_buffer_joins_the_restored_run(
-        self, buffer: ReplayBuffer, open_buffer: OpenBuffer, same_place: SamePlace
-    ) -> None:
+    async def test_a_new_buffer_joins_the_restored_run(self, buffer: ReplayBuffer, another: Another) -> None:
         """Storages opened after the restore, and the one that restored; also after a second restore."""
         await buffer.checkpoint(1)
         for number in range(2):
-            trainer = await open_buffer(storage=same_place(buffer.storage, CODEC))
-            await trainer.restore(1)
-            worker = await open_buffer(storage=same_place(buffer.storage, CODEC))
+            trainer = await restored(buffer, another)
+            worker = await another(buffer)
             await worker.put(group(number), "math")
             await trainer.put(group(number), "math")
             assert ids(await trainer.get(9, "math")) == [number, number]

@@ -106,6 +106,13 @@ class EvictionLaws(Harness):
         assert await buffer.update_priorities(dict.fromkeys(uids, 2.0)) == 3
 
 
+async def full(open_buffer: OpenBuffer, capacity: int = 1) -> ReplayBuffer:
+    """Return a buffer without room, in which puts wait for it."""
+    buffer = await open_buffer(capacity=capacity, on_full="block")
+    await fill(buffer, capacity)
+    return buffer
+
+
 class FullLaws(Harness):
     """With `on_full="block"` a put waits for room; with "reject" it doesn't."""
 
@@ -140,8 +147,7 @@ class FullLaws(Harness):
     @pytest.mark.parametrize("timeout", [0, 0.1])
     async def test_waiting_for_room_ends_at_its_timeout(self, open_buffer: OpenBuffer, timeout: float) -> None:
         """With FullError that says why; nothing is stored."""
-        buffer = await open_buffer(capacity=2, on_full="block")
-        await fill(buffer, 2)
+        buffer = await full(open_buffer, 2)
         with pytest.raises(FullError, match="2 completed groups are buffered, and the capacity is 2"):
             await buffer.put(group(9), "math", timeout=timeout)
         assert await numbers(buffer) == [0, 1]
@@ -156,8 +162,7 @@ class FullLaws(Harness):
 
     async def test_a_take_lets_the_next_put_in(self, open_buffer: OpenBuffer) -> None:
         """As soon as there is room, in the order in which the puts came."""
-        buffer = await open_buffer(capacity=2, on_full="block")
-        await fill(buffer, 2)
+        buffer = await full(open_buffer, 2)
         tasks = await waits_for_room(buffer, *(buffer.put(group(n), "math", timeout=None) for n in (2, 3, 4)))
         for number in range(3):
             assert ids(await buffer.get(1, "math")) == [number]
@@ -169,8 +174,7 @@ class FullLaws(Harness):
     @pytest.mark.parametrize("how", ["delete", "lease", "update"])
     async def test_other_changes_make_room_too(self, open_buffer: OpenBuffer, how: str) -> None:
         """Deleted, leased and archived groups aren't in the buffer."""
-        buffer = await open_buffer(capacity=1, on_full="block")
-        await fill(buffer, 1)
+        buffer = await full(open_buffer)
         [task] = await waits_for_room(buffer, buffer.put(group(1), "math"))
         if how == "delete":
             await buffer.delete({})
@@ -196,8 +200,7 @@ class FullLaws(Harness):
 
     async def test_a_full_task_holds_up_no_other(self, open_buffer: OpenBuffer) -> None:
         """Puts of another task, or of another status while the rate is limited, go in while one waits."""
-        buffer = await open_buffer(capacity=1, on_full="block")
-        await fill(buffer, 1)
+        buffer = await full(open_buffer)
         [task] = await waits_for_room(buffer, buffer.put(group(1), "math"))
         async with asyncio.timeout(SOON):
             await buffer.put(group(5), "code")
@@ -207,8 +210,7 @@ class FullLaws(Harness):
 
     async def test_a_cancelled_wait_for_room_stores_nothing(self, open_buffer: OpenBuffer) -> None:
         """And the next in line gets in."""
-        buffer = await open_buffer(capacity=1, on_full="block")
-        await fill(buffer, 1)
+        buffer = await full(open_buffer)
         first, second, third = await waits_for_room(
             buffer, *(buffer.put(group(n), "math", timeout=None) for n in (1, 2, 3))
         )
@@ -222,8 +224,7 @@ class FullLaws(Harness):
 
     async def test_close_ends_those_who_wait_for_room(self, open_buffer: OpenBuffer) -> None:
         """With ClosedError, those in line too."""
-        buffer = await open_buffer(capacity=1, on_full="block")
-        await fill(buffer, 1)
+        buffer = await full(open_buffer)
         tasks = await waits_for_room(buffer, *(buffer.put(group(n), "math", timeout=None) for n in (1, 2)))
         await buffer.close()
         async with asyncio.timeout(SOON):
@@ -306,9 +307,7 @@ class RateLaws(Harness):
         """Producers get as far ahead of the draws as the error buffer allows."""
         buffer = await open_buffer(max_times_sampled=0, samples_per_insert=2, error_buffer=4)
         assert await put_all(buffer) == 2
-        with pytest.raises(
-            FullError, match="2 completed groups were put and 0 times one was drawn, and samples_per_insert 2"
-        ):
+        with pytest.raises(FullError, match="2 completed groups were put and 0 drawn, and samples_per_insert 2"):
             await buffer.put(group(9), "math", timeout=0.05)
         [task] = await waits_for_room(buffer, buffer.put(group(3), "math", timeout=None))
         await drawn(buffer, 2)

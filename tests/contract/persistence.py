@@ -20,7 +20,7 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Cursor
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids, plain, rollout
-from tests.contract.leasing import LONG
+from tests.contract.leasing import LONG, lease_of
 from tests.contract.waiting import waiting
 from tests.reasons import because
 from tests.reference.snapshots import held_by
@@ -292,7 +292,7 @@ class CheckpointLaws(Harness):
         uids = [await buffer.put(group(number), "math") for number in range(3)]
         async with buffer.lease_batch({"math": 1}, seconds=LONG):
             await buffer.checkpoint(1)
-        await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        await lease_of(buffer)
         await buffer.restore(1)
         items = await found(buffer)
         assert [(item.uid, item.times_sampled, item.deliveries) for item in items] == [(uid, 0, 0) for uid in uids]
@@ -302,7 +302,7 @@ class CheckpointLaws(Harness):
         """It can't be acknowledged, extended or settled by a put any more; nothing is changed by the attempt."""
         await buffer.put(group(1), "math")
         await buffer.checkpoint(1)
-        lease = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        lease = await lease_of(buffer)
         await buffer.restore(1)
         [uid] = lease.open
         with pytest.raises(FencedError, match="restored"):
@@ -336,7 +336,7 @@ class CheckpointLaws(Harness):
         await buffer.put(group(3), "math", key="a")
         await buffer.put(group(4), "math", key="b")
         await buffer.get(1, "math")
-        await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        await lease_of(buffer)
         await buffer.restore(2, keep_new=True)
         assert sorted(ids([item.item for item in await found(buffer)])) == [2, 3, 4]
         tallies = {name: n for (_, _, name), n in (await buffer.storage.tallies()).items() if n}

@@ -94,7 +94,7 @@ def _group(row: dict[str, Any], codec: Codec, races: dict[LaneName, Race]) -> St
     refreshed_to = row["step"] if pinned is None else row["pinned_step"]
     if refreshed_to is not None or marks.get("expired") or marks.get("masked"):
         with contextlib.suppress(DecodeError):  # as damaged as it was
-            payload = codec.encode(decode_stored(codec, uid, payload, row["marks"], refreshed_to))
+            payload = codec.encode(decode_stored(codec, uid, payload, row["marks"], refreshed_to)[0])
     item = StorageItem(
         timestamp_id=uid,
         status=status,

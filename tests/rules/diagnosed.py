@@ -278,7 +278,7 @@ CASES = {
     "room, and the trainer waits": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK, waits=[wait(32, GREAT)],
         says="the capacity is 64; trainer-1 waits itself for 32 completed groups of math that match"),
     "room by rate": case(FOR_ROOM, FULL, R.HELD_BACK, limits=Limits(samples_per_insert=1, error_buffer=8),
-        says="64 completed groups were put and 0 times one was drawn, and samples_per_insert 1 with error_buffer 8"),
+        says="64 completed groups were put and 0 drawn, and samples_per_insert 1 with error_buffer 8"),
     "room is there": case(FOR_ROOM, FEW, R.READY, limits=BLOCK, says="Ready: there is room for 1 completed group of"),
     "nothing published": case(FOR_TRAINER, FEW, R.ABSENT,
         says="the trainer has published nothing yet; nobody has drawn any yet. Is it running?"),

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.torch import GroupDataset, Pack, Pad, group_advantages, leased_steps, sequences
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.tasks.handles import ArrayHandle
+from replaybuf.values.rollouts.segments import Segments
 from tests.torch.conftest import ROOT, Ranks
 from tests.torch.groups import TASK, group, totals
 
@@ -147,6 +149,14 @@ def test_logprobs_are_left_out_unless_all_have_them() -> None:
     group[0].logprobs = [-1.0]
     assert "logprobs" not in Pad(0)([item(1, group)])
     assert "logprobs" not in Pack(10)([item(1, group)])[0]
+
+
+def test_segments_of_a_rollout_have_its_advantage() -> None:
+    """In a tree, too; a segment without a reward is no mistake."""
+    group = [{"prompt_ids": [1], "response_ids": [2], "reward": reward} for reward in (None, 1.0, 0.0, 3.0)]
+    for segments in (Segments([None, 0, 0, None]), Segments([None, 0, 0, None], [3, 0])):
+        found = sequences([replace(item(1, group), segments=segments)], advantages=lambda rewards: rewards)
+        assert [one.advantages[-1] for one in found] == [0.5, 0.5, 0.5, 3.0]
 
 
 def test_other_names_and_dicts() -> None:

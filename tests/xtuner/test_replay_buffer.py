@@ -86,6 +86,20 @@ async def test_rollouts_and_statuses_are_xtuners(buffer: Any) -> None:
     assert (group[0].status, group[0].response_model_steps, group[0].seq_staleness) == (COMPLETED, [3], 1)
 
 
+async def test_segments_of_a_session_are_one_rollout_and_come_back_in_one_list(buffer: Any) -> None:
+    """As the trainer counts them: by session, or by rollout without one."""
+    rewards = {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0}
+    sessions = {1: 7, 2: 7, 3: 8, 4: None}
+    put = [rollout(number, session_id=sessions[number], reward={"score": rewards[number]}) for number in rewards]
+    await buffer.put(put, "math")
+    [item] = [item async for item in buffer.buffer.find({})]
+    assert (item.rollouts, item.reward) == (3, pytest.approx(1 / 3))
+    assert numbers(await buffer.get(1, "math", COMPLETED)) == [1, 2, 3, 4]
+    await buffer.put([rollout(1, 0, session_id=7), rollout(2, 0, session_id=7)], "math")
+    await refresh(buffer, retryable=False)
+    assert stand_in.released == [[7, 7]]
+
+
 async def test_a_response_without_token_ids_stays_without_model_steps(buffer: Any) -> None:
     texts = {"response": "4", "response_ids": None, "response_mask": None}
     await buffer.put([rollout(1, None, **texts)], "math", model_step=3, current_train_step=9, stale_threshold=2)

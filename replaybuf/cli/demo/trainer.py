@@ -276,7 +276,7 @@ _LOOKS = {
     "what the last steps were trained on": "trace {}",
     "whether anybody waits, and why": "why {}",
     "the worst answers": "show {} --worst 3",
-    "all of it in a browser (pip install -e '.[web]')": "serve {}",
+    "all of it in a browser (pip install starlette uvicorn jinja2)": "serve {}",
 }
 
 

@@ -64,7 +64,7 @@ def sequences(
     fields: Mapping[str, str | None] | None = None,
     reward_key: str = SCORE,
 ) -> list[TokenSequence]:
-    """Return the rollouts of all groups, in order, as sequences.
+    """Return the rollouts of all groups, in order, as sequences; segments of a rollout each, with its advantage.
 
     Rollouts need `prompt_ids`, `response_ids` and `reward`, and may have `logprobs` and `response_mask` (0 or 1), each
     as long as the response; `fields` maps these names to other ones, and `reward_key` is the part of a dict reward, as
@@ -73,14 +73,19 @@ def sequences(
     names = {name: (fields or {}).get(name, name) for name in FIELDS}
     made = []
     for item in items:
-        places = [f"group {item.uid}, rollout {number}" for number in range(len(item.item))]
-        found = [{name: _value(rollout, own) for name, own in names.items()} for rollout in item.item]
-        rewards = [_reward(where, values["reward"], reward_key) for where, values in zip(places, found, strict=True)]
+        rollouts, segments = item.flat, item.segments
+        places = [f"group {item.uid}, rollout {number}" for number in range(len(rollouts))]
+        found = [{name: _value(rollout, own) for name, own in names.items()} for rollout in rollouts]
+        values = [one["reward"] for one in found]
+        if segments is not None:
+            values = segments.rewards([reward_value(value, reward_key) for value in values])
+        rewards = [_reward(f"group {item.uid}, rollout {n}", value, reward_key) for n, value in enumerate(values)]
         given = list(advantages(rewards))
         if len(given) != len(rewards):
             raise RolloutError(
                 f"group {item.uid}: advantages gave {len(given)} numbers for its {len(rewards)} rollouts"
             )
+        given = given if segments is None else [given[number] for number in segments.rollouts]
         made += [_sequence(item.uid, *one) for one in zip(places, found, given, strict=True)]
     return made
 

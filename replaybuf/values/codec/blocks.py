@@ -5,7 +5,9 @@ again. The rest refers to an array by its entry in the table and its place there
 times comes back as one. The arrays of an entry are in the table itself if they are small (their bytes, one after the
 other), or in one block (its number), or in a block each (a list of numbers), which equal arrays share: reading copies
 it. Arrays that repeat one number, as most masks and model steps do, are that number, in the table, unless they are
-large. Shapes of arrays with one dimension are their lengths.
+large. Shapes of arrays with one dimension are their lengths. The block of an array of a segment, which begins as an
+earlier one does, has only what the array adds: in place of its number is a list of blocks and of how many bytes of
+each come first in the array.
 
 No payload can make the reader allocate more than it has bytes, times `MOST_USES` for its blocks and again for numbers
 that are repeated, and the objects of its arrays: some 250 bytes for each byte that an empty array takes.
@@ -28,6 +30,7 @@ import numpy as np
 from xxhash import xxh3_128_digest
 
 from replaybuf.errors import DecodeError
+from replaybuf.values.codec.number_lists import bytes_alike
 from replaybuf.values.codec.payload_format import Head, digest
 from replaybuf.values.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
 
@@ -37,6 +40,8 @@ SMALL: Final = 1024
 GROUPED: Final = 4096
 #: The most bytes of a block that several arrays share, which is read as a whole.
 _MOST_GROUPED: Final = 256 << 10
+#: The most blocks of one array.
+_MOST_PARTS: Final = 64
 #: How often the bytes of a payload may be read as arrays, on average.
 MOST_USES: Final = 16
 #: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
@@ -88,13 +93,15 @@ class BlockWriter:
             if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED:
                 by_dtype.setdefault(value.dtype, []).append(value)
         references: dict[int, Any] = {}
-        for arrays in by_dtype.values():
-            if not arrays[0].dtype.hasobject and (len(arrays) == 1 or self.column(arrays) is not None):
-                references |= {id(array): self.reference(array) for array in arrays}
+        for dtype, arrays in by_dtype.items():
+            if len(arrays) > 1 and (entry := self.column(arrays)) is not None:
+                references |= zip(map(id, arrays), map(_reference, repeat(entry), count()), strict=False)
+            elif len(arrays) == 1 and not dtype.hasobject:
+                references[id(arrays[0])] = self.reference(arrays[0])
         return references
 
-    def column(self, arrays: Sequence[AnyArray]) -> int | None:
-        """Return the entry of the arrays of a column; None if they can't be in one."""
+    def column(self, arrays: Sequence[AnyArray], origins: Sequence[int] | None = None) -> int | None:
+        """Return the entry of the arrays of a column, each of which may begin as that at its origin, or None."""
         first, rows = arrays[0], len(arrays)
         dtype, dimensions = first.dtype, first.ndim
         if not _ONLY_ARRAYS.issuperset(map(type, arrays)) or dtype.hasobject:
@@ -113,7 +120,7 @@ class BlockWriter:
         nbytes = sum(sizes) * dtype.itemsize
         inside: Any
         if max(sizes) * dtype.itemsize > GROUPED:
-            inside = [*map(self._block_of, arrays)]
+            inside = [*map(self._block_of, arrays)] if origins is None else self._continued(arrays, origins)
         elif nbytes < SMALL:
             inside = b"".join(_in_c_order(arrays))
         elif (inside := self._repeated(arrays, nbytes)) is not None:
@@ -166,6 +173,25 @@ class BlockWriter:
         found[1] += 1
         return found[0]
 
+    def _continued(self, arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[Any]:
+        """Return the blocks of arrays: of one that begins as an earlier one does, that one's and one with the rest."""
+        found: list[Any] = []
+        for place, (at, array) in enumerate(zip(origins, arrays, strict=True)):
+            same = bytes_alike(arrays[at], array) if at < place else 0
+            before = found[at] if same else []
+            parts = before if type(before) is list else [before, arrays[at].nbytes]
+            if not SMALL <= same <= self._room or len(parts) >= 2 * _MOST_PARTS:
+                found.append(self._block_of(array))
+                continue
+            self._room -= same
+            made: list[int] = []
+            for block, size in zip(parts[::2], parts[1::2], strict=True):
+                made += [block, min(size, same)] if same else []
+                same -= min(size, same)
+            rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[sum(made[1::2]) :]
+            found.append([*made, self._block_of(rest), len(rest)] if len(rest) else made)
+        return found
+
     def _add(self, block: Sequence[Any], nbytes: int) -> int:
         self.blocks.append(block)
         self.sizes.append(nbytes)
@@ -182,7 +208,8 @@ def _in_c_order(arrays: Sequence[AnyArray]) -> list[Any]:
 class DeferredArray:
     """An array that isn't loaded: its dtype and shape, and its position in its block.
 
-    `block_at` is the position of the block, from the end of the head; it is read as a whole, to be verified.
+    `block_at` is the position of the block, from the end of the head; it is read as a whole, to be verified. An array
+    in several blocks has none of its own, but `parts`: arrays of bytes, one after the other.
     """
 
     dtype: np.dtype[Any]
@@ -192,6 +219,11 @@ class DeferredArray:
     block_at: int
     block_size: int
     digest: int
+    parts: tuple[DeferredArray, ...] = ()
+
+    def joined(self, parts: Sequence[AnyArray]) -> AnyArray:
+        """Return the array, given its parts."""
+        return np.concatenate(parts).view(self.dtype).reshape(self.shape)
 
     @classmethod
     def of(cls, array: AnyArray) -> tuple[DeferredArray, bytes]:
@@ -281,11 +313,19 @@ class BlockReader:
         elif type(inside) is bytes:
             fits = len(inside) in (nbytes, dtype.itemsize)
         else:
-            of_blocks = [self._head.sizes[block] for block in inside]
-            fits = min(inside) >= 0 and of_blocks == [size * dtype.itemsize for size in sizes]
+            whole = _ONLY_INT.issuperset(map(type, inside)) and min(inside) >= 0
+            found = [self._head.sizes[block] for block in inside] if whole else [*map(self._bytes_in, inside)]
+            fits = found == [size * dtype.itemsize for size in sizes]
         if min(sizes) < 0 or not fits:
             raise ValueError("its arrays don't match its blocks")
         return dtype, inside, shapes, sizes
+
+    def _bytes_in(self, inside: Any) -> int:
+        """Return the size of an array in one block, or in several. Raises any exception if invalid."""
+        known = self._head.sizes
+        parts = inside if type(inside) is list else [inside, known[inside]]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return sum(parts[1::2]) if all(one >= 0 and 0 <= size <= known[one] for one, size in pairs) else -1
 
     def _spend(self, nbytes: int) -> None:
         """Raise ValueError if more bytes are read as arrays than such a payload can have."""
@@ -293,7 +333,11 @@ class BlockReader:
         if self._left < 0:
             raise ValueError("its arrays are larger than it has room for")
 
-    def _alone(self, block: int, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
+    def _alone(self, block: Any, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
+        if type(block) is list:
+            starts = [self._head.starts[one] for one in block[::2]]
+            parts = [self._blocks[at : at + count] for at, count in zip(starts, block[1::2], strict=True)]
+            return np.ndarray(shape, dtype, bytearray().join(parts))
         array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
         if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and block not in self._lent:
             self._lent.add(block)
@@ -358,21 +402,21 @@ class PartReader(BlockReader):
         dtype, inside, shapes, sizes = self._described(entry)
         if self._blocks is not None or type(inside) is bytes:
             return super().entry(entry)  # which keeps them for the other parts
-        several, head = type(inside) is list, self._head
+        several, width = type(inside) is list, dtype.itemsize
         numbers = inside if several else [inside] * len(shapes)
         places = [0] * len(shapes) if several else [*accumulate(sizes[:-1], initial=0)]
         return [
-            DeferredArray(
-                dtype,
-                (shape,) if type(shape) is int else tuple(shape),
-                size * dtype.itemsize,
-                place * dtype.itemsize,
-                head.starts[number],
-                head.sizes[number],
-                head.digests[number],
-            )
+            self._part(number, dtype, (shape,) if type(shape) is int else tuple(shape), size * width, place * width)
             for shape, size, place, number in zip(shapes, sizes, places, numbers, strict=True)
         ]
+
+    def _part(self, block: Any, dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int, at: int) -> DeferredArray:
+        if type(block) is list:
+            sizes = zip(block[::2], block[1::2], strict=True)
+            parts = tuple(self._part(one, np.dtype(np.uint8), (size,), size, 0) for one, size in sizes)
+            return DeferredArray(dtype, shape, nbytes, 0, 0, 0, 0, parts)
+        head = self._head
+        return DeferredArray(dtype, shape, nbytes, at, head.starts[block], head.sizes[block], head.digests[block])
 
 
 def from_pieces(pieces: Mapping[int, Any]) -> Callable[[DeferredArray], AnyArray]:
@@ -380,6 +424,8 @@ def from_pieces(pieces: Mapping[int, Any]) -> Callable[[DeferredArray], AnyArray
     verified: set[int] = set()
 
     def load(array: DeferredArray) -> AnyArray:
+        if array.parts:
+            return array.joined([*map(load, array.parts)])
         block = pieces[array.block_at]
         if array.block_at not in verified:
             checked_array(array, block)

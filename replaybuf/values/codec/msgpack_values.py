@@ -25,7 +25,7 @@ from replaybuf.errors import RolloutError
 from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
 from replaybuf.values.codec.object_refs import RefValues
-from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, fields_of_one
+from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, Parents, fields_of_one
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of
 from replaybuf.values.codec.value_types import DECODERS, ENCODERS, MISSING, Decoder, Encoder, TypeHandler
@@ -80,6 +80,7 @@ class Packing:
         omitted: frozenset[str],
         refs: RefValues,
         numeric: frozenset[str] = frozenset(),
+        parents: Parents = None,
     ) -> Packed:
         """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
 
@@ -87,7 +88,7 @@ class Packing:
         the like for a value that can't be stored, which `explain` then locates.
         """
         blocks = BlockWriter()
-        columns = ColumnWriter(blocks, numeric)
+        columns = ColumnWriter(blocks, numeric, parents)
         # One growing buffer, read in place, halves the copies that msgpack.packb would make.
         packer = msgpack.Packer(
             default=partial(self._stand_in, blocks, {}, refs),
@@ -346,7 +347,8 @@ def needed_blocks(tags: TypeTags, head: Head, payload: Buffer, deferred: Collect
     needs: dict[tuple[int, int], None] = {}
 
     def note(array: DeferredArray) -> None:
-        needs[array.block_at, array.block_size] = None
+        for part in array.parts or (array,):
+            needs[part.block_at, part.block_size] = None
 
     nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
     Unpacking(nothing, PartReader(head, None, note, lambda _: None)).rollouts(head, payload, deferred)

@@ -2,7 +2,8 @@
 
 The content of a column is a list of the format of its numbers (as in `struct`), the length of each list, and the
 numbers of all lists, one after the other; in place of these bytes the number itself, if all are the same integer, as
-those of masks and model steps often are.
+those of masks and model steps often are. Lists of segments, which begin as earlier ones do, are only what they add: the
+content then also has the index of an earlier list for each, its *origin*, and how many of its numbers come first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ITEMS_AT: Final = 5
 _ONLY_INT: Final = frozenset({int})
 
 
-def pack_numbers(lists: Sequence[list[Any]]) -> list[Any] | None:
+def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = None) -> list[Any] | None:
     """Return lists packed together; None if they are short, or hold anything but integers of 32 bits, or but floats."""
     lengths = [*map(len, lists)]
     if sum(lengths) < FEWEST or not lists[0]:
@@ -41,12 +42,34 @@ def pack_numbers(lists: Sequence[list[Any]]) -> list[Any] | None:
         if (array := _as_array(numbers, type(first))) is None:
             return None
         arrays.append(array)
+    shared: list[list[int]] = []
+    if origins is not None:
+        size = arrays[0].itemsize
+        counts = [
+            bytes_alike(arrays[at], array) // size if at < place else 0
+            for place, (at, array) in enumerate(zip(origins, arrays, strict=True))
+        ]
+        if sum(counts) >= FEWEST:
+            arrays = [array[count:] for array, count in zip(arrays, counts, strict=True)]
+            shared = [[*origins], counts]
     lengths = [*map(len, arrays)]  # another thread may have changed a list meanwhile
     if type(first) is float:
-        return ["d", lengths, b"".join([array.tobytes() for array in arrays])]
+        return ["d", lengths, b"".join([array.tobytes() for array in arrays]), *shared]
     if 0 <= first < 256 and all(0 <= array.min() <= array.max() < 256 for array in arrays if len(array)):
-        return ["B", lengths, b"".join([array.astype("B").tobytes() for array in arrays])]
-    return ["i", lengths, b"".join([array.tobytes() for array in arrays])]
+        return ["B", lengths, b"".join([array.astype("B").tobytes() for array in arrays]), *shared]
+    return ["i", lengths, b"".join([array.tobytes() for array in arrays]), *shared]
+
+
+def bytes_alike(one: AnyArray, other: AnyArray) -> int:
+    """Return the number of bytes, in eights, as which both arrays begin in C order."""
+    size = min(one.nbytes, other.nbytes) // 8 * 8
+    if not size:
+        return 0
+    first, second = (
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:size].view(np.uint64) for array in (one, other)
+    )
+    different = first != second
+    return 8 * int(different.argmax()) if different.any() else size
 
 
 def _is_repeated(numbers: list[Any], number: int) -> bool:
@@ -79,7 +102,7 @@ def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]
 
     Raises any exception for an invalid one.
     """
-    name, lengths, numbers = content
+    name, lengths, numbers, *shared = content
     if type(lengths) is not list or not _ONLY_INT.issuperset(map(type, lengths)) or min(lengths) < 0:
         raise ValueError("no lengths of lists")
     total = sum(lengths)
@@ -89,4 +112,15 @@ def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]
     found = np.frombuffer(numbers, _FORMATS[name])
     if len(found) != total:
         raise ValueError("its lists don't match their numbers")
-    return [found[start:end].tolist() for start, end in pairwise(accumulate(lengths, initial=0))]
+    lists = [found[start:end].tolist() for start, end in pairwise(accumulate(lengths, initial=0))]
+    if shared:
+        origins, counts = shared
+        if not _ONLY_INT.issuperset(map(type, (*origins, *counts))) or min(*origins, *counts) < 0:
+            raise ValueError("no beginnings of lists")
+        spend(sum(counts))
+        for place, (added, at, count) in enumerate(zip(lists, origins, counts, strict=True)):
+            if count and (at >= place or count > len(lists[at])):
+                raise ValueError("a list begins as none that is there")
+            if count:
+                lists[place] = lists[at][:count] + added
+    return lists

@@ -30,6 +30,9 @@ from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS = range(6)
 
+#: For each segment the index of an earlier one that it continues, or None; None for whole rollouts.
+Parents = Sequence[int | None] | None
+
 _COUNTED: Final = frozenset({str, bytes, int, bool})
 _TEXTS: Final = frozenset({str, bytes, type(None)})
 _DEEPEST: Final = 8
@@ -41,11 +44,13 @@ _ONLY_INT: Final = frozenset({int})
 class ColumnWriter:
     """Makes the columns of one group; the values in the fields `numeric` must hold no None."""
 
-    __slots__ = ("_blocks", "_numeric", "values")
+    __slots__ = ("_blocks", "_numeric", "_origins", "values")
 
-    def __init__(self, blocks: BlockWriter, numeric: frozenset[str]) -> None:
+    def __init__(self, blocks: BlockWriter, numeric: frozenset[str], parents: Parents = None) -> None:
         self._blocks = blocks
         self._numeric = numeric
+        # Of segments: the one whose values each may begin with. Those that continue none often have the same prompt.
+        self._origins = [parent or 0 for parent in parents] if parents is not None else None
         #: The number of values of all columns.
         self.values = 0
 
@@ -95,7 +100,7 @@ class ColumnWriter:
         first, rows = values[0], len(values)
         kind = type(first)
         self.values += rows
-        if kind is np.ndarray and (entry := self._blocks.column(values)) is not None:
+        if kind is np.ndarray and (entry := self._blocks.column(values, self._origins)) is not None:
             return ARRAYS, entry
         kinds = {*map(type, values)}
         if SCALARS.issuperset(kinds):
@@ -117,10 +122,10 @@ class ColumnWriter:
         return self._lists(values) if kind is list else (LIST, [*values])
 
     def _lists(self, values: Sequence[list[Any]]) -> tuple[int, Any]:
-        numbers = pack_numbers(values)
+        numbers = pack_numbers(values, self._origins)
         if numbers is None:
             return LIST, [*values]
-        self.values += sum(numbers[1])
+        self.values += sum(numbers[1]) + sum(map(sum, numbers[4:]))
         return NUMBERS, numbers
 
 

@@ -29,6 +29,7 @@ from replaybuf.values.codec.msgpack_values import (
     type_tags,
 )
 from replaybuf.values.codec.object_refs import Fetched, ObjectRefs, RefValues, RestoreRefs, UnfetchedError, is_ref
+from replaybuf.values.codec.packed_columns import Parents
 from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
 from replaybuf.values.codec.replacing import Replacing
 from replaybuf.values.codec.torch_tensors import RestoreTensors, Tensors
@@ -84,14 +85,15 @@ class Codec:
         self._packing = Packing(handlers, self._converters, instances)
         self._tags = type_tags((self._converters, instances, *handlers))
 
-    def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None) -> bytes:
+    def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None) -> bytes:
         """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
 
         `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
         the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; RolloutError,
-        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored.
+        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`),
+        arrays and long lists of numbers are stored as the beginning of their parent's, and what they add.
         """
-        return self.encode_split(rollouts, fetched, sealed=False).joined()
+        return self.encode_split(rollouts, fetched, sealed=False, parents=parents).joined()
 
     def encode_split(
         self,
@@ -100,6 +102,7 @@ class Codec:
         *,
         sealed: bool = True,
         numeric: frozenset[str] = frozenset(),
+        parents: Parents = None,
     ) -> SplitPayload:
         """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
 
@@ -108,13 +111,13 @@ class Codec:
         """
         fields = self.rollout_type.rows(rollouts)
         refs = RefValues(fetched or {})
-        packed = self._pack(fields, refs, numeric)
+        packed = self._pack(fields, refs, numeric, parents)
         while refs.missing:  # the values of ObjectRefs may contain further ones
             missing = tuple(refs.missing)
             if fetched is not None:
                 raise UnfetchedError(missing)
             refs = RefValues(refs.values | self.fetch(missing))
-            packed = self._pack(fields, refs, numeric)
+            packed = self._pack(fields, refs, numeric, parents)
         blocks = packed.blocks
         plainly = self.compression == "none"
         payload = form.written(
@@ -217,9 +220,9 @@ class Codec:
         """
         form.verify(payload, tail)
 
-    def _pack(self, fields: Sequence[dict[str, Any]], refs: RefValues, numeric: frozenset[str]) -> Packed:
+    def _pack(self, fields: Sequence[Any], refs: RefValues, numeric: frozenset[str], parents: Parents) -> Packed:
         try:
-            return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric)
+            return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric, parents)
         except RolloutError:
             raise
         except Exception as error:

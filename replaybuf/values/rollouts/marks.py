@@ -16,6 +16,7 @@ from replaybuf.values.rollouts.group_fields import GroupFields
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import Segments
 from replaybuf.values.rollouts.staleness import (
     ExpiryRule,
     expired_before,
@@ -34,7 +35,7 @@ class Marks:
     `oldest` and `newest` are the oldest and the newest trainable model step, or None. `expired` flags rollouts that
     expired after their put; `staleness` is the rollouts' staleness at the refresh in which the last of them expired.
     `masked` is the newest model step whose tokens are masked out. `due` flags rollouts that were put as EXPIRED without
-    a train step: they expire at the next refresh.
+    a train step: they expire at the next refresh. `rollouts`, `parents` and `lengths` are those of `Segments`.
     """
 
     oldest: list[int | None]
@@ -44,6 +45,9 @@ class Marks:
     staleness: list[int] | None = None
     masked: int | None = None
     due: list[bool] | None = None
+    rollouts: Sequence[int] | None = None
+    parents: Sequence[int | None] | None = None
+    lengths: Sequence[int] | None = None
 
     @classmethod
     def of(
@@ -52,6 +56,7 @@ class Marks:
         kind: RolloutType,
         status: Status | None = None,
         group: GroupFields | None = None,
+        segments: Segments | None = None,
     ) -> Marks:
         """Return the marks of decoded rollouts. Raises RolloutError.
 
@@ -67,7 +72,10 @@ class Marks:
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
         rewards = [reward_value(reward, kind.reward_key) for reward in group.reward]
-        return cls(oldest, newest, rewards, due=_due(rollouts, kind, status))
+        marks = cls(oldest, newest, rewards, due=_due(rollouts, kind, status))
+        if segments is not None:
+            marks.rollouts, marks.parents, marks.lengths = segments.rollouts, segments.parents, segments.lengths
+        return marks
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Marks:
@@ -75,6 +83,11 @@ class Marks:
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+    @property
+    def segments(self) -> Segments | None:
+        """How the rollouts consist of segments; None for whole ones."""
+        return None if self.parents is None else Segments(self.parents, self.lengths)
 
     @property
     def oldest_step(self) -> int | None:
@@ -89,7 +102,9 @@ class Marks:
     @property
     def mean_reward(self) -> float | None:
         """The mean of the rollouts' rewards, or None without any."""
-        known = [reward for reward in self.reward if reward is not None]
+        segments = self.segments
+        rewards = self.reward if segments is None else segments.rewards(self.reward)
+        known = [reward for reward in rewards if reward is not None]
         return sum(known) / len(known) if known else None
 
     def staleness_at(self, train_step: int) -> list[int]:

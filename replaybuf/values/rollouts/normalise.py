@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields, is_text, refuse_none
 from replaybuf.values.rollouts.rollout import UNFIT, Status, group_status
 from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
+from replaybuf.values.rollouts.segments import flat
 from replaybuf.values.rollouts.staleness import (
     EXPIRING_STATUSES,
     ExpiryRule,
@@ -33,13 +32,6 @@ from replaybuf.values.rollouts.staleness import (
 _MANY_TOKENS = 10_000
 #: Of these threads one computes at a time: each can hold the GIL against the loop for some milliseconds.
 _computing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
-
-
-def as_group(items: Any) -> list[Any]:
-    """Return the rollouts of a group as a list. Raises RolloutError."""
-    if isinstance(items, (list, tuple)):
-        return list(items)
-    raise RolloutError(f"expected a list of rollouts (a group), got {type(items).__name__}")
 
 
 @dataclass(slots=True)
@@ -82,7 +74,7 @@ async def normalise(
 
 
 async def normalise_fit(
-    rollouts: Sequence[Any],
+    entries: Sequence[Any],
     rollout_type: RolloutType,
     least: int,
     model_step: int | None,
@@ -91,17 +83,18 @@ async def normalise_fit(
 ) -> tuple[Normalised, list[Any], list[Any]]:
     """Apply the put rules to a group that is complete with `least` completed rollouts, if the others are unfit.
 
-    Return the result, the rollouts that it is of, and the others: none, unless the group is completed without them.
+    `entries` are its rollouts, or lists of their segments. Return the result, the entries that it is of, and the
+    others: none, unless the group is completed without them.
     """
-    said = all(rollout_type.has(rollout, "status") for rollout in rollouts)
-    statuses = [rollout_type.status(rollout) for rollout in rollouts] if said else [Status.COMPLETED] * len(rollouts)
-    fit = [one for one, status in zip(rollouts, statuses, strict=True) if status == Status.COMPLETED]
-    unfit = [one for one, status in zip(rollouts, statuses, strict=True) if status in UNFIT]
-    if unfit and len(fit) >= least and len(fit) + len(unfit) == len(rollouts):
-        normal = await normalise(fit, rollout_type, model_step, train_step, rule)
+    said = all(rollout_type.has(rollout, "status") for rollout in flat(entries))
+    statuses = [group_status(map(rollout_type.status, flat([one]))) if said else Status.COMPLETED for one in entries]
+    fit = [one for one, status in zip(entries, statuses, strict=True) if status == Status.COMPLETED]
+    unfit = [one for one, status in zip(entries, statuses, strict=True) if status in UNFIT]
+    if unfit and len(fit) >= least and len(fit) + len(unfit) == len(entries):
+        normal = await normalise(flat(fit), rollout_type, model_step, train_step, rule)
         if normal.status == Status.COMPLETED:
             return normal, fit, unfit
-    return await normalise(rollouts, rollout_type, model_step, train_step, rule), list(rollouts), []
+    return await normalise(flat(entries), rollout_type, model_step, train_step, rule), list(entries), []
 
 
 def _features(
@@ -151,7 +144,7 @@ def _normalise(
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 
-_SIZED = frozenset({list, tuple, np.ndarray})
+_LISTS = frozenset({list, tuple})
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
@@ -170,12 +163,7 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
 
 
 def _lengths(values: Sequence[Any]) -> list[int]:
-    try:
-        if _SIZED.issuperset(map(type, values)):
-            return [*map(len, values)]
-    except TypeError:  # an array without dimensions
-        pass
-    return [*map(_length, values)]
+    return [*map(len if _LISTS.issuperset(map(type, values)) else _length, values)]
 
 
 def _length(value: Any) -> int:

@@ -380,8 +380,6 @@ class RolloutType:
         why = ""
         if isinstance(rollout, self._instances):
             why = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
-        elif isinstance(rollout, (list, tuple)) and any(isinstance(one, self._instances) for one in rollout):
-            why = "; put takes one group, the rollouts of one prompt: call it once for each group of a list"
         elif type(rollout) is dict or kind_of(type(rollout)):
             why = f"; to store these, add rollout_type={got} to the config"
         raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")

@@ -44,7 +44,7 @@ def batch_metrics(drawn: Drawn, *, now: float, prefix: str = "batch/") -> dict[s
 
 
 def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
-    found: dict[str, float] = {"groups": len(items), "rollouts": sum(len(item.item) for item in items)}
+    found: dict[str, float] = {"groups": len(items), "rollouts": sum(item.rollouts for item in items)}
     if rewards := [item.reward for item in items if item.reward is not None]:
         found |= {"reward/mean": fmean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
     if items:
@@ -86,16 +86,15 @@ def completions_table(
             return rollout_type.get(rollout, name)
         return rollout.get(name) if isinstance(rollout, Mapping) else getattr(rollout, name, None)
 
-    there = [(item, position) for item in items_of(drawn) for position in range(len(item.item))]
+    there = [(item, position, rollout) for item in items_of(drawn) for position, rollout in enumerate(item.flat)]
     if advantages is not None and len(advantages) != len(there):
         raise InputError(
             f"there are {len(there)} rollouts, and {len(advantages)} advantages: give one for each, in their order"
         )
-    rewards = [reward_value(get(item.item[position], "reward"), key) for item, position in there]
+    rewards = [reward_value(get(rollout, "reward"), key) for _, _, rollout in there]
     found, parts = list[dict[str, Any]](), []
     for place in _chosen(rewards, rows, choose, random.Random(str(step))):
-        item, position = there[place]
-        rollout = item.item[position]
+        item, position, rollout = there[place]
         ids, message = get(rollout, "response_ids"), get(rollout, "message")
         prompt = _prompt(get(rollout, "prompt") if message is None else message)
         found.append(

@@ -159,7 +159,8 @@ def _rollouts(
     for place in _sorted(rows, sort)[:most]:
         row, rollout = rows[place], decoded[place] if decoded else {}
         said = conversation_of(rollout, row, None, characters=characters, most=messages)
-        about = [f"{units.number(row['response_tokens'])} tokens", row["finish_reason"]]
+        about = [None if row["parent"] is None else f"continues {row['parent']}"]
+        about += [f"{units.number(row['response_tokens'])} tokens", row["finish_reason"]]
         about += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]
         about += [f"stale {units.number(row['staleness'])}"]
         about += [units.annotated(row["annotations"])]

@@ -97,7 +97,7 @@ FROM groups WHERE uid IN ({uids})"""
 _ROLLOUTS = """
 SELECT
     uid, position, rollout_id, status, staleness, oldest_model_step, reward, rewards, prompt_tokens, response_tokens,
-    finish_reason, response, error_msg
+    finish_reason, response, error_msg, rollout, parent
 FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
 
 #: The last draw of a group that has annotations, as text of SQL.

@@ -58,7 +58,7 @@ leased_until | time | end of its lease; NULL: not leased
 archived_at | time | since when it is archived, filtered or failed
 deliveries | integer | leases begun
 reward | number | mean of its rollouts that have one
-rollouts | integer | their number
+rollouts | integer | their number, whatever segments they consist of
 prompt_tokens | integer | of all rollouts
 response_tokens | integer | of all that aren't expired
 finish_reasons | text | how many rollouts have which: `length:1 stop:7`
@@ -77,7 +77,7 @@ trained_step | integer | train step of its last draw for good or acknowledged le
 full_prompt | text | the last message, whole
 messages | JSON | the conversation, if of 2 to 100 messages: `[{"role": "system", "content": "Add."}, ...]`
 
-rollouts: a row for each rollout of these groups
+rollouts: a row for each rollout of these groups, or for each [segment](segments.md) of one
 uid | integer | of its group
 position | integer | in its group, from 0
 buffer | text
@@ -96,6 +96,8 @@ response | text | up to 200 characters and `…`; empty once it is expired
 error_msg | text | its own, up to 200 characters and `…`
 full_response | text | whole
 worker | text | that put the group
+rollout | integer | its number in the group; segments of one have the same
+parent | integer | `position` of the segment that it continues
 
 batches: a row for each draw: who took how many groups, for which train step
 id | integer | later draws have higher ones

@@ -117,6 +117,11 @@ def _group_views(sql: _Sql) -> dict[str, str]:
     error = f"""CASE WHEN g.error IS NULL AND l.status = 'failed' THEN
       (SELECT {error} FROM {rollouts} WHERE {error} IS NOT NULL ORDER BY {order} LIMIT 1)
       ELSE g.error END"""
+    counted = sql.either(
+        "(SELECT max(s.value) + 1 FROM json_each(g.marks, '$.rollouts') s), json_array_length(g.marks, '$.oldest')",
+        "(SELECT max(s::int) + 1 FROM jsonb_array_elements_text(g.marks -> 'rollouts') s), "
+        "jsonb_array_length(g.marks -> 'oldest')",
+    )
     staleness = f"""CASE WHEN r.step IS NOT NULL THEN coalesce(r.step - r.oldest_step - 1, 0)
       ELSE coalesce(r.staleness, {sql.number("r.outline", "staleness")}) END"""
 
@@ -138,8 +143,7 @@ SELECT
     {sql.time("g.leased_until")} AS leased_until,
     {sql.time("g.archived_at")} AS archived_at,
     g.deliveries AS deliveries, g.reward AS reward,
-    {sql.either("CAST(json_array_length(g.marks, '$.oldest') AS INTEGER)", "jsonb_array_length(g.marks -> 'oldest')")}
-      AS rollouts,
+    {sql.typed(f"coalesce({counted})", "INTEGER")} AS rollouts,
     {sql.whole(f"(SELECT sum({sql.number('r.value', 'prompt_tokens')}) FROM {rollouts})")} AS prompt_tokens,
     {sql.whole(f"(SELECT coalesce(sum({sql.number('r.value', 'response_tokens')}), 0) FROM {rollouts} {not_expired})")}
       AS response_tokens,
@@ -172,7 +176,8 @@ SELECT
     {unless_expired(sql.text("r.outline", "response"), "''")} AS response,
     {unless_expired(sql.text("r.outline", "error_msg"))} AS error_msg,
     {unless_expired("r.full_response")} AS full_response,
-    r.worker AS worker
+    r.worker AS worker,
+    {sql.typed("coalesce(r.rollout, r.position)", "INTEGER")} AS rollout, {sql.typed("r.parent", "INTEGER")} AS parent
 FROM (
     SELECT
         g.uid AS uid, {at} AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
@@ -180,6 +185,7 @@ FROM (
         {sql.mark("oldest", at, "bigint")} AS oldest_step,
         {sql.mark("reward", at, "double precision")} AS reward,
         {sql.mark("staleness", at, "bigint")} AS staleness,
+        {sql.mark("rollouts", at, "int")} AS rollout, {sql.mark("parents", at, "int")} AS parent,
         {sql.expired(at)} AS expired,
         {full_response} AS full_response
     FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid{each}

@@ -103,7 +103,9 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
         split = codec.split(group.payload)
     else:
         numeric = codec.rollout_type.by_token if group.status in EXPIRING_STATUSES else frozenset()
-        split = codec.encode_split(group.rollouts, group.fetched or {}, sealed=apart is not None, numeric=numeric)
+        parents = None if group.segments is None else group.segments.parents
+        fetched, sealed = group.fetched or {}, apart is not None
+        split = codec.encode_split(group.rollouts, fetched, sealed=sealed, numeric=numeric, parents=parents)
     if apart is None or split.size < max(1, apart.threshold):
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
@@ -119,7 +121,7 @@ def describe(
 ) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
     fields = group.fields or GroupFields.of(rollouts, kind)
-    marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields)
+    marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields, group.segments)
     records = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
         _warn_of_unreadable(group.task_name, fields.reward, marks.reward, kind)
@@ -283,11 +285,9 @@ def _insert(tx: Transaction, table: Table, rows: Sequence[Row]) -> None:
         tx.change(_insertion(table, tuple(rows[0])), **rows[0])
     elif rows:
         names = tuple(dict.fromkeys(chain.from_iterable(rows)))
-        if {*map(len, rows)} == {len(names)}:
-            values: list[Sequence[Any]] = [*map(itemgetter(*names), rows)]
-        else:
-            values = [[row.get(name) for name in names] for row in rows]
-        tx.each(_insertion(table, names), values)
+        alike = {*map(len, rows)} == {len(names)}
+        values = map(itemgetter(*names), rows) if alike else ([row.get(name) for name in names] for row in rows)
+        tx.each(_insertion(table, names), [*values])
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -24,6 +25,7 @@ from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.segments import entries_of
 
 #: Queried fields; they need `group` joined to `lane`.
 FIELDS: dict[str, ColumnElement[Any]] = {
@@ -178,14 +180,9 @@ class GroupRow:
             raise damaged(self.uid, error) from error
 
     def check_json(self) -> None:
-        """Raise DecodeError if a column with JSON is damaged.
-
-        Nothing is kept of it: the collector would visit the lists of all groups of a draw, which takes longer than
-        parsing them again.
-        """
-        try:
-            for text in filter(None, _JSON(self.values)):
-                from_json(text)
+        """Raise DecodeError if a column with JSON is damaged."""
+        try:  # what was parsed isn't kept: visits of the garbage collector would take longer than parsing it again
+            deque(map(_parsed, _JSON(self.values)), maxlen=0)
         except DAMAGE as error:
             raise damaged(self.uid, error) from error
 
@@ -259,7 +256,7 @@ class GroupRow:
         arrays. Raises DecodeError.
         """
         marks, refreshed_to = self.parsed("marks"), self.refreshed_to
-        rollouts = decode_stored(
+        rollouts, segments = decode_stored(
             codec,
             self.uid,
             self.payload,
@@ -269,7 +266,9 @@ class GroupRow:
             tail=self.tail,
             deferral=deferral,
         )
-        return self.item(rollouts)
+        item = self.item(entries_of(rollouts, segments))
+        item.segments = segments
+        return item
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""

@@ -23,6 +23,7 @@ from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, Part, StorageItem
 from replaybuf.values.rollouts.normalise import Normalised, normalise, normalise_fit
+from replaybuf.values.rollouts.segments import entries_of, flat, segmented
 from replaybuf.values.rollouts.staleness import NO_RULE
 from replaybuf.values.rollouts.statuses import Status
 
@@ -97,13 +98,14 @@ class Filling:
         """
         rollouts = {_index(part, item): item.item[0] for item in others}
         if last is not None:
-            rollouts[part.index] = last.rollouts[0]
+            [rollouts[part.index]] = entries_of(last.rollouts, last.segments)
         ordered, kind = [rollouts[place] for place in sorted(rollouts)], self._encoding.codec.rollout_type
         normal, fit, unfit = await normalise_fit(ordered, kind, part.least, None, part.train_step, part.rule)
         whole = self._group(part, fit, normal, others, last)
         whole.part, whole.parts = part, tuple(item.uid for item in others)
         if unfit:
-            whole.rest = self._group(part, unfit, await normalise(unfit, kind, None, None, NO_RULE), others, last)
+            rest = await normalise(flat(unfit), kind, None, None, NO_RULE)
+            whole.rest = self._group(part, unfit, rest, others, last)
         elif why is not None and (normal.status != Status.COMPLETED or len(fit) < part.least):
             whole.status, whole.error = Status.FAILED, why
         if normal.dropped:
@@ -115,8 +117,9 @@ class Filling:
         return outcome
 
     def _group(
-        self, part: Part, rollouts: list[Any], normal: Normalised, others: Sequence[StorageItem], last: NewGroup | None
+        self, part: Part, entries: list[Any], normal: Normalised, others: Sequence[StorageItem], last: NewGroup | None
     ) -> NewGroup:
+        rollouts, segments = segmented(entries)
         tags: dict[str, Any] = {}
         for given in (*(item.tags for item in others), None if last is None else last.tags):
             tags |= given or {}
@@ -134,6 +137,7 @@ class Filling:
             fields=normal.fields,
             fetched=None if last is None else last.fetched,
             dropped=None if last is None else last.dropped,
+            segments=segments,
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -64,10 +65,10 @@ class ArrayHandle(StandIn):
         """Return the handle of a tensor built from these bytes."""
         return replace(self, dtype=name, shape=tuple(shape), _tensor=(name, tuple(shape), build))
 
-    def made(self, raw: Any, *, shared: bool = False) -> Any:
-        """Return the array or tensor built from a block that was read, its own or `shared`. Raises DecodeError."""
-        array = checked_array(self.array, raw)
-        array = array.copy() if shared else array
+    def made(self, raws: Sequence[Any], *, shared: bool = False) -> Any:
+        """Return the array or tensor built from the blocks that were read, its own or `shared`. Raises DecodeError."""
+        parts = [*map(checked_array, self.array.parts or (self.array,), raws)]
+        array = self.array.joined(parts) if self.array.parts else parts[0].copy() if shared else parts[0]
         if self._tensor is None:
             return array
         name, shape, build = self._tensor
@@ -83,29 +84,32 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
     for one in wanted:
         if not isinstance(one, ArrayHandle):
             raise InputError(f"handles must be ArrayHandles, got {type(one).__name__}")
-    by_place: dict[Any, dict[tuple[ByteSource, int], list[int]]] = {}
-    found: list[Any] = [None] * len(wanted)
-    for index, one in enumerate(wanted):
-        if isinstance(one.source, bytes):
-            found[index] = one.made(bytearray(one.source))
-        else:
-            blocks = by_place.setdefault(one.source.place, {})
-            blocks.setdefault((one.source, one.array.block_at), []).append(index)
+    by_place: dict[Any, dict[tuple[ByteSource, int], DeferredArray]] = {}
+    uses: Counter[tuple[ByteSource, int]] = Counter()
+    for one in wanted:
+        if not isinstance(one.source, bytes):
+            blocks = {(one.source, part.block_at): part for part in one.array.parts or (one.array,)}
+            by_place.setdefault(one.source.place, {}).update(blocks)
+            uses.update(blocks.keys())
+    read: dict[tuple[ByteSource, int], Any] = {}
     for blocks in by_place.values():
-        chosen = [(source, wanted[first].array) for (source, _), (first, *_) in blocks.items()]
-        for members, raw in zip(blocks.values(), _read(chosen, seconds), strict=True):
-            for index in members:
-                found[index] = _made(wanted[index], raw, shared=len(members) > 1)
-    return found
+        chosen = [(source, part) for (source, _), part in blocks.items()]
+        read |= zip(blocks, _read(chosen, seconds), strict=True)
+    return [_made(one, read, uses) for one in wanted]
 
 
-def _made(handle: ArrayHandle, raw: Any, *, shared: bool) -> Any:
-    """Return the array or tensor built from bytes that were read, or raise the read's error."""
-    if isinstance(raw, GoneError):
-        raise _lost(raw)
-    if isinstance(raw, Exception):
-        raise raw
-    return handle.made(raw, shared=shared)
+def _made(
+    handle: ArrayHandle, read: Mapping[tuple[ByteSource, int], Any], uses: Mapping[tuple[ByteSource, int], int]
+) -> Any:
+    """Return the array or tensor of a handle, from the blocks that were read, or raise the error of a read."""
+    if isinstance(handle.source, bytes):
+        return handle.made([bytearray(handle.source)])
+    keys = [(handle.source, part.block_at) for part in handle.array.parts or (handle.array,)]
+    raws = [read[key] for key in keys]
+    for raw in raws:
+        if isinstance(raw, Exception):
+            raise _lost(raw) if isinstance(raw, GoneError) else raw
+    return handle.made(raws, shared=any(uses[key] > 1 for key in keys))
 
 
 def _lost(error: GoneError) -> LeaseLostError:

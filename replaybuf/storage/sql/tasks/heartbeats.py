@@ -27,6 +27,7 @@ from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, n
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.segments import count_of
 
 # Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
@@ -83,9 +84,10 @@ class Presence:
         """Count a group that was put, stored or not; without `tokens` if it wasn't."""
         done = self.of(new.worker)
         done.groups += new.status is not Status.FILLING
-        came = len(new.rollouts) - len(new.parts)  # the others were counted when they were put
+        count = count_of(new.rollouts, new.segments)
+        came = count - len(new.parts)  # the others were counted when they were put
         done.rollouts += max(0, came)
-        done.tokens += tokens if not new.parts else tokens * max(0, came) // len(new.rollouts)
+        done.tokens += tokens if not new.parts else tokens * max(0, came) // count
         if new.status is Status.FAILED:
             done.failures += 1
 
