@@ -275,8 +275,7 @@ class Putting:
         """
         self.waits.check_open()
         if not options.keys() <= _OPTIONS:
-            unknown = min(options.keys() - _OPTIONS)
-            raise TypeError(f"a put has no option {unknown!r}; it has {', '.join(_OPTIONS)}")
+            raise TypeError(f"a put has no option {min(options.keys() - _OPTIONS)!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
         given = options.get
         newest, step = given("model_step"), given("current_train_step")

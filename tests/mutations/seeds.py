@@ -205,7 +205,7 @@ _FAILOVER = [
     ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.number < excluded.number;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
     ("stamp-anew", f"{_ENGINE}/postgres.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
-    ("stamp-unreplicated", f"{_ENGINE}/commit_stamp.py", "UPDATE rb_info SET number = number WHERE", "SELECT number FROM rb_info WHERE", "a commit that was interrupted while it waited for the standby isn't believed"),
+    ("stamp-unreplicated", f"{_ENGINE}/postgres.py", "last = ()\n", "last = None\n", "a commit that was interrupted while it waited for the standby isn't believed"),
     ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if waits or self._is_lost(error, attempt) else None", "return error if self._is_lost(error, attempt) else None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),

@@ -93,9 +93,11 @@ class BlockWriter:
             if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED:
                 by_dtype.setdefault(value.dtype, []).append(value)
         references: dict[int, Any] = {}
-        for arrays in by_dtype.values():
-            if not arrays[0].dtype.hasobject and (len(arrays) == 1 or self.column(arrays) is not None):
-                references |= {id(array): self.reference(array) for array in arrays}
+        for dtype, arrays in by_dtype.items():
+            if len(arrays) > 1 and (entry := self.column(arrays)) is not None:
+                references |= zip(map(id, arrays), map(_reference, repeat(entry), count()), strict=False)
+            elif len(arrays) == 1 and not dtype.hasobject:
+                references[id(arrays[0])] = self.reference(arrays[0])
         return references
 
     def column(self, arrays: Sequence[AnyArray], origins: Sequence[int] | None = None) -> int | None:

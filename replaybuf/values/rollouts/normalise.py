@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields, is_text, refuse_none
@@ -146,7 +144,7 @@ def _normalise(
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 
-_SIZED = frozenset({list, tuple, np.ndarray})
+_LISTS = frozenset({list, tuple})
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
@@ -165,12 +163,7 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
 
 
 def _lengths(values: Sequence[Any]) -> list[int]:
-    try:
-        if _SIZED.issuperset(map(type, values)):
-            return [*map(len, values)]
-    except TypeError:  # an array without dimensions
-        pass
-    return [*map(_length, values)]
+    return [*map(len if _LISTS.issuperset(map(type, values)) else _length, values)]
 
 
 def _length(value: Any) -> int:

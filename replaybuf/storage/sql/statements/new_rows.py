@@ -285,11 +285,9 @@ def _insert(tx: Transaction, table: Table, rows: Sequence[Row]) -> None:
         tx.change(_insertion(table, tuple(rows[0])), **rows[0])
     elif rows:
         names = tuple(dict.fromkeys(chain.from_iterable(rows)))
-        if {*map(len, rows)} == {len(names)}:
-            values: list[Sequence[Any]] = [*map(itemgetter(*names), rows)]
-        else:
-            values = [[row.get(name) for name in names] for row in rows]
-        tx.each(_insertion(table, names), values)
+        alike = {*map(len, rows)} == {len(names)}
+        values = map(itemgetter(*names), rows) if alike else ([row.get(name) for name in names] for row in rows)
+        tx.each(_insertion(table, names), [*values])
 
 
 @lru_cache(maxsize=256)
