@@ -257,6 +257,19 @@ def test_the_first_ones_are_those_of_a_sort(kind: str) -> None:
     assert in_order[-1] >= np.sort(priorities[np.setdiff1d(np.arange(size), found)].astype(np.float32))[-1]
 
 
+def test_what_was_read_earlier_is_not_taken_in_later() -> None:
+    """By another thread; after a restore all begins anew."""
+    dataset = OrderedPrompts(range(2), None, 0, "varied")
+    for version, times, known in ((3, 2, 3), (1, 1, 3), (4, 3, 4)):
+        dataset.take_in(Cursor("?", version), [(0, 0, times, times, 1.0, 1.0, 1.0)])
+        assert dataset.known(Cursor("?", version)) == known
+        assert dataset.statistics["times"].tolist() == [max(2, times), 0]
+    restored = Cursor("?", 1, epoch=1)
+    assert dataset.known(restored) == -1
+    dataset.take_in(restored, [(1, 0, 1, 1, 1.0, 1.0, 1.0)])
+    assert dataset.statistics["times"].tolist() == [0, 1]
+
+
 ORDERS: dict[str, tuple[Any, str]] = {
     "name": ("hard", "order must be 'varied' or 'unsolved', or a function, got 'hard'"),
     "number": (3, "or a function, got 3"),
