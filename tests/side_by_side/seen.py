@@ -143,6 +143,8 @@ def _rollout_row(item: StorageItem, position: int) -> dict[str, Any]:
         "response": preview(rollout.response),
         "error_msg": preview(rollout.error_msg),
         "worker": item.worker,
+        "rollout": position,
+        "parent": None,
     }
 
 
