@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import random
@@ -93,7 +92,6 @@ async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str,
     buffer = build(shared_url)
     await fill(buffer, 3)
     started, go_on = threading.Event(), threading.Event()
-    taken: list[int] = []
 
     async def consume() -> None:
         task = asyncio.create_task(buffer.get(3, TASK))
@@ -102,18 +100,17 @@ async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str,
         assert go_on.wait(10)
         if cancels:
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, ClosedError):
-            taken.extend(numbers_of(await task))
+        with pytest.raises(asyncio.CancelledError if cancels else ClosedError):
+            await task
 
-    thread = threading.Thread(target=lambda: asyncio.run(consume()))
-    thread.start()
+    consuming = asyncio.create_task(asyncio.to_thread(asyncio.run, consume()))
     await asyncio.to_thread(started.wait, 10)
     await asyncio.sleep(0.1)
     await buffer.close()
     go_on.set()
-    await asyncio.to_thread(thread.join)
+    await consuming
     async with build(shared_url) as again:
-        assert sorted(taken + await take_all(again)) == [0, 1, 2]
+        assert sorted(await take_all(again)) == [0, 1, 2]
 
 
 async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:

@@ -6,7 +6,7 @@ own row and number:
 
 - If the first one still runs on the server, it holds the row, and the repeat waits for its end.
 - If it was committed, the row has the number already: nothing is changed, the client is told so (`is_raised`) before it
-  sends anything else, and the repeat only confirms that (`confirm`). The result is that of the first one.
+  sends anything else, and the repeat only commits. The result is that of the first one.
 - If it was rolled back, or never arrived, the repeat raises the number and goes on.
 
 A transaction can be committed only after its client has heard that the number was raised. So a first message that
@@ -14,7 +14,8 @@ arrives after the repeat changes nothing.
 
 A commit waits for a synchronous standby after it is in the primary's own WAL: without a limit, and with all locks of
 its transaction. If the wait is interrupted, the commit stays on the primary, visible to all. Later commits follow it
-in the WAL and wait for both. So one whose wait was given up is in doubt until a later one was confirmed (`READ_STAMP`).
+in the WAL and wait for both. So one whose wait was given up is in doubt until a later one was confirmed: of a repeat,
+whose refused upsert has locked the row, which is in the WAL, too; or of `READ_STAMP`.
 """
 
 from __future__ import annotations
@@ -56,16 +57,8 @@ def is_raised(status: str) -> bool:
     return status == "INSERT 0 1"
 
 
-def confirm(stamp: Stamp) -> str:
-    """Return a statement after which a commit follows that of the stamp in the WAL, and waits for what that waits for.
-
-    A commit whose wait for a standby was interrupted can be seen, and would be lost with its server.
-    """
-    return f"UPDATE rb_info SET number = number WHERE name = '{stamp.row}'"  # noqa: S608
-
-
 #: Returns the number of a row, once no transaction that holds it runs any more; a missing row gets the number $2. It
-#: confirms a commit as `confirm` does.
+#: changes the row, so that its commit follows in the WAL, and is waited for.
 READ_STAMP = """
     INSERT INTO rb_info AS mark (name, number) VALUES ($1, $2)
     ON CONFLICT (name) DO UPDATE SET number = mark.number RETURNING number

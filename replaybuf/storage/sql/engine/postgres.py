@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 from replaybuf.common.passwords import PasswordFunction
 from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, confirm, is_raised, raise_stamp
+from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
@@ -117,7 +117,7 @@ class PostgresDatabase(Database):
                 async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
                     last: Sequence[str] | None
                     if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
-                        last = [confirm(attempt.stamp)]
+                        last = ()
                     else:
                         session = PostgresSession(connection)
                         last = await run(lambda: transact(session))
