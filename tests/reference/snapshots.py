@@ -117,8 +117,8 @@ def plain_state(state: BufferState, *, payloads: bool = True) -> dict[str, Any]:
     """A state as values that are equal if the states are.
 
     Empty races at time 0 are left out: they begin with the first group; and the steps of tasks and statuses without a
-    group, of which a database may know more: a put that was counted and not stored names one, too. Without `payloads`, which are equal when
-    decoded, not as bytes, it isn't compared when a group was set aside, either.
+    group, of which a database may know more: a put that was counted and not stored names one, too. Without `payloads`,
+    which are equal when decoded, not as bytes, it isn't compared when a group was set aside, either.
     """
     lanes = {(one.item.task_name, one.item.status) for one in state.groups}
     lanes |= {name for name, race in state.races.items() if race.time or race.idle_time}
