@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,22 @@ async def test_a_restore_takes_the_added_rollouts_back(url: str) -> None:
         await buffer.restore(1)
         [again] = await ledger.draw(1)
         assert [rollout.response for rollout in again.group] == ["before", None, None]
+
+
+async def test_a_snapshot_has_the_added_rollouts(url: str, tmp_path: Path) -> None:
+    async with build(url, name="there") as buffer:
+        await buffer.put([RolloutState(message=[])], TASK)  # so that uids are moved
+        async with build(url) as first:
+            [prompt] = await ledger_of(first).draw(1)
+            finish(prompt.group[1], "one")
+            await prompt.add(1)
+            await first.save(tmp_path)
+    async with build(url, name="copy") as other:
+        await other.put([RolloutState(message=[])], "other")
+        await other.delete({})
+        await other.resume(tmp_path)
+        [again] = await ledger_of(other).draw(1)
+        assert [rollout.response for rollout in again.group] == [None, "one", None]
 
 
 class Loop:

@@ -116,8 +116,9 @@ def _group(row: dict[str, Any], codec: Codec, races: dict[LaneName, Race]) -> St
 def plain_state(state: BufferState, *, payloads: bool = True) -> dict[str, Any]:
     """A state as values that are equal if the states are.
 
-    Empty races at time 0 are left out: they begin with the first group. Without `payloads`, which are equal when
-    decoded, not as bytes, it isn't compared when a group was set aside, either.
+    Empty races at time 0 are left out: they begin with the first group; and the steps of tasks and statuses without a
+    group, of which a database may know more: a put that was counted and not stored names one, too. Without `payloads`,
+    which are equal when decoded, not as bytes, it isn't compared when a group was set aside, either.
     """
     lanes = {(one.item.task_name, one.item.status) for one in state.groups}
     lanes |= {name for name, race in state.races.items() if race.time or race.idle_time}
@@ -133,5 +134,5 @@ def plain_state(state: BufferState, *, payloads: bool = True) -> dict[str, Any]:
         "tallies": {name: n for name, n in state.tallies.items() if n},
         "races": {name: race for name, race in state.races.items() if name in lanes},
         "cursors": sorted((one.name, one.version, one.position, one.value) for one in state.cursors),
-        "steps": state.steps,
+        "steps": {name: step for name, step in state.steps.items() if name in lanes},
     }

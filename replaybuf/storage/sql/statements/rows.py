@@ -87,10 +87,11 @@ def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | Non
     return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
 
 
-def rescoped_key(scoped: str, buffer: str | None) -> str:
-    """Return a scoped key moved to another buffer."""
+def rescoped_key(scoped: str, buffer: str | None, shift: int) -> str:
+    """Return a scoped key moved to another buffer, where uids are higher by `shift`."""
     task_name, key, _, *place = json.loads(scoped)
-    return json.dumps([task_name, key, buffer, *place], ensure_ascii=False)
+    moved = key + shift if isinstance(key, int) else key  # the uid of a prompt in flight
+    return json.dumps([task_name, moved, buffer, *place], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:
