@@ -401,6 +401,10 @@ class Cursors:
         """Return the current cursor; its version is 0 if it was never written."""
         return await self._putting.storage.cursor(name)
 
+    async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
+        """Return what has changed of a cursor's prompts since a version of it, -1 for all (`produce.difficulty`)."""
+        return await self._putting.storage.prompts(name, known)
+
     async def move(self, cursor: Cursor) -> bool:
         """Write a cursor that was read and changed. Return False if another process has moved it since."""
         return await self._putting.storage.move_cursor(cursor)

@@ -310,6 +310,7 @@ class SyncCursors:
         self.asynchronous = cursors
 
     read = mirrored(Cursors.read, run)
+    prompts = mirrored(Cursors.prompts, run)
     move = mirrored(Cursors.move, run)
     put = mirrored(Cursors.put, run)
     claim = mirrored(Cursors.claim, lambda claiming: _leased(run(claiming)), returns="SyncLease | None")

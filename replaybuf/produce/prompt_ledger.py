@@ -357,7 +357,7 @@ class PromptLedger:
         """Return what has changed of the prompts since the last read."""
         if self._ordered is None:
             return ()
-        return await self.buffer.storage.prompts(self.name, self._ordered.known(now))
+        return await self.buffer.cursors.prompts(self.name, self._ordered.known(now))
 
     def _read(self, now: Cursor, count: int, changed: Changed) -> tuple[list[NewGroup], bytes, dict[int, int] | None]:
         """Return the next groups of the dataset, the position after them, and with an order the epochs of their
