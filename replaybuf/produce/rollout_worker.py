@@ -120,7 +120,7 @@ async def produce_loop(
     if not isinstance(strategy, AsyncProduceStrategy):
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
     check_agent_loop(agent_loop)
-    size, lag = check_size(batch_size, sampler), check_whole(max_lag, "max_lag")
+    size, lag = check_size(batch_size, sampler, strategy.min_size), check_whole(max_lag, "max_lag")
     patience = check_timeout(timeout)
     summary, ends = ProduceSummary(), stop or asyncio.Event()
     with working_as(worker):
@@ -267,6 +267,5 @@ class _Work:
             )
         level, flying = await self._level()
         if self._room(level, flying, tail=False) > 0:
-            none = f"{self.sampler.why_none} ({flying} in flight)"
-            return f"{task}: {none}, and the trainer has not finished; is it running?"
+            return f"{task}: {self.sampler.why_none} ({flying} in flight), and the trainer has not finished; is it running?"
         return f"{task}: {level.completed} completed groups wait, and nobody takes them; is the trainer running?"
