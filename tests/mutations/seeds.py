@@ -315,7 +315,7 @@ _FILLING = [
     ("part-index-taken", _PARTS, "if part.wanted in taken:", "if False:", "an index is taken once"),
     ("part-other-size", _PARTS, "if (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):", "if other.task_name != new.task_name:", "all rollouts of a group agree on its size"),
     ("last-part-stays-apart", _PARTS, "if len(taken) + 1 == part.size and isinstance(part.name, str):", "if False:", "the last rollout makes the group"),
-    ("orphans-of-prompts", _PARTS, "if name not in there for", "if False for", "rollouts of prompts that are gone are removed"),
+    ("orphans-of-prompts", _PARTS, "if name not in there for", "if name in () for", "rollouts of prompts that are gone are removed"),
     ("names-mixed", _PARTS, "if whole or (one.task_name", "if (one.task_name", "a name is of a whole group, or of its rollouts"),
     ("sizes-mixed", _PARTS, "not in list(chosen)[:1]", "not in list(chosen)", "the rollouts of a name agree on its size"),
     ("prompt-not-held", _PARTS, "!= [new.lease.token]:", "== []:", "only the holder of a prompt adds rollouts"),

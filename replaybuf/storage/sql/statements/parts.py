@@ -96,15 +96,20 @@ AND archived_at >= :since AND (archived_at > :since OR uid > :uid) AND archived_
 ORDER BY archived_at, uid LIMIT :limit"""
 
 
-def remove_orphans(tx: Transaction) -> None:
-    """Remove the finished rollouts of prompts that were finished, deleted or pruned without them."""
+def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
+    """Return task and uid of finished rollouts of prompts that were finished, deleted or pruned without them."""
     by_prompt: dict[int, list[tuple[str, int]]] = {}
     for uid, part in _parts(tx.tuples(_FILLING, buffer=tx.scope.buffer, status=str(Status.FILLING))).items():
         if isinstance(part.name, int):
             by_prompt.setdefault(part.name, []).append((part.task_name, uid))
     there = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
+    return [one for name, parts in by_prompt.items() if name not in there for one in parts]
+
+
+def remove_orphans(tx: Transaction) -> None:
+    """Remove what `find_orphans` finds."""
     step = removed(Place(Status.FILLING), Tally.DELETED)
-    apply(tx, [(task, step, [uid]) for name, parts in by_prompt.items() if name not in there for task, uid in parts])
+    apply(tx, [(task, step, [uid]) for task, uid in find_orphans(tx)])
 
 
 def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) -> None:
