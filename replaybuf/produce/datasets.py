@@ -29,19 +29,23 @@ _INSTEAD = (
 _FAR = 1 << 62  # an upper bound of positions
 
 _END: Any = object()
+_Seed = int | list[int] | None
+
+#: Why there is no next item.
+NONE_LEFT = "no prompt is left in the dataset"
 
 
 class _Place(NamedTuple):
     """A position in a dataset: the next item is number `item` of `epoch`.
 
-    `size` is that of an indexed dataset and `seed` that of its order; None in others. `mark` is the fingerprint of the
-    item read last.
+    `size` is that of an indexed dataset and `seed` that of its order, in a list if it is one by difficulty; None in
+    others. `mark` is the fingerprint of the item read last.
     """
 
     epoch: int
     item: int
     size: int | None
-    seed: int | None
+    seed: _Seed
     mark: int
 
     @classmethod
@@ -84,7 +88,7 @@ def _plain(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def epoch_order(seed: int | list[int], epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return a permutation of `range(size)` that depends only on these numbers.
 
     It is computed from the raw output of a bit generator, which, unlike numpy's shuffles, is the same in every version
@@ -97,7 +101,7 @@ def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np
 class _Indexed:
     """A dataset with `len` and `[]`; with a seed, every epoch in another order."""
 
-    def __init__(self, dataset: Sequence[Any], seed: int | None) -> None:
+    def __init__(self, dataset: Sequence[Any], seed: _Seed) -> None:
         self._dataset, self.seed = dataset, seed
         self._order: tuple[int, int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
 
@@ -127,11 +131,11 @@ class _Indexed:
 class Placed(_Indexed):
     """A dataset with `len` and `[]`, of which any item may come next; positions in it are of no other dataset."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, seed: int) -> None:
         if not is_indexed(dataset):
             kind = type(dataset).__name__
             raise InputError(f"order= needs a dataset with len() and [], got {kind}: give list(dataset)")
-        super().__init__(dataset, -1)
+        super().__init__(dataset, [seed])
 
     def item(self, epoch: int, index: int) -> Any:
         return self._dataset[index] if index < len(self._dataset) else _END
@@ -256,6 +260,9 @@ class PromptDataset:
                 f"the dataset was read as far as epoch {epoch} (from 0), more than with epochs={self._epochs}: go on "
                 "with the epochs of the run, or give the ledger another name="
             )
+        if isinstance(seed, list) and source.size != size_then:
+            sizes = f"the dataset had {size_then} items and has {source.size} now"
+            raise InputError(f"{sizes}: with order= it must keep its size; {_GO_ON}")
         if source.size is not None and (index > source.size or (seed is not None and source.size != size_then)):
             raise InputError(
                 f"the dataset had {size_then} items and has {source.size} now, and {index} were read in epoch {epoch} "
@@ -285,9 +292,11 @@ class PromptDataset:
         self._is_known = True
 
 
-def _ordered(seed: int | None) -> str:
+def _ordered(seed: _Seed) -> str:
     """Return the order of a dataset with this seed in words."""
-    return "without shuffle" if seed is None else "with order=" if seed == -1 else f"with shuffle={seed!r:.100}"
+    if isinstance(seed, list):
+        return f"with order= and shuffle={str(seed)[1:-1]:.100}"
+    return "without shuffle" if seed is None else f"with shuffle={seed!r:.100}"
 
 
 def seed_of(shuffle: Any) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from replaybuf.errors import InputError
-from replaybuf.produce.datasets import Placed, PromptDataset, seed_of
+from replaybuf.produce.datasets import NONE_LEFT, Placed, PromptDataset, seed_of
 from replaybuf.storage.values import Cursor
 
 #: What is known of a prompt: its place in the dataset, how often it was generated, the mean and the standard deviation
@@ -66,11 +66,14 @@ class OrderedPrompts(PromptDataset):
     """
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None, order: Any) -> None:
-        super().__init__(dataset, epochs, Placed(dataset))
+        self._seed = seed_of(shuffle) or 0
+        super().__init__(dataset, epochs, Placed(dataset, self._seed))
         found: Order | None = ORDERS.get(order) if isinstance(order, str) else order
-        if not callable(found):
-            raise InputError(f"order must be {' or '.join(map(repr, ORDERS))}, or a function, got {order!r:.100}")
-        self._order, self._seed = found, seed_of(shuffle) or 0
+        if not callable(found) or isinstance(found, type):
+            names = ", ".join(map(repr, ORDERS))
+            raise InputError(f"order must be {names}, Unsolved(...), or a function, got {order!r:.100}")
+        self._order = found
+        self.skips_all = False  # whether the last choice found no item because the order skips each
         self._at = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
         self._clear()
 
@@ -98,10 +101,19 @@ class OrderedPrompts(PromptDataset):
             if not len(found) and last and epoch + 1 != self._epochs:
                 epoch += 1
                 found = self._first(epoch, count)
+            self.skips_all = not len(found) and bool(len(self._drawn)) and bool((self._drawn < epoch).all())
             places = found.tolist()
             items = [self._source.item(epoch, place) for place in places]
             after = self._after(epoch, places[-1] + 1, items[-1]) if items else now.value
             return items, dict.fromkeys(places, epoch), after
+
+    @property
+    def why_none(self) -> str:
+        """Return why the last choice found no item, in words."""
+        if not self.skips_all:
+            return NONE_LEFT
+        why = " (solved or hopeless)" if isinstance(self._order, Unsolved) else ""
+        return f"all {len(self.statistics)} prompts are skipped by order={why}"
 
     def take_in(self, now: Cursor, changed: Changed) -> None:
         """Take in what has changed, unless another thread has taken in what was read later."""
@@ -129,7 +141,11 @@ class OrderedPrompts(PromptDataset):
 
     def _rank(self, places: Places, epoch: int) -> None:
         """Set the keys of prompts: the priority in the upper half, a hash of seed, epoch and place in the lower one."""
-        given = np.asarray(self._order(self.statistics[places]))
+        try:
+            given = np.asarray(self._order(self.statistics[places]))
+        except ValueError as error:  # also that of an unknown field
+            fields = ", ".join(STATISTICS.names or ())
+            raise InputError(f"order= raised ValueError: {error!s:.200} (the fields are {fields})") from error
         if given.shape != places.shape or given.dtype.kind not in "fiub" or np.isnan(given).any():
             raise InputError(f"order= must return a number for each of {len(places)} prompts, got {given!r:.100}")
         with np.errstate(over="ignore"):

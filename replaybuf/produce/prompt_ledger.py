@@ -25,7 +25,7 @@ from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
-from replaybuf.produce.datasets import PromptDataset
+from replaybuf.produce.datasets import NONE_LEFT, PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
 from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
@@ -271,10 +271,15 @@ class PromptLedger:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise NotReadyError(
-                    f"after {patience:g} s: task {self.task_name}: no prompt is left in the dataset, and "
+                    f"after {patience:g} s: task {self.task_name}: {self.why_none}, and "
                     f"{counts.in_flight} are in flight with workers"
                 )
             await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
+
+    @property
+    def why_none(self) -> str:
+        """Return why the last draw found no new prompt, in words."""
+        return NONE_LEFT if self._ordered is None else self._ordered.why_none
 
     async def counts(self, again: Iterable[Again] | None = None) -> LedgerCounts:
         """Return the number of prompts by state, from the tallies of the task: its other groups count too.
@@ -311,8 +316,7 @@ class PromptLedger:
                     if not partial:
                         for prompt in prompts:
                             begin_anew(prompt.group, self.rollout_type)
-                    if tallies.get((self.task_name, Status.FILLING, Tally.SIZE)):
-                        await _go_on(prompts, lease)
+                    await _go_on(prompts, lease)
         except BaseException:
             await to_its_end(_give_back(drawn))
             raise

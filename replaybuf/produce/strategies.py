@@ -215,9 +215,7 @@ class ProduceStrategy(ReadableConfig):
         again = None if batch.again is None else [*batch.again, *batch.rest]
         counts = await batch.sampler.counts(again)
         if not counts.in_flight and not counts.waiting and await self._completed(batch) <= completed:
-            raise ProduceError(
-                f"{_missing(batch, completed)}, and no prompt is left in the dataset", reason="exhausted"
-            )
+            raise ProduceError(f"{_missing(batch, completed)}, and {batch.sampler.why_none}", reason="exhausted")
 
 
 class SyncProduceStrategy(ProduceStrategy):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.errors import InputError, LeaseLostError
+from replaybuf.errors import InputError, LeaseLostError, ProduceError
 from replaybuf.produce import Prompt, PromptLedger, Sampler, SyncProduceStrategy, Unsolved, reward_varies
 from replaybuf.produce.difficulty import OrderedPrompts
 from replaybuf.storage.values import Cursor
@@ -271,11 +271,16 @@ def test_what_was_read_earlier_is_not_taken_in_later() -> None:
 
 
 ORDERS: dict[str, tuple[Any, str]] = {
-    "name": ("hard", "order must be 'varied' or 'unsolved', or a function, got 'hard'"),
+    "name": ("hard", r"order must be 'varied', 'unsolved', Unsolved\(...\), or a function, got 'hard'"),
+    "class": (Unsolved, "or a function, got <class"),
     "number": (3, "or a function, got 3"),
     "shape": (lambda rows: np.zeros(3), r"a number for each of 8 prompts, got array\(\[0., 0., 0.\]\)"),
     "scalar": (lambda rows: 1.0, r"for each of 8 prompts, got array\(1.\)"),
     "NaN": (lambda rows: np.full(len(rows), np.nan), r"for each of 8 prompts, got array\(\[nan, nan"),
+    "field": (
+        lambda rows: rows["spred"],
+        r"order= raised .*spred \(the fields are item, times, mean, spread, last\)",
+    ),
     "texts": (lambda rows: ["?"] * len(rows), r"for each of 8 prompts, got array\(\['\?', "),
 }
 
@@ -285,7 +290,7 @@ async def test_orders_that_are_none_are_refused(name: str) -> None:
     """Each time; nothing is drawn."""
     order, message = ORDERS[name]
     async with build("memory://") as buffer:
-        if not callable(order):
+        if not callable(order) or isinstance(order, type):
             with pytest.raises(InputError, match=message):
                 use(buffer, order)
             return
@@ -294,6 +299,20 @@ async def test_orders_that_are_none_are_refused(name: str) -> None:
             with pytest.raises(InputError, match=message):
                 await sampler.draw(1)
         assert (await buffer.cursors.read(TASK)).version == 0
+
+
+async def test_what_an_order_skips_is_said(buffer: ReplayBuffer) -> None:
+    """Not that the dataset has ended, in production and in a draw."""
+    async with buffer:
+        sampler = use(buffer, Unsolved(tries=1), count=2)
+        await finish(await sampler.draw(2), lambda place: (1.0, 1.0))
+        await buffer.take_batch({TASK: 2})
+        with pytest.raises(ProduceError, match=r"and all 2 prompts are skipped by order= \(solved or hopeless\)$"):
+            await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 1)
+        ended = use(buffer, Unsolved(tries=1), count=2, epochs=1, name="ended")
+        await ended.draw(2)
+        assert await ended.draw(1) == []
+        assert ended.why_none == "no prompt is left in the dataset"
 
 
 async def test_other_datasets_and_settings_are_refused() -> None:
@@ -307,9 +326,13 @@ async def test_other_datasets_and_settings_are_refused() -> None:
         assert await use(buffer, epochs=0).draw(1) == await use(buffer, count=0).draw(1) == []
         await use(buffer).draw(3)
         for sampler, message in (
-            (use(buffer, None), "began with order=, in another order than now"),
-            (use(buffer, count=9), "the dataset had 8 items and has 9 now"),
-            (Sampler(buffer, prompts(16)[8:], TASK, order="varied"), "is another one than the run has read there"),
+            (use(buffer, None), "began with order= and shuffle=3, in another order than now"),
+            (use(buffer, shuffle=4), r"order than now \(with order= and shuffle=4\)"),
+            (use(buffer, count=9), "the dataset had 8 items and has 9 now: with order= it must keep"),
+            (
+                Sampler(buffer, prompts(16)[8:], TASK, shuffle=3, order="varied"),
+                "is another one than the run has read there",
+            ),
         ):
             with pytest.raises(InputError, match=message):
                 await sampler.draw(1)

@@ -282,7 +282,12 @@ async def test_stop_ends_a_worker_that_waits_for_a_trainer(sampler: Sampler, bef
 IDLE: dict[str, tuple[TrainState | None, int, dict[str, Any], str]] = {
     "no trainer": (None, 400, {}, r"after 0.5 s: the trainer has published nothing; is it running\?"),
     "nobody takes": (TrainState(1, 0), 400, {}, "task math: 6 completed groups wait, and nobody takes them"),
-    "no prompts": (TrainState(1, 0), 3, {}, r"no prompt is left \(0 in flight\), and the trainer has not finished"),
+    "no prompts": (
+        TrainState(1, 0),
+        3,
+        {},
+        r"no prompt is left in the dataset \(0 in flight\), and the trainer has not finished",
+    ),
     "old weights": (
         TrainState(9, 2),
         400,
