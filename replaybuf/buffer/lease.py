@@ -237,9 +237,17 @@ class Lease(Generic[R]):
         parts = {part: (uid, index) for uid, there in self._added.items() for index, part in there.items()}
         query = SetNode("uid", "$in", tuple(parts))
         found: dict[int, dict[int, R]] = {}
+        damaged: list[int] = []
         async for item in self.storage.find(query, order=()):
             uid, index = parts[item.uid]
-            found.setdefault(uid, {})[index] = item.item[0]
+            if item.item:
+                found.setdefault(uid, {})[index] = item.item[0]
+            else:
+                _logger.warning("rollout %d of group %d is generated again: %s", index, uid, item.error)
+                damaged.append(item.uid)
+                del self._added[uid][index]
+        if damaged:
+            await self.storage.delete(SetNode("uid", "$in", tuple(damaged)))
         return found
 
     def _parts_of(self, uids: Iterable[int]) -> list[int]:

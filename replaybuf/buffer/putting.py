@@ -74,6 +74,9 @@ _LOOK_COMPLETE = (
     "to COMPLETED, or put it with status='completed'"
 )
 
+#: The largest size of a group that fills: each put reads the places of its rollouts.
+MOST_ROLLOUTS = 65_536
+
 #: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
 
@@ -340,7 +343,7 @@ class Putting:
             part=part,
             parts=tuple(parts),
         )
-        if unfit:
+        if unfit and given("keep_unfit", True):
             rollouts, segments = segmented(unfit)
             rest = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
             new.rest = replace(
@@ -437,6 +440,8 @@ def _part(task_name: str, rollouts: Sequence[Any], options: FillOptions) -> Part
     if size is None:
         raise InputError(f"group {named(name)} needs size=, the number of rollouts that it shall have")
     size = check_whole(size, "size", 1)
+    if size > MOST_ROLLOUTS:
+        raise InputError(f"group {named(name)} can't fill up to {size} rollouts: at most {MOST_ROLLOUTS} are possible")
     if len(rollouts) != 1:
         raise InputError(f"group {named(name)} gets its rollouts one by one, and this put has {len(rollouts)}")
     for what in ("key", "status", "keep_unfit"):

@@ -242,8 +242,9 @@ class Waits:
         The timeout includes the first attempt, which may wait for a lock or a connection.
         """
         limits, deadline, began = self._storage.rules.limits, time.monotonic() + timeout, time.time()
-        queue = self._queue((new.task_name, new.status))
-        if not queue.waiting:
+        # A rollout of a group that fills needs room only if it is the last one, for a completed group.
+        queue = self._queue((new.task_name, new.status if new.part is None else Status.COMPLETED))
+        if not queue.waiting or new.part is not None:
             try:
                 return await store(new)
             except FullError as error:

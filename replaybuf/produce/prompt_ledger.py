@@ -316,8 +316,7 @@ class PromptLedger:
                     if not partial:
                         for prompt in prompts:
                             begin_anew(prompt.group, self.rollout_type)
-                    if tallies.get((self.task_name, Status.FILLING, Tally.SIZE)):
-                        await _go_on(prompts, lease)
+                    await _go_on(prompts, lease)
         except BaseException:
             await to_its_end(_give_back(drawn))
             raise

@@ -200,7 +200,8 @@ def unleased(group: Group) -> Transition:
 
 def set_aside(status: Status, error: str) -> Transition:
     """Return the transition of a group that can't be decoded."""
-    return _step(Place(status), Place(Status.FAILED), {Tally.SET_ASIDE: 1}, error=error)
+    events = {Tally.SET_ASIDE: 1, Tally.PUT: 1} if status == Status.FILLING else {Tally.SET_ASIDE: 1}
+    return _step(Place(status), Place(Status.FAILED), events, error=error)
 
 
 def expired(status: Status) -> Transition:

@@ -11,6 +11,9 @@ import pytest
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import ConflictError, FencedError, FullError, InputError
 from replaybuf.rules.query import parse
+from replaybuf.storage.sql.statements.counts import set_aside
+from replaybuf.storage.sql.statements.lanes import need_lane
+from replaybuf.storage.sql.tasks import filling
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from tests.stores import TASK, build, group, until
 
@@ -300,3 +303,82 @@ async def test_an_export_and_its_import_have_groups_that_fill(
         assert (await other.filling(TASK))["p1"].missing == [0]
         await other.put(one(0), TASK, **OPTIONS)
         assert sorted((await contents(other))["completed"]) == [[0, 1, 2], [8]]
+
+
+async def test_a_restore_that_keeps_new_groups_leaves_a_name_one_meaning(buffer: ReplayBuffer) -> None:
+    """Either a whole group, or rollouts of one size."""
+    await buffer.put(one(0), TASK, **OPTIONS)
+    await buffer.checkpoint(1)
+    for number in (1, 2):
+        await buffer.put(one(number), TASK, **OPTIONS)
+    await buffer.checkpoint(2)
+    await buffer.restore(1)
+    await buffer.restore(2, keep_new=True)
+    assert await contents(buffer) == {"completed": [[0, 1, 2]]}
+    await buffer.delete({})
+    await buffer.put(one(3), TASK, group="p1", size=2)
+    await buffer.restore(2, keep_new=True)
+    assert await contents(buffer) == {"completed": [[0, 1, 2]]}
+    await buffer.restore(1)
+    await buffer.delete({})
+    await buffer.put(one(4), TASK, group="p1", size=2)
+    await buffer.restore(1, keep_new=True)
+    assert await contents(buffer) == {"filling": [[4]]}
+    await buffer.put(one(5), TASK, group="p1", size=2)
+    assert await contents(buffer) == {"completed": [[4, 5]]}
+
+
+async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither for lack of room in their task, nor because their rollouts can't be read; each is logged once."""
+    monkeypatch.setattr(filling, "_AT_ONCE", 1)
+    async with build(shared_url, capacity=1, on_full="reject", fill_seconds=0.01) as buffer:
+        await buffer.put(one(9), "full")
+        for name in ("p1", "p2"):
+            await buffer.put(one(0), "full", group=name, size=2, min_size=1)
+        await buffer.put(one(1), TASK, group="p3", size=2, min_size=1)
+
+        async def is_there() -> bool:
+            await buffer.storage.thread.run(buffer.storage.sweeper.look_after_groups)
+            return await buffer.count(TASK, "completed") == 1
+
+        await until(is_there, 60)
+        await is_there()
+        assert sorted(await buffer.filling("full")) == ["p1", "p2"]
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert sum("'p1' can't be completed yet" in text for text in said) == 1
+
+
+async def test_rollouts_dont_wait_behind_a_group_that_has_no_room(shared_url: str) -> None:
+    async with build(shared_url, capacity=1, on_full="block", put_timeout=30) as buffer:
+        await buffer.put(one(9), TASK)
+        for number in (0, 1):
+            await buffer.put(one(number), TASK, **OPTIONS)
+        last = asyncio.create_task(buffer.put(one(2), TASK, **OPTIONS))
+        await until(lambda: _has_timed(buffer))
+        await buffer.put(one(5), TASK, group="p2", size=2, timeout=0)
+        assert await buffer.get(1, TASK)
+        await last
+        assert await contents(buffer) == {"completed": [[0, 1, 2]], "filling": [[5]]}
+
+
+async def _has_timed(buffer: ReplayBuffer) -> bool:
+    return buffer.waits.for_room.count == 1 or await buffer.count_where({"status": "filling"}) == 2
+
+
+async def test_large_groups_and_those_with_a_damaged_rollout_are_refused_or_set_aside(buffer: ReplayBuffer) -> None:
+    with pytest.raises(InputError, match="can't fill up to 70000 rollouts"):
+        await buffer.put(one(0), TASK, group="p1", size=70_000)
+    uid = await buffer.put(one(0), TASK, **OPTIONS)
+    await buffer.storage._write(lambda tx: set_aside(tx, need_lane(tx, (TASK, Status.FILLING)), {uid or 0: "damaged"}))
+    assert await buffer.filling(TASK) == {}
+    for number in range(3):
+        await buffer.put(one(number), TASK, **OPTIONS)
+    assert await contents(buffer) == {"completed": [[0, 1, 2]], "failed": [[0]]}
+    assert (await buffer.metrics(distributions=False))["tasks"][TASK]["put"] == 2
+
+
+async def test_unfit_rollouts_of_a_short_group_are_kept_only_if_unfit_groups_are(buffer: ReplayBuffer) -> None:
+    await buffer.put([*one(0), *one(1, Status.FAILED)], TASK, min_size=1, keep_unfit=False)
+    assert await contents(buffer) == {"completed": [[0]]}

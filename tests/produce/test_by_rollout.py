@@ -12,6 +12,7 @@ import pytest
 from replaybuf import LeaseLostError, PromptLedger, ReplayBuffer, RolloutState, Status
 from replaybuf.errors import ConflictError, InputError
 from replaybuf.produce import ProduceStrategy, Sampler, SyncProduceStrategy
+from replaybuf.storage.sql.statements.parts import remove_orphans
 from tests.datasets import indexed
 from tests.produce.scripted import prompts
 from tests.stores import TASK, build, until
@@ -151,7 +152,7 @@ async def test_a_retry_generates_only_what_failed(url: str, error: bool, least: 
     ],
 )
 async def test_after_the_last_attempt_a_group_goes_without_what_failed(url: str, least: int, found: Any) -> None:
-    async with build(url, max_deliveries=2) as buffer:
+    async with build(url, max_deliveries=2, unfit=9) as buffer:
         strategy = SyncProduceStrategy(by_rollout=True, min_size=least)
         if found is None:
             with pytest.raises(Exception, match="no prompt"):
@@ -171,3 +172,44 @@ async def test_more_rollouts_than_a_group_has_are_refused() -> None:
 async def produce(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, prompts(1), TASK, prompt_repeat_k=4, epochs=1)
     await strategy.produce_batch(loop, sampler, 1, train_step=1, model_step=0, timeout=60)
+
+
+async def test_rollouts_of_prompts_that_are_gone_are_removed(url: str) -> None:
+    """Of those that were deleted, and of those finished by who didn't know that they were added."""
+    async with build(url) as buffer:
+        ledger = ledger_of(buffer)
+        kept, gone = await ledger.draw(2)
+        for prompt in (kept, gone):
+            finish(prompt.group[0], "a")
+            await prompt.add(0)
+        lease = buffer.adopt(gone._lease.handle)
+        for rollout in gone.group:
+            finish(rollout, "b")
+        await lease.finish(gone.group, TASK, replaces=[gone.uid])
+        await buffer.storage.thread.run(lambda: buffer.storage.transactions.write(remove_orphans))
+        assert await contents(buffer) == {"completed": [["b", "b", "b"]], "filling": [["a"]]}
+        lease.stop()
+        await kept.give_back()
+
+
+async def test_a_damaged_rollout_of_a_prompt_is_generated_again(url: str) -> None:
+    async with build(url) as buffer:
+        ledger = ledger_of(buffer)
+        [prompt] = await ledger.draw(1)
+        for index in (0, 1):
+            finish(prompt.group[index], str(index))
+            await prompt.add(index)
+        await prompt.give_back()
+        uid = min([item.uid async for item in buffer.find({"status": "filling"})])
+        await buffer.storage.thread.run(
+            lambda: buffer.storage.transactions.write(
+                lambda tx: tx.change("UPDATE rb_payload SET data = :data WHERE uid = :uid", data=b"damaged", uid=uid)
+            )
+        )
+        [again] = await ledger.draw(1)
+        assert [rollout.response for rollout in again.group] == [None, "1", None]
+        for index in (0, 2):
+            finish(again.group[index], "new")
+            await again.add(index)
+        await again.finish()
+        assert await contents(buffer) == {"completed": [["new", "1", "new"]]}

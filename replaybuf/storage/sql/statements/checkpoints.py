@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.matching import WITH_KEYS, WITH_UIDS
 from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.parts import forget_names
+from replaybuf.storage.sql.statements.parts import forget_names, settle_names
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.prompts import restore_prompts
@@ -267,4 +267,5 @@ def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
         counts[(homes[(row.task_name, transitions.undrawn(row))].id, Tally.BYTES)] += row.column("bytes") or 0
     for uid, key in keys.items():
         change(tx, [uid], {"scoped_key": key})
+    settle_names(tx, new, keys.values())
     add_counts(tx, counts)

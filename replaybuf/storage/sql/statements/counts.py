@@ -275,5 +275,7 @@ def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str], worker: s
     """Make groups of a lane FAILED, each with its own reason; `worker` drew them."""
     steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
     apply(tx, steps, [home])
+    if home.status == Status.FILLING:  # it is no rollout of a group that fills any more
+        change(tx, reasons, {"scoped_key": None})
     uids, groups, why = list(reasons), len(reasons), next(iter(reasons.values()), None)
     note(tx, EventKind.SET_ASIDE, task_name=home.task_name, worker=worker, groups=groups, uids=uids, detail=why)

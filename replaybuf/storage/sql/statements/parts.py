@@ -7,14 +7,21 @@ flight are named by its uid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Container, Iterable, Sequence
+from itertools import count, islice
 from typing import Any
 
+from replaybuf.common import units
 from replaybuf.errors import ConflictError, ReplayBufError
+from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.counts import apply
+from replaybuf.storage.sql.statements.eviction import replace_groups
+from replaybuf.storage.sql.statements.matching import WITH_UIDS
 from replaybuf.storage.sql.statements.past import OURS
-from replaybuf.storage.sql.statements.rows import name_key, part_of
+from replaybuf.storage.sql.statements.rows import ANY_TASK, GroupRow, name_key, part_of
 from replaybuf.storage.values import NewGroup, Part, check_lease, lost_to_others
 from replaybuf.values.rollouts.statuses import Status
 
@@ -30,18 +37,31 @@ class LastRolloutError(ReplayBufError):
 def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
     """Return the stored rollouts of a group that fills, by uid. Raises ConflictError if it is whole, or has left."""
     whole = name_key(tx.scope.buffer, name)
-    prefix = whole[:-1] + ","
-    # In the order of bytes "!" is the next character after the blank that follows the comma.
-    rows = tx.tuples(_PARTS, low=f"{prefix} ", high=f"{prefix}!", whole=whole)
+    rows = tx.tuples(_PARTS, whole=whole, **_range(tx, name))
     parts = _parts(row for row in rows if row[0])
     if len(parts) < len(rows) and (not parts or any(scoped == whole for _, scoped in rows)):
         raise ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
     return parts
 
 
-_PARTS = """SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high
+def _range(tx: Transaction, name: str | int) -> dict[str, str]:
+    """Return the bounds of the keys of a group's rollouts."""
+    prefix = name_key(tx.scope.buffer, name)[:-1] + ","
+    # In the order of bytes "!" is the next character after the blank that follows the comma.
+    return {"low": f"{prefix} ", "high": f"{prefix}!"}
+
+
+def _name_in(key: str) -> str | int | None:
+    """Return the name in the key of a group that fills, or was filled; None for another key."""
+    scope, name, *_ = json.loads(key)
+    return name if scope == ANY_TASK else None
+
+
+_PARTS_ALONE = "SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high"
+_WHOLE = "SELECT uid FROM rb_group WHERE scoped_key = :whole"
+_PARTS = f"""{_PARTS_ALONE}
 UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
-UNION ALL SELECT 0, NULL WHERE EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)"""
+UNION ALL SELECT 0, NULL WHERE EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)"""  # noqa: S608
 
 
 def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
@@ -50,19 +70,62 @@ def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
     return _parts(tx.tuples(f"{_FILLING} AND task_name = :task ORDER BY uid", **values))
 
 
-_FILLING = """SELECT uid, scoped_key FROM rb_lane JOIN rb_group ON lane = rb_lane.id
+_FILLING = """SELECT uid, scoped_key, archived_at FROM rb_lane JOIN rb_group ON lane = rb_lane.id
 WHERE buffer = :buffer AND status = :status AND NOT leased AND scoped_key IS NOT NULL"""
 
 
 def _parts(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
-    return {uid: part for uid, scoped in rows if (part := part_of(scoped)) is not None}
+    return {uid: part for uid, scoped, *_ in rows if (part := part_of(scoped)) is not None}
 
 
-def overdue(tx: Transaction, before: float, limit: int) -> list[str | int]:
-    """Return the names of groups whose first rollout came before this moment, the oldest first."""
+def overdue(
+    tx: Transaction, before: float, after: tuple[float, int], limit: int
+) -> tuple[list[str | int], tuple[float, int] | None]:
+    """Return the names of groups whose first rollout came before this moment, the oldest first, in pages of rollouts.
+
+    Also return where the next page begins, None for the last one.
+    """
     values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING), "before": before, "limit": limit}
-    old = tx.tuples(f"{_FILLING} AND archived_at < :before ORDER BY archived_at LIMIT :limit", **values)
-    return list(dict.fromkeys(part.name for part in _parts(old).values()))
+    rows = tx.tuples(_OVERDUE, **values, since=after[0], uid=after[1])
+    names = dict.fromkeys(part.name for part in _parts(rows).values())
+    return list(names), (rows[-1][2], rows[-1][0]) if len(rows) == limit else None
+
+
+_OVERDUE = f"""{_FILLING}
+AND archived_at >= :since AND (archived_at > :since OR uid > :uid) AND archived_at < :before
+ORDER BY archived_at, uid LIMIT :limit"""
+
+
+def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
+    """Return task and uid of finished rollouts of prompts that were finished, deleted or pruned without them."""
+    by_prompt: dict[int, list[tuple[str, int]]] = {}
+    for uid, part in _parts(tx.tuples(_FILLING, buffer=tx.scope.buffer, status=str(Status.FILLING))).items():
+        if isinstance(part.name, int):
+            by_prompt.setdefault(part.name, []).append((part.task_name, uid))
+    there = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
+    return [one for name, parts in by_prompt.items() if name not in there for one in parts]
+
+
+def remove_orphans(tx: Transaction) -> None:
+    """Remove what `find_orphans` finds."""
+    step = removed(Place(Status.FILLING), Tally.DELETED)
+    apply(tx, [(task, step, [uid]) for task, uid in find_orphans(tx)])
+
+
+def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) -> None:
+    """Let each name of these keys have a whole group or rollouts that agree, after a restore that kept new groups.
+
+    A whole group stays, else rollouts like the `new` ones.
+    """
+    mine = {row.uid for row in new}
+    for name in {named for key in keys if isinstance(named := _name_in(key), str)}:
+        whole = tx.values(_WHOLE, whole=name_key(tx.scope.buffer, name))
+        parts = _parts(tx.tuples(_PARTS_ALONE, **_range(tx, name)))
+        chosen = {(one.task_name, one.size, one.least) for uid, one in parts.items() if uid in mine}
+        gone = [
+            uid for uid, one in parts.items() if whole or (one.task_name, one.size, one.least) not in list(chosen)[:1]
+        ]
+        replace_groups(tx, WITH_UIDS, uids=gone)
 
 
 def place_part(tx: Transaction, new: NewGroup) -> None:
@@ -76,7 +139,6 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
         _check_prompt(tx, new, part.name)
     there = lock_parts(tx, part.name)
     taken = {other.index for other in there.values()}
-    free = [index for index in range(part.size) if index not in taken]
     for other in there.values():
         if (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
             raise ConflictError(
@@ -84,10 +146,15 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
                 f"min_size={other.least}, and this rollout comes with {new.task_name!r}, {part.size} and {part.least}"
             )
     if part.wanted in taken:
-        raise ConflictError(f"group {part.name!r:.200} has its rollout {part.wanted} already; missing are {free}")
-    part.index = free[0] if part.wanted is None else part.wanted
-    if len(free) == 1 and isinstance(part.name, str):
+        missing = "" if isinstance(part.name, int) else f"; missing are {_some_free(part.size, taken)}"
+        raise ConflictError(f"group {part.name!r:.200} has its rollout {part.wanted} already{missing}")
+    part.index = next(index for index in count() if index not in taken) if part.wanted is None else part.wanted
+    if len(taken) + 1 == part.size and isinstance(part.name, str):
         raise LastRolloutError(there)
+
+
+def _some_free(size: int, taken: Container[int]) -> str:
+    return units.some([*islice((index for index in range(size) if index not in taken), 100)])
 
 
 def lock_parts(tx: Transaction, name: str | int) -> dict[int, Part]:

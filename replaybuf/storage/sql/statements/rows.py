@@ -79,7 +79,7 @@ _WITH_PAYLOADS = _SELECT_ROWS.format(payload=", p.data", joined="LEFT JOIN rb_pa
 
 
 #: Stands for the task in the keys of groups that fill.
-_ANY_TASK = ""
+ANY_TASK = ""
 
 
 def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | None:
@@ -101,12 +101,12 @@ def key_of(scoped: str | None) -> str | None:
 
 def name_key(buffer: str | None, name: str | int) -> str:
     """Return the key of a whole group that was filled."""
-    return json.dumps([_ANY_TASK, name, buffer], ensure_ascii=False)
+    return json.dumps([ANY_TASK, name, buffer], ensure_ascii=False)
 
 
 def part_key(buffer: str | None, part: Part) -> str:
     """Return the key of a rollout of a group that fills, which has its place there."""
-    place = [_ANY_TASK, part.name, buffer, part.size, part.least, part.index, part.task_name]
+    place = [ANY_TASK, part.name, buffer, part.size, part.least, part.index, part.task_name]
     return json.dumps(place, ensure_ascii=False)
 
 

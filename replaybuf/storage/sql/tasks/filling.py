@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from replaybuf.errors import ConflictError, DecodeError, FullError
+from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.statements.parts import LastRolloutError, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
@@ -41,6 +41,7 @@ class Filling:
     ) -> None:
         self._thread, self._transactions, self._encoding, self._commits = thread, transactions, encoding, commits
         self._reading = asyncio.Lock()
+        self._said: set[str | int] = set()  # groups that couldn't be completed
 
     async def put(self, new: NewGroup) -> int | None:
         """Store a rollout of a group, or the whole group if it is the last one.
@@ -74,19 +75,29 @@ class Filling:
     async def give_up(self, now: float, seconds: float) -> None:
         """Complete the groups whose first rollout came longer ago than this, without those that are missing.
 
-        They are drawable, or FAILED if too few are completed (database's thread).
+        They are drawable, or FAILED if too few are completed (database's thread). One that can't be completed is tried
+        again, after the others.
         """
-        names = await self._transactions.read(lambda tx: overdue(tx, now - seconds, _AT_ONCE))
-        for name in names:
-            there = await self._transactions.read(partial(read_parts, name=name))
-            others = await self._read(list(there))
-            if not others or others[0].part is None:
-                continue
+        after: tuple[float, int] | None = (0.0, 0)
+        while after is not None:
+            find = partial(overdue, before=now - seconds, after=after, limit=_AT_ONCE)
+            names, after = await self._transactions.read(find)
+            for name in names:
+                try:
+                    await self._give_up(name, seconds)
+                except ClosedError:
+                    return
+                except (ConflictError, FullError, DecodeError) as error:
+                    level = logging.DEBUG if name in self._said else logging.WARNING
+                    _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
+                    self._said.add(name)
+
+    async def _give_up(self, name: str | int, seconds: float) -> None:
+        there = await self._transactions.read(partial(read_parts, name=name))
+        others = await self._read(list(there))
+        if others and others[0].part is not None:
             part = others[0].part
-            try:
-                await self._complete(part, others, why=f"{len(others)} of {part.size} rollouts came in {seconds:g} s")
-            except (ConflictError, FullError, DecodeError) as error:
-                _logger.warning("%s", error)
+            await self._complete(part, others, why=f"{len(others)} of {part.size} rollouts came in {seconds:g} s")
 
     async def _complete(
         self, part: Part, others: Sequence[StorageItem], last: NewGroup | None = None, why: str | None = None

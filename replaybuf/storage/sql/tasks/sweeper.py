@@ -24,6 +24,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import last_beyond, newest_batch, prune_batches
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
+from replaybuf.storage.sql.statements.parts import find_orphans, remove_orphans
 from replaybuf.storage.sql.statements.past import pass_on, sweep
 from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune
 from replaybuf.storage.sql.tasks.filling import Filling
@@ -141,6 +142,8 @@ class Sweeper:
             with contextlib.suppress(LockedError):  # leases that end don't wait for the locks of others
                 await self._engine.write(merge_shards, patience=_PATIENCE)
                 await self._engine.write(forget_old, patience=_PATIENCE)
+        if await self._transactions.read(find_orphans):
+            await self._transactions.write(remove_orphans, announce=lambda: False)
         await self.prune_history()
 
     async def prune_history(self) -> None:
