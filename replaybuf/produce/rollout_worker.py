@@ -267,5 +267,6 @@ class _Work:
             )
         level, flying = await self._level()
         if self._room(level, flying, tail=False) > 0:
-            return f"{task}: {self.sampler.why_none} ({flying} in flight), and the trainer has not finished; is it running?"
+            none = f"{self.sampler.why_none} ({flying} in flight)"
+            return f"{task}: {none}, and the trainer has not finished; is it running?"
         return f"{task}: {level.completed} completed groups wait, and nobody takes them; is the trainer running?"
