@@ -149,7 +149,7 @@ def _end_of_dataset(need: Need) -> Said:
         return None
     left = need.available + about.unfinished(task, Tally.LEASED) + about.unfinished(task)
     least = f'at_least={{"{named(task)}": {left}}}'
-    advice = f"Ask for no more ({least}), read the dataset for more epochs, or end the run"
+    advice = f"Ask for no more ({least}), read more epochs, let order= skip fewer prompts, or end the run"
     return None if left >= need.least else (_prompts_of(task, about), advice)
 
 
