@@ -192,9 +192,8 @@ Where = Annotated[
     str | None, option("--where", 'A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.', metavar="QUERY")
 ]
 OfTask = Annotated[str | None, option("--task", "Only groups of this task.", metavar="NAME")]
-OfStatus = Annotated[
-    str | None, option("--status", "Only groups of this status: completed, expired, ...", metavar="STATUS")
-]
+_STATUSES = "init, completed, aborted, expired, failed, filtered, archived, or filling (rollouts that wait for others)"
+OfStatus = Annotated[str | None, option("--status", f"Only groups of this status: {_STATUSES}.", metavar="STATUS")]
 OrderBy = Annotated[
     list[str] | None, option("--order-by", "A field; -FIELD is descending. May be repeated.", metavar="FIELD")
 ]

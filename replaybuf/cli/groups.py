@@ -16,7 +16,7 @@ from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest
+from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest, place_in_group
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
@@ -114,6 +114,7 @@ def ls(
         return
     if output.for_people:
         rows = [row | {"archived_at": archived_at(row), "prompt": row["error"] or row["prompt"]} for row in rows]
+        rows = [row | {"place": place_in_group(row)} for row in rows]
     output.rows(rows, [one for one in GROUPS if found.several or one.name != "buffer"], found.now)
     if found.matching > len(rows):
         output.note(f"{len(rows):,} of {found.matching:,} groups; --limit all shows all")

@@ -37,6 +37,8 @@ STYLES = {
     "filtered": "cyan",
     "init": "blue",
     "archived": "dim",
+    "filling": "blue",
+    "replaced": "dim",
     "alive": "green",
     "silent": "red",
     "fenced": "red",

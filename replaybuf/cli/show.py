@@ -98,8 +98,9 @@ def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Deco
 
     seen = reader.read(work)
     if isinstance(seen, str):
-        keep = f" (replaybuf trace {reader.where} uid {uid} tells its life); {ARCHIVE} after training"
-        raise InputError(f"there is no group {uid} in {reader.where}: {seen}{keep if seen.startswith('gone') else ''}")
+        life = f" (replaybuf trace {reader.where} uid {uid} tells its life)" if seen.startswith("gone") else ""
+        keep = f"; {ARCHIVE} after training" if seen.startswith("gone: trained on") else ""
+        raise InputError(f"there is no group {uid} in {reader.where}: {seen}{life}{keep}")
     found, stored = seen
     if not full:
         return found, None

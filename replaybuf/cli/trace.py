@@ -214,7 +214,7 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
 
     life, why = reader.read(read)
     if life is None:
-        raise InputError(why)
+        raise InputError(f"there is no group {uid}: {why}")
     value = asdict(life.origin) | asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
     if output.printed(lambda: value, lambda: timeline(life)):
         return
@@ -235,6 +235,7 @@ def _life_facts(life: Life) -> dict[str, str | None]:
         "now": place_of(life),
         "replaces": uids_text(life.replaces),
         "replaced by": uids_text(life.replaced_by),
+        "rollout of": uids_text(life.rollout_of),
         "checkpoints": ", ".join(map(str, life.checkpoints)),
         "error": None if there is None else there["error"],
         "prompt": None if there is None else there["prompt"],

@@ -121,6 +121,7 @@ COLUMNS = {
         Column("taken_by", "taken by", "name"),
         Column("task_name", "task", "name"),
         Column("status", "status", "status"),
+        Column("place", "rollout of", "word", usual=None, title="the group that it fills, and its place there"),
         Column("now", "now", "word"),
         Column("kind", "kind", "word"),
         Column("state", "state", "status"),
@@ -183,7 +184,7 @@ def used(shown: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
 
 #: Groups.
 GROUPS = columns(
-    *("uid", "buffer", "task_name", "status", "leased_until", "deliveries", "staleness", "reward", "priority"),
+    *("uid", "buffer", "task_name", "status", "place", "leased_until", "deliveries", "staleness", "reward", "priority"),
     *("times_sampled", "rollouts", "response_tokens", "created_at", "archived_at", "worker", "tags", "prompt"),
     spare=("deliveries", "priority", "times_sampled", "rollouts", "response_tokens", "archived_at", "worker"),
 )

@@ -98,7 +98,8 @@ def read_overview(tx: ReadTransaction, buffer: str | None, task: str | None, fir
 
 def _task(buffer: str, task: str, numbers: Mapping[str, Any], prompts: int) -> dict[str, Any]:
     counts = {str(status): numbers["buffered"].get(str(status), 0) for status in Status if status != Status.ARCHIVED}
-    own = {"buffer": buffer, "task_name": task, "prompts": prompts, "made": numbers["put"] - prompts}
+    own: dict[str, Any] = {"buffer": buffer, "task_name": task, "prompts": prompts, "made": numbers["put"] - prompts}
+    own["expired_so_far"] = numbers["expired"]  # `expired` is the number of those that are there
     return {**numbers, **counts, **own}
 
 
@@ -112,7 +113,7 @@ TASKS = [
     Column("made", "put", title="since the beginning, without prompts"),
     Column("sampled_new", "new draws", title="draws of groups never drawn before"),
     Column("sampled_again", "replays", title="draws of groups that were drawn before"),
-    Column("expired", "expired", title="since the beginning"),
+    Column("expired_so_far", "expired so far", title="since the beginning"),
     Column("evicted", "evicted"),
 ]
 

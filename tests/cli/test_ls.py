@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from replaybuf import Status
 from replaybuf.cli import output
 from replaybuf.rules.query import FIELDS
+from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from tests.cli.conftest import run, run_json
 
 
@@ -43,7 +45,9 @@ def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
 def test_the_worker_of_each_group_is_listed_and_all_fields_are_named(filled: str) -> None:
     assert "gpu-node-7" in run("ls", filled).stdout
     words = set(re.split(r"[^a-z_]+", run("ls", "--help").stdout))
-    assert words.issuperset(FIELDS)
+    assert words.issuperset({*FIELDS, *Status})
+    listed = without_markup(next(one.meaning for one in VIEW_COLUMNS["groups"].columns if one.name == "status"))
+    assert {*listed.split(", ")} == {*Status}
 
 
 def test_both_databases_give_the_same_types(filled: str) -> None:
@@ -72,6 +76,8 @@ def test_both_databases_give_the_same_types(filled: str) -> None:
         "response_tokens": row["response_tokens"],
         "finish_reasons": row["finish_reasons"],
         "key": None,
+        "group_size": None,
+        "group_index": None,
         "tags": {"level": 1},
         "error": None,
         "prompt": "Find all primes p such that p^2 + 15 is a perfect square.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.cli.conftest import run, run_json
 from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
 from tests.cli.test_help import UNSAFE
-from tests.stores import TASK, build, fill
+from tests.stores import TASK, build, fill, group
+from tests.web.conftest import client_of
 
 
 def test_full_shows_every_message_with_its_lines(filled: str) -> None:
@@ -189,6 +191,37 @@ async def test_a_line_of_a_megabyte_is_shown_in_a_terminal(tmp_path: Path, size:
         assert "998,000 more" in seen
         assert not [character for character in UNSAFE if character in seen]
         assert shown.tmux("display-message", "-p", "#{pane_title}").strip() != "owned"
+
+
+@pytest.mark.parametrize("status", Status)
+def test_groups_of_every_status_are_shown(tmp_path: Path, status: Status) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        buffer.put([RolloutState(message=[], response="a", status=Status.COMPLETED)], "math")
+    with closing(sqlite3.connect(tmp_path / "run.db")) as connection, connection:
+        connection.execute("UPDATE rb_lane SET status = ?", (status,))
+    assert re.search(rf"(?m)^  status +{status}$", run("show", url, 1).stdout)
+
+
+def test_rollouts_of_groups_that_fill_say_which_and_where(url: str) -> None:
+    asyncio.run(_fill_two(url))
+    assert re.findall(r"(?m)(\d) +math +\w+ +(a \d/\d|-)", run("ls", url).stdout) == [("1", "a 2/4"), ("4", "-")]
+    assert re.search(r"(?m)^  rollout of +a 2/4$", run("show", url, 1).stdout)
+    missing = said(url, ("show", "2"), code=1)
+    assert "gone: now a rollout of group 4" in missing
+    assert KEEPS not in missing
+    assert "replaced by" not in said(url, ("trace", "uid", "2"))
+    page = client_of(url)
+    assert "a 2/4" in page.get("/groups").text
+    assert "a 2/4" in page.get("/groups/1").text
+    assert "It is now a rollout of" in page.get("/groups/2").text
+
+
+async def _fill_two(url: str) -> None:
+    """Put one rollout of group `a`, and all of group `b`."""
+    async with build(url) as buffer:
+        for name, size, index in (("a", 4, 1), ("b", 3, 0), ("b", 3, 1), ("b", 3, 2)):
+            await buffer.put(group(index, 1), "math", group=name, size=size, index=index)
 
 
 # Without an archive the texts of groups that were trained on are gone: the command says so, and what keeps them

@@ -23,7 +23,7 @@ from replaybuf.view.overview import Minute, rates_now, rates_of
 from replaybuf.web import html_tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
-from tests.stores import until
+from tests.stores import group, until
 from tests.web.conftest import Client, client_of
 from tests.web.example import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT
 
@@ -61,6 +61,16 @@ def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
     tasks = {one["task_name"]: one for one in page.data("overview")["view"]["tasks"]}
     assert tasks["code"]["failed"] == len(range(1, GROUPS, FAILED_EVERY))
     assert tasks["math"]["completed"] == GROUPS // 2
+
+
+def test_overview_tells_expired_groups_from_those_that_ever_expired(url: str) -> None:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for number in range(3):
+            buffer.put(group(number), "math", model_step=1, current_train_step=1, stale_threshold=2)
+        buffer.refresh_staleness(task_stale_thresholds={"math": 2}, current_train_step=9)
+        buffer.delete({"uid": {"$lte": 2}})
+    [task] = client_of(url).data("overview")["view"]["tasks"]
+    assert (task["expired"], task["expired_so_far"]) == (1, 3)
 
 
 def test_overview_plots_rates_and_draws(page: Client) -> None:
@@ -453,7 +463,7 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         assert answer.status_code in (400, 404)
         assert 'role="alert"' in answer.text
         assert 'id="live"' not in answer.text  # nothing on it changes
-    assert "there is no group 999999: there never was" in read(page, "/groups/999999", 404)
+    assert "there is no group 999999: uids go from 1 to" in read(page, "/groups/999999", 404)
     assert "There is no such page; there are /, /groups, /groups/{uid}" in read(page, "/group/1", 404)
     assert "Nothing was ever put into this task; there are the tasks " in (nothing := read(page, "/groups?task=mat"))
     assert "Did you mean math?</p>" in nothing

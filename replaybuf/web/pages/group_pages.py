@@ -9,7 +9,7 @@ from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.query import FIELDS, OPERATORS, LogicNode, Node, parse
-from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, tasks_of
+from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, place_in_group, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
 from replaybuf.storage.sql.inspection.lives import life_of, nothing_of, timeline
@@ -27,7 +27,16 @@ STATUSES = tuple(map(str, Status))
 _FURTHEST = 10_000_000
 _GROUPS = [
     *columns(
-        "uid", "task_name", "status", "reward", "staleness", "rollouts", "response_tokens", "created_at", "worker"
+        "uid",
+        "task_name",
+        "status",
+        "place",
+        "reward",
+        "staleness",
+        "rollouts",
+        "response_tokens",
+        "created_at",
+        "worker",
     ),
     *columns("leased_until", "tags", "prompt"),
 ]
@@ -54,7 +63,7 @@ def show_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         return {**data, "error": str(error)}
     nodes += [parse({name: one}) for name, one in (("task_name", task), ("status", status)) if one is not None]
     found = list_groups(tx, buffer, LogicNode("$and", tuple(nodes)), order, SIZE + 1, first=first)
-    rows = [row | {"prompt": row["error"] or row["prompt"]} for row in found.rows[:SIZE]]
+    rows = [row | {"place": place_in_group(row), "prompt": row["error"] or row["prompt"]} for row in found.rows[:SIZE]]
     table = table_of("Groups", rows, _GROUPS, ask, found.now, usual="-uid", sorts=FIELDS)
     following = first + SIZE if len(found.rows) > SIZE else None
     return {**data, "table": replace(table, first=first, next=following, total=None)}

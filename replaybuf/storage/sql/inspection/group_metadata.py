@@ -92,7 +92,7 @@ _GROUPS = """
 SELECT
     uid, buffer, task_name, status, staleness, reward, priority, times_sampled, created_at, leased_until, archived_at,
     deliveries, rollouts, prompt_tokens, response_tokens, finish_reasons, bytes, key, tags, error, prompt, response,
-    worker, put_step, leased_by, trained_step
+    worker, put_step, leased_by, trained_step, group_size, group_index
 FROM groups WHERE uid IN ({uids})"""
 _ROLLOUTS = """
 SELECT
@@ -220,6 +220,12 @@ def archived_at(row: Mapping[str, Any]) -> datetime | None:
     return row["archived_at"] if row["status"] == Status.ARCHIVED else None
 
 
+def place_in_group(row: Mapping[str, Any]) -> str | None:
+    """Return the group that a rollout fills, and the rollout's place there, from 1: `a 2/4`; None for whole groups."""
+    size = row["group_size"]
+    return None if size is None else f"{row['key']} {row['group_index'] + 1}/{size}"
+
+
 def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:
     """Return the known facts of an existing group as texts, by name; "" for unknown ones."""
 
@@ -235,6 +241,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "status": group["status"],
         "leased": "" if until is None else f"until {time(until)} ({units.lease(until, now)})",
         "deliveries": units.number(group["deliveries"]) if group["deliveries"] else "",
+        "rollout of": place_in_group(group) or "",
         "task": group["task_name"],
         "staleness": units.number(group["staleness"]),
         "reward": units.number(group["reward"], 3),
@@ -250,7 +257,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "tokens": f"{units.number(group['prompt_tokens'])} prompt, {units.number(group['response_tokens'])} response",
         "finished by": group["finish_reasons"] or "",
         "payload": units.size(group["bytes"]),
-        "key": group["key"] or "",
+        "key": group["key"] or "" if group["group_size"] is None else "",
         "tags": units.tags(group["tags"]),
         "annotations": units.annotated(group["annotations"]),
         "error": group["error"] or "",

@@ -49,7 +49,8 @@ class Life:
     """The recorded history of a group.
 
     `there` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
-    that its put replaced, as far as recorded (`schema.tables`); `replaced_by` are the groups whose put replaced it.
+    that its put replaced, as far as recorded (`schema.tables`); `replaced_by` are the groups whose put replaced it, and
+    `rollout_of` those that were filled by it.
     `annotations` are their means in each draw. `checkpoints` are the train steps of the checkpoints that contain it.
     """
 
@@ -61,6 +62,7 @@ class Life:
     happenings: Sequence[Happening]
     replaces: Sequence[int]
     replaced_by: Sequence[int]
+    rollout_of: Sequence[int]
     checkpoints: Sequence[int]
     now: datetime
     several: bool
@@ -75,7 +77,7 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
         draws = batches_with(tx, buffer, uid)
         events = tx.tuples(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)
         happenings = [Happening(time_of(at), *more) for at, *more in events]
-        later = tx.values(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)
+        later = tx.tuples(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)
         if rows or draws or happenings or later:
             break
     else:
@@ -87,7 +89,8 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
     origin = _origin(buffer, rows[0] if rows else None, draws)
     noted = annotations_of(tx, draws)
     annotations = [noted.get((one.id, uid), {}) for one in draws]
-    return Life(uid, origin, there, draws, annotations, happenings, replaces, later, checkpoints, tx.now(), several)
+    by, whole = ([one for one, is_filled in later if bool(is_filled) is filled] for filled in (False, True))
+    return Life(uid, origin, there, draws, annotations, happenings, replaces, by, whole, checkpoints, tx.now(), several)
 
 
 _COPIED = "created_at, worker, put_step, oldest_step, reward, made_from"
@@ -109,9 +112,9 @@ _EVENTS = {
     "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
     "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
 }
-# A replacing group has a higher uid than the replaced one.
+# A replacing group has a higher uid than the replaced one. The key of one that was filled is of no task (`name_key`).
 _REPLACING = """
-SELECT g.uid AS uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+SELECT g.uid AS uid, substr(g.scoped_key, 1, 4) = '["",' FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
 _LATER = {
     "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
@@ -166,7 +169,7 @@ def _row(at: datetime | None, what: str, worker: str | None, step: int | None, d
 
 def _drawn(one: Batch, annotations: Mapping[str, float]) -> str:
     mine = one.members[0]
-    facts = [f"batch {one.id} of {one.groups} groups"]
+    facts = [f"batch {one.id} of {units.number_of(one.groups, 'group')}"]
     if mine.staleness is not None:
         facts.append(stale_text(mine.staleness))
     if one.lease is not None and one.settled < one.groups:
@@ -207,6 +210,8 @@ def place_of(life: Life) -> str:
             return f"leased by {there['leased_by'] or 'somebody'}, {units.lease(there['leased_until'], life.now)}"
         trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
         return f"{there['status']}{trained}, {stale_text(there['staleness'])}"
+    if life.rollout_of:
+        return f"gone: now a rollout of {uids_text(life.rollout_of)}"
     if life.replaced_by:
         return f"gone: replaced by {uids_text(life.replaced_by)}"
     for one in reversed(life.draws):
@@ -229,8 +234,8 @@ def nothing_of(tx: ReadTransaction, uid: int) -> str:
     """Return why nothing is known of a group."""
     last = last_uid(tx)
     if not 1 <= uid <= last:
-        return f"there never was a group {uid}: uids go from 1 to {last} here" if last else "there never was a group"
+        return f"uids go from 1 to {last} here" if last else "there never was one here"
     return (
-        f"nothing is recorded of group {uid}: it left other than by a draw (expired, evicted, deleted, replaced), or "
-        "its draw is no longer recorded"
+        "nothing is recorded of it: it left other than by a draw (expired, evicted, deleted, replaced), or its draw is "
+        "no longer recorded"
     )

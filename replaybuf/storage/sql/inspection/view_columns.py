@@ -49,13 +49,13 @@ uid | integer | higher for later puts
 timestamp_id | integer | `uid`, by xtuner's name
 buffer | text
 task_name | text
-status | text | `completed`, `aborted`, `init`, `expired`, `filtered`, `failed`, `archived`
+status | text | `completed`, `aborted`, `init`, `expired`, `filtered`, `failed`, `archived`, `filling`
 staleness | integer | of its oldest rollout
 priority | number | of prioritized draws
 times_sampled | integer | draws of it so far
 created_at | time | when it was put
 leased_until | time | end of its lease; NULL: not leased
-archived_at | time | since when it is archived, filtered or failed
+archived_at | time | since when it is archived, filtered, failed or filling
 deliveries | integer | leases begun
 reward | number | mean of its rollouts that have one
 rollouts | integer | their number, whatever segments they consist of
