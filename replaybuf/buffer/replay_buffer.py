@@ -538,7 +538,7 @@ class ReplayBuffer(Generic[R]):
         refresh = Refresh(step, rules, chosen, dropped)
         refreshing = self.storage.refresh(refresh)
         expired = await (refreshing if dropped is None else to_its_end(refreshing))
-        self.putting.warn_of_going_back(refresh)
+        self.putting.warn_of(refresh)
         return expired
 
     # Counting and reading
