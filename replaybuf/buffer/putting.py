@@ -26,6 +26,7 @@ from replaybuf.common.checks import (
 )
 from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
+from replaybuf.rules.causes import never_put
 from replaybuf.rules.words import named
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, StorageItem, Unset
@@ -357,8 +358,11 @@ class Putting:
             )
         return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
 
-    def warn_of_going_back(self, refresh: Refresh) -> None:
-        """Warn once if a refresh went back to an earlier train step than the last one."""
+    def warn_of(self, refresh: Refresh) -> None:
+        """Warn once of a refresh to an earlier train step than the last one, and of one of a task without groups."""
+        for task in refresh.rules.keys() - refresh.tasks if refresh.tasks else ():
+            meant = ". ".join(never_put(task, sorted(refresh.tasks)))
+            self._warn(f"task {task}", f"refresh_staleness of task {named(task)}: {meant}")
         for task, step in refresh.earlier.items():
             if step > refresh.train_step:
                 self._warn(

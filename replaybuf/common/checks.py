@@ -234,7 +234,7 @@ def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
         raise InputError(f'mix must be {{"replay": share}}, or {{"replay": {{task: share}}}}, got {mix!r:.100}')
     shares = given["replay"] if isinstance(given["replay"], Mapping) else dict.fromkeys(sizes, given["replay"])
     for task, share in check_by_task(shares, "mix['replay']").items():
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        if not isinstance(share, (int, float)) or (number := _number(share)) is None or not 0 <= number <= 1:
             raise InputError(f"mix: the share of task {task!r:.100} must be a number from 0 to 1, got {share!r:.100}")
         if task not in sizes:
             raise InputError(f"mix names the task {task!r:.100}, of which no groups are asked for")
@@ -286,23 +286,30 @@ def check_threshold(threshold: Any, what: str) -> int | None:
 def whole(number: Any) -> int | None:
     """Return a whole number of Python or numpy as an int; None for anything else."""
     if type(number) is int:
-        return number
+        return _printable(number)
     if isinstance(number, bool):
         return None
     try:
-        return operator.index(number)
+        return _printable(operator.index(number))
     except TypeError:
         return None
 
 
+def _printable(number: int) -> int:
+    """Return a number. Raises InputError if it is too long for Python to show it in an error."""
+    if number.bit_length() > 10_000:
+        raise InputError("a whole number has more than 3,000 digits, which is too long for anything")
+    return number
+
+
 def _number(value: Any) -> int | float | None:
     """Return a number of Python or numpy as an int or float; None for anything else."""
-    if type(value) is float or type(value) is int:
+    if type(value) is float:
         return value
     if isinstance(value, bool):
         return None
     if isinstance(value, Integral):
-        return int(value)
+        return _printable(int(value))
     return float(value) if isinstance(value, Real) else None
 
 

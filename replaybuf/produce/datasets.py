@@ -31,9 +31,6 @@ _FAR = 1 << 62  # an upper bound of positions
 _END: Any = object()
 _Seed = int | list[int] | None
 
-#: Why there is no next item.
-NONE_LEFT = "no prompt is left in the dataset"
-
 
 class _Place(NamedTuple):
     """A position in a dataset: the next item is number `item` of `epoch`.
@@ -205,6 +202,9 @@ class PromptDataset:
     and the size of the dataset. Unless it is shuffled, an indexed dataset may grow or lose unread items at its end.
     Raises InputError for datasets that can't be read, or not be shuffled.
     """
+
+    #: Why there is no next item, if there is none.
+    why_none = "no prompt is left in the dataset"
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | Placed | None = None) -> None:
         self._lock = threading.Lock()

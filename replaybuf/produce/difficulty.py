@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from replaybuf.errors import InputError
-from replaybuf.produce.datasets import NONE_LEFT, Placed, PromptDataset, seed_of
+from replaybuf.produce.datasets import Placed, PromptDataset, seed_of
 from replaybuf.storage.values import Cursor
 
 #: What is known of a prompt: its place in the dataset, how often it was generated, the mean and the standard deviation
@@ -70,10 +70,8 @@ class OrderedPrompts(PromptDataset):
         super().__init__(dataset, epochs, Placed(dataset, self._seed))
         found: Order | None = ORDERS.get(order) if isinstance(order, str) else order
         if not callable(found) or isinstance(found, type):
-            names = ", ".join(map(repr, ORDERS))
-            raise InputError(f"order must be {names}, Unsolved(...), or a function, got {order!r:.100}")
+            raise InputError(f"order must be 'varied', 'unsolved', Unsolved(...), or a function, got {order!r:.100}")
         self._order = found
-        self.skips_all = False  # whether the last choice found no item because the order skips each
         self._at = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
         self._clear()
 
@@ -101,19 +99,14 @@ class OrderedPrompts(PromptDataset):
             if not len(found) and last and epoch + 1 != self._epochs:
                 epoch += 1
                 found = self._first(epoch, count)
-            self.skips_all = not len(found) and bool(len(self._drawn)) and bool((self._drawn < epoch).all())
+            self.why_none, size = PromptDataset.why_none, len(self._drawn)
+            if size and not len(found) and (self._drawn < epoch).all():
+                kind = " (solved or hopeless)" if isinstance(self._order, Unsolved) else ""
+                self.why_none = f"all {size} prompts are skipped by order={kind}"
             places = found.tolist()
             items = [self._source.item(epoch, place) for place in places]
             after = self._after(epoch, places[-1] + 1, items[-1]) if items else now.value
             return items, dict.fromkeys(places, epoch), after
-
-    @property
-    def why_none(self) -> str:
-        """Return why the last choice found no item, in words."""
-        if not self.skips_all:
-            return NONE_LEFT
-        why = " (solved or hopeless)" if isinstance(self._order, Unsolved) else ""
-        return f"all {len(self.statistics)} prompts are skipped by order={why}"
 
     def take_in(self, now: Cursor, changed: Changed) -> None:
         """Take in what has changed, unless another thread has taken in what was read later."""
@@ -144,8 +137,7 @@ class OrderedPrompts(PromptDataset):
         try:
             given = np.asarray(self._order(self.statistics[places]))
         except ValueError as error:  # also that of an unknown field
-            fields = ", ".join(STATISTICS.names or ())
-            raise InputError(f"order= raised ValueError: {error!s:.200} (the fields are {fields})") from error
+            raise InputError(f"order= raised {error!r:.200} (the fields are {STATISTICS.names})") from error
         if given.shape != places.shape or given.dtype.kind not in "fiub" or np.isnan(given).any():
             raise InputError(f"order= must return a number for each of {len(places)} prompts, got {given!r:.100}")
         with np.errstate(over="ignore"):

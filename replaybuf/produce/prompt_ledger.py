@@ -25,7 +25,7 @@ from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import Tags, check_list, check_seconds, check_task_name, check_timeout, check_whole, whole
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
-from replaybuf.produce.datasets import NONE_LEFT, PromptDataset
+from replaybuf.produce.datasets import PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
 from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
@@ -279,7 +279,7 @@ class PromptLedger:
     @property
     def why_none(self) -> str:
         """Return why the last draw found no new prompt, in words."""
-        return NONE_LEFT if self._ordered is None else self._ordered.why_none
+        return self._source.why_none
 
     async def counts(self, again: Iterable[Again] | None = None) -> LedgerCounts:
         """Return the number of prompts by state, from the tallies of the task: its other groups count too.

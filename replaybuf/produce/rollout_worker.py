@@ -120,7 +120,7 @@ async def produce_loop(
     if not isinstance(strategy, AsyncProduceStrategy):
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
     check_agent_loop(agent_loop)
-    size, lag = check_size(batch_size, sampler), check_whole(max_lag, "max_lag")
+    size, lag = check_size(batch_size, sampler, strategy.min_size), check_whole(max_lag, "max_lag")
     patience = check_timeout(timeout)
     summary, ends = ProduceSummary(), stop or asyncio.Event()
     with working_as(worker):

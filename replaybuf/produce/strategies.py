@@ -127,7 +127,7 @@ class ProduceStrategy(ReadableConfig):
         """
         batch = BatchPlan(
             sampler,
-            check_size(batch_size, sampler),
+            check_size(batch_size, sampler, self.min_size),
             check_whole(train_step, "train_step"),
             check_step(model_step, "model_step"),
             check_timeout(timeout),
@@ -225,11 +225,13 @@ class SyncProduceStrategy(ProduceStrategy):
     """
 
 
-def check_size(batch_size: Any, sampler: Any) -> int:
-    """Check that the sampler's buffer can deliver a batch of this size. Raises InputError."""
+def check_size(batch_size: Any, sampler: Any, least: int | None) -> int:
+    """Check that the sampler's buffer can deliver a batch of groups of at least so many rollouts. Raises InputError."""
     if not isinstance(sampler, Sampler):
         raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
     size = check_whole(batch_size, "batch_size", 1)
+    if least is not None and least > sampler.prompt_repeat_k:
+        raise InputError(f"min_size {least} is more than the {sampler.prompt_repeat_k} rollouts of a group")
     needed = {sampler.task_name: size}
     check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
     return size

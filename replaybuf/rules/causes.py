@@ -51,8 +51,9 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
         facts.append(Fact(f"last drawn: {groups(last.groups)}{who} at {clock(last.time, about.now)}"))
     end = first.advice if first.advice.endswith("?") else f"{first.advice}."
     final = first.cause.final and wait.kind == "groups"
+    each = "in each, " if len(alike) > 1 and first.text.removeprefix("all ")[:1].isdigit() else ""
     return Diagnosis(
-        first.cause.reason, f"{head_of(alike)}: {first.text}. {end}", need.task or None, tuple(facts), final
+        first.cause.reason, f"{head_of(alike)}: {each}{first.text}. {end}", need.task or None, tuple(facts), final
     )
 
 

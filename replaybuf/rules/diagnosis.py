@@ -143,7 +143,8 @@ class Need:
         leased = sum(about.count(task, other, Tally.LEASED) for other in Status)
         others += [f"{leased} leased"] if leased else []
         if self.wait.query is not None:
-            others.insert(0, f"{self.there} {status} before the where")
+            asked = "mix or where" if '"times_sampled"' in self.wait.query else "where"
+            others.insert(0, f"{self.there} {status} before the {asked}")
         rest = f" ({', '.join(others)})" if others else ""
         least = f"at least {self.least:,}" if self.wait.at_least else f"{self.least:,}"
         blocked = "" if limits is None or self.available >= self.matching else f", but {limits.why_slow(self.level)}"

@@ -329,7 +329,7 @@ class Refresh:
     """One refresh: the train step, the statuses of the groups it applies to, and each task's rule.
 
     If `dropped` is a list, the groups that are removed are added to it after the commit. `earlier` gets the train step
-    of each task's last refresh.
+    of each task's last refresh, and `tasks` all tasks that ever had groups if one of the refreshed may not.
     """
 
     train_step: int
@@ -337,3 +337,4 @@ class Refresh:
     statuses: tuple[Status, ...]
     dropped: list[StorageItem] | None = None
     earlier: dict[str, int] = field(default_factory=dict, compare=False)
+    tasks: set[str] = field(default_factory=set, compare=False)

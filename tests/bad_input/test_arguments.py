@@ -40,6 +40,8 @@ def test_settings_of_what_is_kept_are_checked_by_whatever_takes_them(name: str, 
         made(**{name: value})
 
 
+LONG = 1 << 20_000  # more digits than Python shows
+
 BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "group: text": (put("abc"), RolloutError, "list of rollouts .* got str"),
     "group: one rollout": (put(rollouts()[0]), RolloutError, "list of rollouts .* got RolloutState"),
@@ -125,6 +127,10 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "tags: nested": (put(tags={"a": {"b": 1}}), InputError, r"tags\['a'\] is .*a str .*int"),
     "tags: NaN": (put(tags={"a": math.nan}), InputError, r"tags\['a'\] is nan"),
     "tags: huge": (put(tags={"a": 2**64}), InputError, r"tags\['a'\]"),
+    "tags: thousands of digits": (put(tags={"a": LONG}), InputError, "too long for anything"),
+    "size: thousands of digits": (put(group="a", size=LONG), InputError, "too long for anything"),
+    "mix: thousands of digits": (lambda b: b.get(3, TASK, mix={"replay": LONG}), InputError, "too long for anything"),
+    "annotate: thousands of digits": (lambda b: b.annotate({1: {"a": LONG}}), InputError, "too long for anything"),
     "tags: NUL": (put(tags={"a": "\0"}), InputError, r"tags\['a'\]"),
     "tags: name": (put(tags={1: 2}), InputError, "a tag's name must be a text, got int"),
     "tags: empty name": (put(tags={"": 2}), InputError, "a tag's name is empty"),

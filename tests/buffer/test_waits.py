@@ -200,6 +200,20 @@ async def test_a_refresh_that_goes_back_warns_once_and_a_restore_goes_back(
     assert line.startswith(f"refresh_staleness of task {TASK} went back from train step 50 to 5")
 
 
+async def test_a_refresh_of_a_task_without_groups_warns_once(caplog: pytest.LogCaptureFixture, shared_url: str) -> None:
+    """If other tasks had some; not of one that has groups of another status."""
+    async with build(shared_url) as buffer:
+        await refresh(buffer, "mtah")
+        await buffer.put(group(1), "math")
+        await buffer.put(group(2, status=Status.FAILED), "code")
+        assert told(caplog, "replaybuf.puts") == []
+        for _ in range(2):
+            await refresh(buffer, "mtah", "math", "code")
+        [line] = told(caplog, "replaybuf.puts")
+    assert line.startswith("refresh_staleness of task mtah: nothing was ever put into this task; there are the tasks")
+    assert "Did you mean math?" in line
+
+
 async def refresh(buffer: ReplayBuffer, *tasks: str, step: int = 5) -> None:
     await buffer.refresh_staleness(task_stale_thresholds=dict.fromkeys(tasks, 4), current_train_step=step)
 

@@ -163,6 +163,12 @@ async def test_after_the_last_attempt_a_group_goes_without_what_failed(url: str,
             assert await contents(buffer) == found
 
 
+async def test_more_rollouts_than_a_group_has_are_refused() -> None:
+    async with build("memory://") as buffer:
+        with pytest.raises(InputError, match="min_size 5 is more than the 4 rollouts of a group"):
+            await produce(SyncProduceStrategy(by_rollout=True, min_size=5), Loop({}), buffer)
+
+
 async def produce(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, prompts(1), TASK, prompt_repeat_k=4, epochs=1)
     await strategy.produce_batch(loop, sampler, 1, train_step=1, model_step=0, timeout=60)

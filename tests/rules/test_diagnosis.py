@@ -124,6 +124,12 @@ def test_tasks_that_lack_groups_for_one_cause_are_in_one_sentence() -> None:
     assert str(one).count("no producer is left") == 1
 
 
+def test_counts_of_several_tasks_are_those_of_each() -> None:
+    counts = tallies(completed=16, completed_put=16) | tallies("code", completed=16, completed_put=16)
+    found = diagnose(Wait({"math": 16, "code": 16}, limits=Limits(min_size=20)), Circumstances(NOW, counts))
+    assert "math (0 of 16) and code (0 of 16): in each, 16 completed groups are there, but min_size" in found.sentence
+
+
 def test_at_least_a_part_is_enough() -> None:
     """What is needed counts, not what would be taken."""
     assert why(wait(8), FEW).reason == Reason.READY
@@ -131,6 +137,8 @@ def test_at_least_a_part_is_enough() -> None:
 
 def test_the_numbers_of_each_task_are_facts() -> None:
     counts = tallies(completed=12, expired=3, failed=1, completed_leased=4, archived=9)
+    mixed = why(wait(64, '{"times_sampled": 0}'), counts, matches={"math": 2})
+    assert "(12 completed before the mix or where, " in mixed.facts[0].text
     found = why(wait(64, GREAT), counts, matches={"math": 2}, limits=Limits(min_size=16))
     assert found.facts[0].text == (
         "task math: 2 completed groups there, 64 needed (12 completed before the where, 1 failed, 3 expired, "

@@ -44,6 +44,9 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     leaving: Leaving = None if refresh.dropped is None else []
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
+    if not refresh.rules.keys() <= {task_name for task_name, _ in lanes}:
+        named = "SELECT DISTINCT task_name FROM rb_lane WHERE buffer = :buffer"
+        refresh.tasks.update(tx.values(named, buffer=tx.scope.buffer))
     for (task_name, _), home in lanes.items():
         if home.step is not None:
             refresh.earlier[task_name] = max(home.step, refresh.earlier.get(task_name, home.step))
