@@ -56,7 +56,9 @@ def _values(where: str, given: Any) -> dict[str, Any]:
 
 
 def _value(what: str, value: Any) -> Any:
-    """Return a plain value or, of an array or a tensor, a float32 array with a number for each token."""
+    """Return a plain value or, of an array, a tensor or a list, a float32 array with a number for each token."""
+    if isinstance(value, list | tuple) and all(isinstance(one, int | float | np.number) for one in value):
+        value = np.asarray(value)
     if not getattr(value, "ndim", 0):
         plain = check_plain(what, value.item() if hasattr(value, "item") else value, "an annotation")
         if isinstance(plain, str) and len(plain) > MOST_CHARACTERS:
@@ -80,7 +82,9 @@ def _annotation(group: str, name: Any, values: Sequence[Any], *, whole: bool) ->
         raise InputError(f"{group}: the name {name!r:.100} must be an identifier, as a variable of Python has one")
     arrays: list[Any] = [one for one in values if isinstance(one, np.ndarray)]
     if arrays and (whole or len(arrays) < sum(one is not None for one in values)):
-        raise InputError(f"{name} of {group} is an array: arrays are of rollouts, each of which has one or None")
+        raise InputError(
+            f"{name} of {group} is an array: arrays are of rollouts (a list of dicts), each of which has one or None"
+        )
     rows = [[None if whole else place, *_columns(one)] for place, one in enumerate(values) if one is not None]
     return Annotation(name, None if whole else len(values), rows, b"".join(arrays) if arrays else None)
 

@@ -482,8 +482,8 @@ class ReplayBuffer(Generic[R]):
             await buffer.annotate({17: {"kl": 0.01}, 18: [{"advantage": 0.7}, {"advantage": -0.7}]})
 
         A dict is about the group, a list has one for each rollout (or segment), in order. Names are identifiers. Values
-        are finite numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays or
-        tensors with a number for each response token, stored as float32. A name replaces what the group has under it.
+        are finite numbers, booleans, texts of up to 200 characters, None for nothing, and, of a rollout, arrays, lists
+        or tensors with a number for each response token, kept as float32. A name replaces what the group has under it.
 
         Annotations belong to the group's last draw (for `train_step`), also after the group has left: restores leave
         them, and they are deleted when the config's `history` no longer keeps the draw. Snapshots and exports don't
@@ -492,7 +492,10 @@ class ReplayBuffer(Generic[R]):
         """
         self._check_open()
         step = None if train_step is None else check_step(train_step, "train_step")
-        return await self.storage.annotate(await asyncio.to_thread(check_annotations, annotations), step)
+        try:
+            return await self.storage.annotate(await asyncio.to_thread(check_annotations, annotations), step)
+        except InputError as error:
+            raise InputError(f"{error}; nothing was annotated") from error
 
     @traced("replaybuf.refresh_staleness", lambda expired: {"expired": sum(expired.values())})
     async def refresh_staleness(

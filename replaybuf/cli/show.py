@@ -223,7 +223,7 @@ def _print_heading(row: Row, of: str) -> None:
         "step": row["oldest_model_step"],
         "tokens": row["response_tokens"],
         "finish": row["finish_reason"],
-        **{name: units.cell(value) for name, value in row["annotations"].items()},
+        **{name: units.annotation(value) for name, value in row["annotations"].items()},
     }
     said = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
     place = f"rollout {row['position']}" if row["parent"] is None else f"└ {row['position']}, after {row['parent']}"

@@ -193,7 +193,7 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
 
 
 def _print_by_task(found: ByTask) -> None:
-    if len(found.tasks) > 1:
+    if found.says_more:
         write(["\nrewards by task, beside those of others\n"])
         print_table(found.rows, by_task_columns(found))
 

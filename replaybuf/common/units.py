@@ -172,8 +172,14 @@ def tags(values: Mapping[str, Any] | None) -> str:
 
 
 def annotated(values: Mapping[str, Any]) -> str:
-    """Format annotations on one line, by name; those of arrays are dicts."""
-    return ", ".join(f"{name} {cell(one)}" for name, one in values.items())
+    """Format annotations on one line, by name."""
+    return ", ".join(f"{name} {annotation(one)}" for name, one in values.items())
+
+
+def annotation(value: Any) -> str:
+    """Format an annotation; of an array, which is a dict, the mean and the range: `0.15 (0.1 to 0.2)`."""
+    array = isinstance(value, dict) and value["tokens"]
+    return f"{cell(value['mean'])} ({cell(value['min'])} to {cell(value['max'])})" if array else cell(value)
 
 
 def reward(value: float | None, parts: Mapping[str, Any] | None) -> str | None:

@@ -95,7 +95,7 @@ KINDS: dict[str, Callable[[Any, datetime | None], str]] = {
     "text": _text,
     "tags": lambda value, _: units.tags(value),
     "cell": lambda value, _: units.cell(value),
-    "number": lambda value, _: units.cell(value),
+    "number": lambda value, _: units.annotation(value),
 }
 _TEXTS = ("name", "text", "tags", "cell")
 _LEFT = (*_TEXTS, "status", "word", "time")

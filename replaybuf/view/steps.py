@@ -190,9 +190,10 @@ class Step:
             return ""
         text = f"{one.reward:.3f} ({one.min_reward:.3f} to {one.max_reward:.3f})"
         if self.reward_before is not None:
-            side = "below" if one.reward < self.reward_before else "above"
+            side, moved = "below" if one.reward < self.reward_before else "above", abs(one.reward - self.reward_before)
             steps = "step" if self.steps_before == 1 else f"{self.steps_before} steps"
-            text += f", {abs(one.reward - self.reward_before):.3f} {side} the {steps} before ({self.reward_before:.3f})"
+            compared = "as in" if round(moved, 3) == 0 else f"{moved:.3f} {side}"
+            text += f", {compared} the {steps} before ({self.reward_before:.3f})"
         return text
 
 
@@ -262,7 +263,8 @@ def _lowest(tx: ReadTransaction, buffer: str, uids: Sequence[int], most: int) ->
 def no_draw(known: Recorded, which: str) -> str:
     """Return a sentence for steps without recorded draws."""
     if known.last is not None:
-        return f"no draw {which} is recorded; the recorded ones are for steps {known.first} to {known.last}"
+        steps = f"step {known.first}" if known.first == known.last else f"steps {known.first} to {known.last}"
+        return f"no draw {which} is recorded; the recorded ones are for {steps}"
     if known.batches:
         return (
             f"of {known.batches:,} recorded draws none names its train step: pass current_train_step= to "

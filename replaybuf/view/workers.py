@@ -44,6 +44,11 @@ class ByTask:
     tasks: list[str]
     rows: list[dict[str, Any]]
 
+    @property
+    def says_more(self) -> bool:
+        """Return whether there are several tasks, and other workers to compare with."""
+        return len(self.tasks) > 1 and any(row[task] is not None for row in self.rows for task in self.tasks)
+
 
 def rewards_by_task(tables: Sequence[Table], found_worse: Sequence[tuple[str | None, Part]]) -> ByTask:
     """Return what each worker made of each task in these steps, compared with what others did."""

@@ -130,6 +130,20 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
         assert f"there is no group {uid}: uids go from 1 to" in run("trace", trained, "uid", uid, code=1).stderr
 
 
+async def test_one_of_anything_is_singular_and_nothing_is_compared_with_itself(url: str) -> None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        for step in (3, 4):
+            for task in ("code", "math"):
+                await buffer.put([RolloutState(message=[], reward=0.5, status=Status.COMPLETED)], task)
+            await buffer.take_batch({"code": 1, "math": 1}, current_train_step=step)
+            if step == 3:
+                missing = (await asyncio.to_thread(run, "trace", url, "step", 9, code=1)).stderr
+                assert "the recorded ones are for step 3" in missing
+    step = (await asyncio.to_thread(run, "trace", url, "step", 4)).stdout
+    assert ", as in the step before (0.500)" in step
+    assert "rewards by task" not in step
+
+
 def test_a_group_has_a_life(url: str) -> None:
     uid = asyncio.run(_live(url))
     found = run_json("trace", url, "uid", uid)
@@ -162,8 +176,10 @@ def test_annotations_are_in_every_view_of_a_group_also_when_it_is_gone(url: str)
             buffer.annotate({kept.uid: {"weight": 0.5}})
             lease.give_back()
         assert "weight 0.5" in re.split(r"\n +annotations +", run("show", url, kept.uid).stdout)[1]
-        assert re.search(r"  entropy +kl  why  response\n─+\n.*}  0.125  low  ", run("show", url, kept.uid).stdout)
-        assert "} kl=0.125 why=low\n" in run("show", url, kept.uid, "--full").stdout
+        assert re.search(
+            r"  entropy +kl  why  response\n─+\n.*0.5 \(0 to 1\)  0.125  low  ", run("show", url, kept.uid).stdout
+        )
+        assert "entropy=0.5 (0 to 1) kl=0.125 why=low\n" in run("show", url, kept.uid, "--full").stdout
         shown = run_json("show", url, kept.uid)
         entropy = {"mean": 0.5, "min": 0, "max": 1, "tokens": tokens[0]}
         assert shown["rollouts"][0]["annotations"] == first | {"entropy": entropy}

@@ -50,7 +50,11 @@ class AnnotatingLaws(Harness):
         lease = await buffer.lease_batch({"math": 2}, current_train_step=5, seconds=LONG, heartbeat=False)
         held, back = sorted(lease.open)
         each: Any = [{"kl": np.float32(0.5), "why": "odd", "length": 3}, {"kl": None, "length": np.array(4)}]
-        values = {gone: each, held: {"kl": 0.25, "clipped": True}, back: [{"token": np.arange(3), "other": Tensor()}]}
+        values = {
+            gone: each,
+            held: {"kl": 0.25, "clipped": True},
+            back: [{"token": np.arange(3), "other": Tensor(), "listed": [0, 1, 0.5]}],
+        }
         assert await buffer.annotate(values) == 3
         await lease.acknowledge([held])
         await lease.give_back([back])
@@ -61,6 +65,7 @@ class AnnotatingLaws(Harness):
             (4, 0, gone, "why", 0, None, "odd", None, None, None),
             (5, 0, held, "clipped", None, 1, None, None, None, None),
             (5, 0, held, "kl", None, -1, None, None, None, None),
+            (5, 0, back, "listed", 0, 0.5, None, 0, 1, 3),
             (5, 0, back, "other", 0, 1, None, 0.5, 1.5, 3),
             (5, 0, back, "token", 0, 1, None, 0, 2, 3),
         ]
@@ -127,15 +132,17 @@ class AnnotatingLaws(Harness):
             "kl of group 1 is {}": {"kl": {}},
             "why of group 1 has 201 characters": {"why": "x" * 201},
             "why of group 1 is 'a.*NUL": {"why": "a\0"},
-            "token of group 1 is an array: arrays are of rollouts": {"token": np.ones(3)},
+            "token of group 1 is an array: arrays are of rollouts .a list of dicts., each": {"token": np.ones(3)},
             "rollout 0 has 2 dimensions of float64": [{"token": np.ones((1, 3))}],
             "rollout 0 has 1 dimensions of object": [{"token": np.array([{}, {}, {}])}],
             "rollout 0 has nan at token 1, which": [{"token": np.array([0, np.nan, 0])}],
             "rollout 0 has 1e.300 at token 0": [{"token": np.array([1e300, 0, 0])}],
+            r"rollout 0 is \[\[1\], .*: an annotation is a str": [{"token": [[1], [1, 2]]}],
+            "token of group 1, rollout 0, has 1 numbers for 3": [{"token": [1]}],
             "each of which has one or None": [{"token": np.ones(3)}, {"token": 1.0}],
         }
         for message, values in (*wrong.items(), *((message, {uids[0]: value}) for message, value in of_one.items())):
-            with pytest.raises(InputError, match=f"(?s){message}"):
+            with pytest.raises(InputError, match=f"(?s){message}.*; nothing was annotated$"):
                 await buffer.annotate(values)
         with pytest.raises(InputError, match="for train step 5 is recorded"):
             await buffer.annotate({uids[0]: ok}, train_step=5)

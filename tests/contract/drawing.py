@@ -142,6 +142,15 @@ class PolicyLaws(Harness):
         await buffer.put(group(3), "math")
         assert ids(await buffer.get(9, "math")) == [3, 1, 0]
 
+    async def test_the_most_stale_come_first(self, open_buffer: OpenBuffer) -> None:
+        """By the steps of their tokens, then by the staleness that they have themselves, as in xtuner's buffer."""
+        buffer = await open_buffer("staleness")
+        for number, stale in enumerate((1, 5, 3, 5)):
+            await buffer.put(group(number, seq_staleness=stale), "math")
+        for number, step in ((4, 7), (5, 6)):
+            await buffer.put(group(number, response_model_steps=[step]), "math", current_train_step=8)
+        assert ids(await buffer.get(9, "math")) == [5, 4, 1, 3, 2, 0]
+
     @pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
     async def test_a_batch_never_holds_part_of_a_group(self, open_buffer: OpenBuffer, policy: str) -> None:
         """Trinity-RFT counts rows and splits groups; here a group is drawn, with all of its rollouts."""

@@ -317,7 +317,7 @@ _FILLING = [
     ("last-part-stays-apart", _PARTS, "if len(taken) + 1 == part.size and isinstance(part.name, str):", "if False:", "the last rollout makes the group"),
     ("orphans-of-prompts", _PARTS, "if name not in there for", "if name in () for", "rollouts of prompts that are gone are removed"),
     ("names-mixed", _PARTS, "if whole or (one.task_name", "if (one.task_name", "a name is of a whole group, or of its rollouts"),
-    ("sizes-mixed", _PARTS, "not in list(chosen)[:1]", "not in list(chosen)", "the rollouts of a name agree on its size"),
+    ("sizes-mixed", _PARTS, " not in chosen]", " in ()]", "the rollouts of a name agree on its size"),
     ("prompt-not-held", _PARTS, "!= [new.lease.token]:", "== []:", "only the holder of a prompt adds rollouts"),
     ("overdue-too-early", _PARTS, "AND archived_at < :before\nORDER", "\nORDER", "a group waits for its rollouts as long as the config says"),
     ("parts-may-be-gone", f"{_STATEMENTS}/eviction.py", "missing += [uid for uid in new.parts if uid not in found]", "pass", "a group is made of its stored rollouts once"),

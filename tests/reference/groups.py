@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -187,13 +186,16 @@ class Groups:
     # Order
 
     def order_key(self, uid: int, name: str, *, left: bool = False) -> float:
-        """Return a group's key in its race, or the time `left` until it arrives; or minus its oldest model step."""
+        """Return a group's key in its race, or the time `left` until it arrives; or minus its oldest model step.
+
+        Groups without steps come after all others, by their staleness.
+        """
         if name != "staleness":
             return self.races.remaining(self.item(uid)) if left else self.races.keys[uid]
         kind, oldest = self.codec.rollout_type, None
         with contextlib.suppress(DecodeError):
             oldest = Marks.of(self.codec.decode(self.payloads[uid]), kind).oldest_step
-        return -math.inf if oldest is None else -oldest
+        return self.item(uid).staleness - 9 * 10**18 if oldest is None else -oldest
 
     def begin_race(self, lane: LaneName, policy: ReplayPolicy) -> None:
         """Begin the race that a random policy needs."""

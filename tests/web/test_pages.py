@@ -246,7 +246,8 @@ def test_annotations_are_columns_of_steps_and_facts_and_colours_of_groups(url: s
     text = read(page, "/steps/1", order="annotations.advantage")
     assert "<dt>mean advantage</dt><dd>0.667</dd>" in text
     assert re.findall(r'<a href="/groups/(\d+)"', text) == ["2", "1", "3"]
-    assert "advantage 0, flat {" in read(page, "/groups/2")
+    assert "4 tokens, " in read(page, "/groups/2")
+    assert "advantage 0, flat 1 (1 to 1), kl 0.875 (0 to 2)" in read(page, "/groups/2")
     shades = {by: re.findall(r'class="token (\w+)" title="token', read(page, "/groups/2", by=by)) for by in arrays}
     assert shades == {"kl": ["lp0", "lp2", "lp3", "lp6"], "mask": ["mask1", *["mask0"] * 3], "flat": ["lp0"] * 4}
     assert "highest" in read(page, "/groups/2", by="kl")

@@ -25,21 +25,10 @@ from replaybuf.web.html_tables import SIZE, table_of
 STATUSES = tuple(map(str, Status))
 #: The highest number of groups before a page.
 _FURTHEST = 10_000_000
-_GROUPS = [
-    *columns(
-        "uid",
-        "task_name",
-        "status",
-        "place",
-        "reward",
-        "staleness",
-        "rollouts",
-        "response_tokens",
-        "created_at",
-        "worker",
-    ),
-    *columns("leased_until", "tags", "prompt"),
-]
+_GROUPS = columns(
+    *("uid", "task_name", "status", "place", "reward", "staleness", "rollouts", "response_tokens", "created_at"),
+    *("worker", "leased_until", "tags", "prompt"),
+)
 
 
 def show_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -169,7 +158,7 @@ def _rollouts(
         row, rollout = rows[place], decoded[place] if decoded else {}
         said = conversation_of(rollout, row, None, characters=characters, most=messages)
         about = [None if row["parent"] is None else f"continues {row['parent']}"]
-        about += [f"{units.number(row['response_tokens'])} tokens", row["finish_reason"]]
+        about += [units.number_of(row["response_tokens"] or 0, "token"), row["finish_reason"]]
         about += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]
         about += [f"stale {units.number(row['staleness'])}"]
         about += [units.annotated(row["annotations"])]

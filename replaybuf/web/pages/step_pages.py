@@ -110,7 +110,7 @@ def show_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "plots": _plots({row["name"] or "unknown": row["steps"] for row in shown}),
         "lines": len(shown),
         "compared": table_of("What they made", made, SHARES, ask, now, order="sort", after="page"),
-        "tasks_table": table_of("By task", by_task.rows, tasks, ask, now, sorts=False) if len(tasks) > 2 else None,
+        "tasks_table": table_of("By task", by_task.rows, tasks, ask, now, sorts=False) if by_task.says_more else None,
         "table": table_of("In the last hour", workers, listed, ask, now, usual="-last_seen"),
         **found,
     }

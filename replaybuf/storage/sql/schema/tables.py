@@ -392,9 +392,11 @@ def partial_index(
 
 
 Index("rb_group_in_order", group.c.lane, group.c.uid)
-#: The order of staleness: by the oldest model step, groups without one last. As text of SQL, and as a column.
-STEP_ORDER = "coalesce(oldest_step, 9223372036854775807)"
-step_order: ColumnElement[int] = func.coalesce(group.c.oldest_step, literal_column("9223372036854775807"))
+_NO_STEP = "9000000000000000000 - coalesce(pinned_staleness, 0)"
+#: The order of staleness: by the oldest model step; then groups without one, by the staleness that they were put with.
+#: As text of SQL, and as a column. Steps are below NO_STEP.
+STEP_ORDER, NO_STEP = f"coalesce(oldest_step, {_NO_STEP})", 8 * 10**18
+step_order: ColumnElement[int] = func.coalesce(group.c.oldest_step, literal_column(_NO_STEP))
 Index("rb_group_by_step", group.c.lane, step_order, group.c.uid)
 partial_index("rb_group_unsettled", group.c.lane, where=text(UNSETTLED))
 partial_index("rb_group_key", group.c.scoped_key, where=group.c.scoped_key.is_not(None), unique=True)

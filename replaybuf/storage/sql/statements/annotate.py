@@ -27,10 +27,10 @@ def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int
     if unknown := sorted(annotations.keys() - drawn.keys()):
         draw = f"draw of group {unknown[0]}" if step is None else f"draw of group {unknown[0]} for train step {step}"
         others = f" (nor of {len(unknown) - 1} others)" if len(unknown) > 1 else ""
-        raise InputError(f"no {draw} is recorded{others}, by which it could be annotated; nothing was annotated")
+        raise InputError(f"no {draw} is recorded{others}, by which it could be annotated")
     for uid, (_, rollouts) in drawn.items():
         if given := {one.rollouts for one in annotations[uid]} - {None, rollouts}:
-            wanted = "one for each, in order, or one dict for the group; nothing was annotated"
+            wanted = "one for each, in order, or one dict for the group"
             raise InputError(f"group {uid} has {rollouts} rollouts or segments, and {given.pop()} dicts: give {wanted}")
     _check_tokens(tx, annotations)
     rows = [(drawn[uid][0], uid, one.name, one.rows, one.data) for uid in sorted(drawn) for one in annotations[uid]]
@@ -75,7 +75,7 @@ def _check_tokens(tx: Transaction, annotations: Annotations) -> None:
         for name, place, length in ((one.name, row[0], row[-1]) for one in arrays[uid] for row in one.rows):
             if tokens[place] not in (0, length):
                 numbers = f"{length} numbers for {tokens[place]} response tokens"
-                raise InputError(f"{name} of group {uid}, rollout {place}, has {numbers}; nothing was annotated")
+                raise InputError(f"{name} of group {uid}, rollout {place}, has {numbers}")
 
 
 _OUTLINES = """SELECT p.uid, CAST(p.outline AS text) FROM rb_payload p JOIN rb_group g ON g.uid = p.uid

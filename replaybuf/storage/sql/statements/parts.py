@@ -122,9 +122,7 @@ def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) 
         whole = tx.values(_WHOLE, whole=name_key(tx.scope.buffer, name))
         parts = _parts(tx.tuples(_PARTS_ALONE, **_range(tx, name)))
         chosen = {(one.task_name, one.size, one.least) for uid, one in parts.items() if uid in mine}
-        gone = [
-            uid for uid, one in parts.items() if whole or (one.task_name, one.size, one.least) not in list(chosen)[:1]
-        ]
+        gone = [uid for uid, one in parts.items() if whole or (one.task_name, one.size, one.least) not in chosen]
         replace_groups(tx, WITH_UIDS, uids=gone)
 
 

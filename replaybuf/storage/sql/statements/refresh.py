@@ -17,7 +17,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import STEP_ORDER, UNSETTLED
+from replaybuf.storage.sql.schema.tables import NO_STEP, STEP_ORDER, UNSETTLED
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
@@ -79,7 +79,7 @@ def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     _pin(tx, home, step, too_new, "pinned_staleness = 0, pinned_step = :step")
 
 
-_HAS_STEP = f"{STEP_ORDER} < 9223372036854775807"
+_HAS_STEP = f"{STEP_ORDER} < {NO_STEP}"
 
 
 def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) -> None:
