@@ -223,8 +223,8 @@ CASES = {
     "the end of the dataset": case(wait(), FEW | T(init_leased=3, aborted=2), R.FINISHED, workers=[LIVE],
         waits=[FOR_TRAINER], trainer=PUBLISHED, datasets={"math": 50},
         says="(8 of 64): no prompt of math is left in the dataset: of the 50 drawn, 45 are finished, 3 in flight "
-        'and 2 to be handed out again. Ask for no more (at_least={"math": 13}), read the dataset for more '
-        "epochs, or"),
+        'and 2 to be handed out again. Ask for no more (at_least={"math": 13}), read more epochs, '
+        "let order= skip fewer prompts, or"),
     "the end of the only dataset": case(wait(1), T(completed_put=50), R.FINISHED, workers=[LIVE],
         datasets={"math": 50}, says="50 are finished, 0 in flight and 0 to be handed out again. Ask for no more"),
     "the end of one dataset of two": case(TWO, T(completed=8, completed_put=48) | T("code", completed_put=9),
