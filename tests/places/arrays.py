@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,11 @@ async def payload_rows(url: str) -> int:
 
 def files(place: Path) -> dict[str, int]:
     """The files in a folder, and their sizes."""
-    return {one.name: one.stat().st_size for one in (place / FILES).iterdir()} if place.exists() else {}
+    sizes: dict[str, int] = {}
+    for one in (place / FILES).iterdir() if place.exists() else ():
+        with contextlib.suppress(FileNotFoundError):  # a store has deleted it meanwhile
+            sizes[one.name] = one.stat().st_size
+    return sizes
 
 
 def rename(old: Path, new: Path) -> None:
