@@ -171,19 +171,7 @@ class Lease(Generic[R]):
         place in its dataset of the prompt to whose statistics the rewards are added.
         """
         chosen = self._replaced(replaces)
-        uid = await self._putting.put(
-            items,
-            task_name,
-            replaces=chosen,
-            lease=self._leased,
-            timeout=timeout,
-            parts=self._parts_of(chosen),
-            place=place,
-            **options,
-        )
-        if as_group(items):
-            self._settle(chosen)
-        return uid
+        return await self._store(items, task_name, chosen, options, timeout=timeout, place=place)
 
     @traced("replaybuf.save", of_uid)
     async def save(
@@ -195,21 +183,32 @@ class Lease(Generic[R]):
         room. A caller that is cancelled during the call still holds either the new group or the others.
         """
         chosen = self._replaced(replaces)
-        return await to_its_end(self._save(items, task_name, chosen, options))
+        return await to_its_end(self._store(items, task_name, chosen, options, stays_leased=True))
 
-    async def _save(
-        self, items: Sequence[Any], task_name: str, chosen: Sequence[int], options: PutOptions
+    async def _store(
+        self,
+        items: Sequence[Any],
+        task_name: str,
+        chosen: Sequence[int],
+        options: PutOptions,
+        *,
+        timeout: float | Unset | None = UNSET,
+        place: tuple[str, int] | None = None,
+        stays_leased: bool = False,
     ) -> int | None:
+        """Store the result of these groups, and their rollouts that were added, in their place; return its uid."""
         uid = await self._putting.put(
             items,
             task_name,
             replaces=chosen,
             lease=self._leased,
-            stays_leased=True,
+            timeout=timeout,
+            stays_leased=stays_leased,
             parts=self._parts_of(chosen),
+            place=place,
             **options,
         )
-        if uid is not None:
+        if stays_leased and uid is not None:
             self._open.add(uid)
         if as_group(items):
             self._settle(chosen)
@@ -410,7 +409,7 @@ class Cursors:
         return await self._putting.storage.cursor(name)
 
     async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
-        """Return what has changed of a cursor's prompts since a version of it, -1 for all (`produce.difficulty`)."""
+        """Return the statistics of prompts that changed since a version of their cursor; -1: all of them."""
         return await self._putting.storage.prompts(name, known)
 
     async def move(self, cursor: Cursor) -> bool:

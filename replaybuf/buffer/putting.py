@@ -304,17 +304,16 @@ class Putting:
             raise InputError("parents can't be given with group= or min_size=: put trees whole")
         unfit: list[Any] = []
         if part is not None:
-            part.train_step, part.rule, rule = step, rule, NO_RULE  # which holds for the whole group
-        if part is None and least is not None:
+            part.train_step, part.rule = step, rule  # which holds for the whole group
+            normal = _as_part(await normalise(rollouts, self.rollout_type, newest, step, NO_RULE, said))
+        elif least is not None:
             normal, fit, unfit = await normalise_fit(
                 items, self.rollout_type, _least(least, len(items), said), newest, step, rule
             )
             rollouts, segments = segmented(fit)
         else:
             normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
-        if part is not None:
-            normal = _as_part(normal)
-        elif normal.status == Status.FILLING:
+        if part is None and normal.status == Status.FILLING:
             raise InputError(
                 "the status filling is that of groups with put(group=, size=): their rollouts are completed"
             )
@@ -344,19 +343,23 @@ class Putting:
             parts=tuple(parts),
         )
         if unfit and given("keep_unfit", True):
-            rollouts, segments = segmented(unfit)
-            rest = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
-            new.rest = replace(
-                new,
-                status=rest.status,
-                staleness=rest.staleness,
-                rollouts=rollouts,
-                segments=segments,
-                fields=rest.fields,
-                key=None,
-                replaces=(),
-            )
+            new.rest = await self._rest(new, unfit)
         return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
+
+    async def _rest(self, new: NewGroup, unfit: Sequence[Any]) -> NewGroup:
+        """Return the unfit rollouts that a group goes without, as a group of their own."""
+        rollouts, segments = segmented(unfit)
+        rest = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
+        return replace(
+            new,
+            status=rest.status,
+            staleness=rest.staleness,
+            rollouts=rollouts,
+            segments=segments,
+            fields=rest.fields,
+            key=None,
+            replaces=(),
+        )
 
     def warn_of(self, refresh: Refresh) -> None:
         """Warn once of a refresh to an earlier train step than the last one, and of one of a task without groups."""

@@ -303,7 +303,7 @@ class Generations:
 
     @property
     def _is_dated(self) -> bool:
-        """Whether the rollouts have the fields of staleness: a rule that needs those raises an error without them."""
+        """Whether puts name model and train step: the rollouts have the fields of staleness, or a rule demands them."""
         may_have = self._kind.may_have
         is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
         return self._strategy.expiry.active or is_known

@@ -342,7 +342,7 @@ class PromptLedger:
             await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
 
     async def statistics(self) -> Statistics:
-        """Return what is known of the prompts, an array of a row for each with the fields of `STATISTICS`.
+        """Return the statistics of the prompts: an array with a row for each, of the fields of `STATISTICS`.
 
         Raises InputError for a ledger without an order, which keeps none.
         """
@@ -358,7 +358,7 @@ class PromptLedger:
         return place if self._ordered is not None and type(place) is int else None
 
     async def _changed(self, now: Cursor) -> Changed:
-        """Return what has changed of the prompts since the last read."""
+        """Return the statistics that changed since the last read."""
         if self._ordered is None:
             return ()
         return await self.buffer.cursors.prompts(self.name, self._ordered.known(now))

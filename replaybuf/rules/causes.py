@@ -335,7 +335,7 @@ def _unpublished(need: Need) -> Said:
 
 
 def _consumers(need: Need, otherwise: str) -> tuple[str, str]:
-    """Return what the consumers do, and the advice: if one waits itself, its cause and the advice for that."""
+    """Return the state of the consumers, and advice; of a consumer that waits itself, the cause of its wait."""
     about = need.about
     waiting = [wait for wait in about.waits if wait.kind == "groups"]
     for consumer in sorted(waiting, key=lambda other: need.task not in other.wants)[:1]:

@@ -1,4 +1,4 @@
-"""What a wait needs in each task, and the form of an answer to why it goes on: a reason, a sentence, further facts."""
+"""The groups that a wait needs in each task, and its diagnosis: a reason, a sentence for people, further facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaybuf.values.rollouts.statuses import Status
 
 
 class Reason(StrEnum):
-    """Why a call waits; READY if it needn't. The names are stable.
+    """The reason of a wait; READY if the call wouldn't wait. The names are stable.
 
     The order is that of precedence: of several tasks, the one whose reason comes first is explained.
     """
@@ -61,7 +61,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a wait needs in one task: `least` groups (or room for them), of which `available` are to be had now.
+    """The need of a wait in one task: `least` groups (or room for them), of which `available` can be drawn now.
 
     Of the groups `there`, `matching` match the query. A wait for the trainer has one need, of no task.
     """

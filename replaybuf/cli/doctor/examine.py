@@ -60,7 +60,7 @@ def examine(about: Examination) -> Iterator[Finding]:
 
 
 def repair(reader: Reader, found: Iterable[Finding]) -> list[str]:
-    """Mend what the checks found, each problem in an exclusive write transaction, and return what was done, in words.
+    """Repair each problem that was found, in an exclusive write transaction, and return descriptions of the repairs.
 
     No group and no payload that is needed is deleted: while groups seem to be missing, nothing is.
     """

@@ -344,7 +344,7 @@ class SQLStorage(Store):
         return await self._write(cursors.move_cursor, cursor, brief=True)
 
     async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
-        """Return what has changed of the prompts of a ledger since a version of its cursor (`statements.prompts`).
+        """Return the statistics of prompts that changed since a version of their cursor (`statements.prompts`).
 
         Since -1: all, in pages, between which others have the database's thread.
         """

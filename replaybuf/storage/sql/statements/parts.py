@@ -59,6 +59,7 @@ def _name_in(key: str) -> str | int | None:
 
 _PARTS_ALONE = "SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high"
 _WHOLE = "SELECT uid FROM rb_group WHERE scoped_key = :whole"
+# The stored rollouts of a group; and a row with uid 0 if it is whole, and another if it has left.
 _PARTS = f"""{_PARTS_ALONE}
 UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
 UNION ALL SELECT 0, NULL WHERE EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)"""  # noqa: S608
