@@ -81,7 +81,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_sampler.py::*restore*", ("postgresql",)),
     ("produce/test_sampler.py::*another_process*", ("sqlite",)),
     ("produce/test_sampler.py::*", _STRATEGY),
-    ("xtuner/test_expired_before.py::*", _DATABASES),
+    ("xtuner/test_their_rules.py::*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*refresh*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*resumes_in_place*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*", ("sqlite",)),
@@ -226,7 +226,7 @@ _LONG = (
     "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
     "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
-    "xtuner/test_expired_before.py::test_random_runs*postgresql*",  # on SQLite
+    "xtuner/test_their_rules.py::test_random_runs*postgresql*",  # on SQLite
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
     *(f"sync/test_sync_processes.py::*ends_quietly*{end}*" for end in ("block", "closed")),
     # In one transaction like others of which a kill is tested

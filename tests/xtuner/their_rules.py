@@ -1,9 +1,12 @@
-"""What xtuner's buffer does with the staleness of groups, by its documentation: the reference of a randomized test.
+"""What xtuner's buffer does with groups and their staleness, by its source: the reference of a randomized test.
 
 A group has the first status of FAILED, ABORTED, EXPIRED and FILTERED that any of its rollouts has, or COMPLETED. With a
 train step, the rollouts of COMPLETED, ABORTED and EXPIRED groups have their staleness computed, and each one expires
 that was EXPIRED before, is too stale, or has no trainable token left that is fresh enough. If any did, the group is
 EXPIRED: the rollouts that expired lose their responses, or the whole group leaves if it isn't to be retried.
+
+Groups of a status are drawn oldest first, or the most stale first and then the oldest. In one thing this differs from
+xtuner, as `docs/xtuner.md` says: groups without model steps come after those that have some.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ Group = list[XtunerRollout]
 class Theirs:
     """Groups of one task in order, each with its status and staleness."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_staleness: bool) -> None:
+        self._by_staleness = by_staleness
         self.groups: list[tuple[Group, XtunerStatus, int]] = []
 
     def put(self, group: Group, *, model_step: int | None, train_step: int | None, **rule: Any) -> None:
@@ -33,6 +37,15 @@ class Theirs:
         status = _lived(group, train_step, **rule)
         if status != XtunerStatus.EXPIRED or rule["retryable"]:
             self.groups.append((group, status, max(one.seq_staleness for one in group)))
+
+    def get(self, size: int, status: XtunerStatus) -> list[Group]:
+        """Take the first groups of a status."""
+        found = [one for one in self.groups if one[1] == status]
+        if self._by_staleness:
+            found.sort(key=lambda one: (not any(rollout.response_model_steps for rollout in one[0]), -one[2]))
+        taken = found[:size]
+        self.groups = [one for one in self.groups if not any(one is other for other in taken)]
+        return [group for group, _, _ in taken]
 
     def refresh(self, train_step: int, **rule: Any) -> int:
         """Return the number of groups that are EXPIRED then."""
