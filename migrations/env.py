@@ -8,6 +8,7 @@ import os
 from alembic import context
 from sqlalchemy import Connection
 
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, transaction_of
 from replaybuf.storage.sql.schema.create import create_views, drop_views
@@ -38,7 +39,7 @@ def main() -> None:
     url = context.get_x_argument(as_dictionary=True).get("url") or os.environ.get("REPLAYBUF_URL")
     if not url:
         raise SystemExit("give the database: alembic -x url=sqlite:///run.db upgrade head (or set REPLAYBUF_URL)")
-    asyncio.run(over_sqlalchemy(parse_url(url), migrate))
+    asyncio.run(over_sqlalchemy(Access(parse_url(url), durability="full"), migrate))
 
 
 main()

@@ -20,6 +20,7 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine import postgres_pool
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import is_lost
 from replaybuf.storage.sql.engine.postgres_pool import MOST_CONNECTIONS, Pool, UnreachableError
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -36,7 +37,7 @@ from tests.web.example import fill as fill_example
 
 @pytest.fixture
 async def pool(postgres_database: str) -> AsyncIterator[Pool]:
-    pool = Pool(parse_url(postgres_database), lock_timeout=5, read_only=False)
+    pool = Pool(Access(parse_url(postgres_database), lock_timeout=5))
     yield pool
     await pool.close()
 
@@ -95,7 +96,7 @@ async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pyt
 
 
 async def test_who_waits_has_the_next_one(postgres_database: str) -> None:
-    pool = Pool(parse_url(postgres_database), lock_timeout=20, read_only=False)
+    pool = Pool(Access(parse_url(postgres_database), lock_timeout=20))
     try:
         many = asyncio.gather(*(process_of(pool) for _ in range(2 * MOST_CONNECTIONS)))
         assert len(set(await asyncio.wait_for(many, 15))) <= MOST_CONNECTIONS
@@ -104,7 +105,7 @@ async def test_who_waits_has_the_next_one(postgres_database: str) -> None:
 
 
 async def test_who_waits_in_vain_is_told_why(postgres_database: str) -> None:
-    pool = Pool(parse_url(postgres_database), lock_timeout=5, read_only=False)
+    pool = Pool(Access(parse_url(postgres_database), lock_timeout=5))
     async with AsyncExitStack() as stack:
         for _ in range(MOST_CONNECTIONS):
             await stack.enter_async_context(pool.lend())
@@ -155,7 +156,7 @@ async def test_transactions_of_a_connection_have_numbers_that_rise(pool: Pool) -
 
 async def test_a_pool_closes_though_one_is_in_use(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_pool, "_CLOSING_SECONDS", 0.1)
-    pool = Pool(parse_url(postgres_database), lock_timeout=5, read_only=False)
+    pool = Pool(Access(parse_url(postgres_database), lock_timeout=5))
     connection = await pool.take()
     await asyncio.wait_for(pool.close(), 5)
     assert connection.is_closed()

@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf.errors import ConfigError, ReplayBufError, UnreachableError
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
@@ -74,7 +75,9 @@ async def test_a_run_reads_and_writes_by_tls_with_a_certificate_of_its_own(
             assert await take_all(buffer) == list(range(20))
         assert await asyncio.to_thread(open_reader(url).read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == 0
         assert (
-            await over_sqlalchemy(parse_url(url), lambda connection: connection.exec_driver_sql("SELECT 7").scalar())
+            await over_sqlalchemy(
+                Access(parse_url(url)), lambda connection: connection.exec_driver_sql("SELECT 7").scalar()
+            )
             == 7
         )
         assert len(proxy.shown) == len(proxy.links) > 3

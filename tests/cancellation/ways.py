@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from replaybuf import ReplayBuffer
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.tasks.delivery import Drawing
@@ -101,7 +102,7 @@ async def taken_from(buffer: ReplayBuffer) -> None:
 
 def locked(url: str) -> Any:
     """Another connection that holds the lock which every write needs."""
-    database = open_database(build(url).storage.url, lock_timeout=5)
+    database = open_database(Access(build(url).storage.url, lock_timeout=5))
 
     class Locked:
         async def __aenter__(self) -> None:

@@ -23,6 +23,7 @@ from replaybuf.cli.commands import COMMANDS as LISTED
 from replaybuf.cli.commands import app
 from replaybuf.cli.output import fit
 from replaybuf.common.redact import escape, escape_json, escape_line
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, saved_buffer
 from replaybuf.storage.sql.schema import revisions
@@ -283,7 +284,7 @@ def execute(url: str, *statements: str) -> None:
 
 
 async def _write(url: str, work: Callable[[Connection], object]) -> None:
-    await over_sqlalchemy(parse_url(url), work)
+    await over_sqlalchemy(Access(parse_url(url)), work)
 
 
 def test_upgrade_makes_the_tables_in_an_empty_database_and_then_changes_nothing(empty: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, inspect, make_url, text
 
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.postgres import execute, new_database
@@ -82,7 +83,7 @@ def copies(kind: str, folder: Path, server: str | None) -> Iterator[Copies]:
 
 async def transact(url: str, function: Any) -> Any:
     """Run a function over a connection in a write transaction of its own."""
-    return await over_sqlalchemy(parse_url(url), function, lock_timeout=10)
+    return await over_sqlalchemy(Access(parse_url(url), lock_timeout=10), function)
 
 
 async def look(url: str) -> dict[str, Any]:

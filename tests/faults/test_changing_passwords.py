@@ -18,6 +18,7 @@ from replaybuf import ConfigError, ReplayBuffer, ReplayBufferConfig
 from replaybuf.common.passwords import ask
 from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.integrations.chunks import ChunkBufferConfig
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
@@ -300,7 +301,9 @@ async def test_the_environment_names_a_function_for_all_that_has_only_a_url(
     ).build() as buffer:
         assert numbers_of(await buffer.get(1, TASK)) == [1]
     assert await asyncio.to_thread(open_reader(rotated.url).read, lambda tx: tx.value("SELECT 7")) == 7
-    assert await over_sqlalchemy(parse_url(rotated.url), lambda one: one.exec_driver_sql("SELECT 7").scalar()) == 7
+    assert (
+        await over_sqlalchemy(Access(parse_url(rotated.url)), lambda one: one.exec_driver_sql("SELECT 7").scalar()) == 7
+    )
     url = make_url(rotated.url).set(password="wrong-geheim").render_as_string(hide_password=False)
     await refused_put(url, AccessError)
     with pytest.raises(ConfigError, match="there is no option 'password_function'"):

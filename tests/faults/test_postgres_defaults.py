@@ -12,6 +12,7 @@ import pytest
 
 from replaybuf import FencedError, ReplayBuffer
 from replaybuf.errors import AccessError, LockedError, StorageError
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -100,7 +101,7 @@ async def test_a_reader_can_not_write_though_its_settings_are_dropped(
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
     without_settings(monkeypatch)
-    engine = PostgresDatabase(parse_url(postgres_database), lock_timeout=5, read_only=True)
+    engine = PostgresDatabase(Access(parse_url(postgres_database), lock_timeout=5, read_only=True))
     try:
         for change in (engine.read, engine.write):
             with pytest.raises(AccessError, match="read-only transaction"):
@@ -115,7 +116,7 @@ async def test_levels_are_said_though_settings_are_dropped(
     """Of a transaction that writes, and one that reads."""
     set_default(postgres_database, default_transaction_isolation="serializable", default_transaction_deferrable="on")
     without_settings(monkeypatch)
-    engine = PostgresDatabase(parse_url(postgres_database), lock_timeout=5)
+    engine = PostgresDatabase(Access(parse_url(postgres_database), lock_timeout=5))
 
     def level(tx: Any) -> str:
         return str(tx.run("SHOW transaction_isolation")[0][0])

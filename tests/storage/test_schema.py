@@ -19,6 +19,7 @@ from sqlalchemy import Connection, inspect, text
 
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine import sqlite
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -42,7 +43,7 @@ T = TypeVar("T")
 
 async def run(url: str, function: Callable[[Connection], T]) -> T:
     """Run a function in a transaction of a database."""
-    return await over_sqlalchemy(parse_url(url), function)
+    return await over_sqlalchemy(Access(parse_url(url)), function)
 
 
 def create(connection: Connection) -> None:
@@ -203,7 +204,7 @@ async def test_an_upgrade_that_fails_changes_nothing(two_urls: tuple[str, str]) 
 
 
 async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database: str) -> None:
-    first, second = (open_database(parse_url(postgres_database)) for _ in range(2))
+    first, second = (open_database(Access(parse_url(postgres_database))) for _ in range(2))
 
     def create_version(tx: Transaction) -> None:
         tx.dialect.lock_schema(tx)

@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf.storage.sql.engine import sqlite_session
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_connection import SqliteConnection, connect
@@ -25,7 +26,7 @@ from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 
 @pytest.fixture
 async def connection() -> AsyncIterator[SqliteConnection]:
-    connection = SqliteConnection(partial(connect, ":memory:", [], 5))
+    connection = SqliteConnection(partial(connect, Access(make_url("sqlite://"))))
     await connection.open()
     yield connection
     await connection.close()
@@ -55,7 +56,7 @@ def test_an_engine_that_is_disposed_of_has_no_threads_left(
         return quick(*args, **options)
 
     async def use() -> None:
-        engine = open_database(url, lock_timeout=5)
+        engine = open_database(Access(url, lock_timeout=5))
         assert isinstance(engine, SqliteDatabase)
         first = await engine.connections.open()
         monkeypatch.setattr(sqlite3, "connect", slow)

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf.storage.sql.engine import sqlite
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite import checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE
@@ -38,7 +38,7 @@ def copy_unflushed(connection: sqlite3.Connection) -> None:
 
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Database]:
-    engine = open_database(make_url(f"sqlite:///{path}"), lock_timeout=5)
+    engine = open_database(Access(make_url(f"sqlite:///{path}"), lock_timeout=5))
     try:
         await engine.write(lambda tx: run(tx, "CREATE TABLE numbers (id INTEGER PRIMARY KEY, data BLOB)"))
         yield engine

@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Connection, delete, insert, text
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from replaybuf.storage.sql.schema import tables
@@ -71,7 +72,7 @@ async def _insert_records(url: str) -> None:
             connection.execute(insert(getattr(tables, table)), rows)
         connection.execute(text(_groups_drawn(now)))
 
-    await over_sqlalchemy(parse_url(url), insert_all)
+    await over_sqlalchemy(Access(parse_url(url)), insert_all)
 
 
 def _groups_drawn(now: float) -> str:

@@ -447,7 +447,7 @@ class SQLStorage(Store):
 
     async def flush(self) -> None:
         """Write reported events and published waits now, as before an exit. Raises no database error."""
-        if self.has_begun and not self._read_only:
+        if self.has_begun and not self._access.read_only:
             with suppress(ClosedError):
                 await self.thread.run(self.presence.flush)
 

@@ -21,7 +21,7 @@ from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
@@ -105,11 +105,7 @@ class Store:
         self.codec = codec
         self.rules = rules or Rules()
         self.name = name
-        self._durability = durability
-        self._lock_timeout = lock_timeout
-        self._reconnect_timeout = reconnect_timeout
-        self._read_only = read_only
-        self._password = password
+        self._access = Access(self.url, durability, lock_timeout, reconnect_timeout, read_only, True, password)
         self._on_any_filesystem = allow_network_filesystem or read_only
         self._history = check_most(history, "history", 0)
         self._worker = worker
@@ -152,23 +148,12 @@ class Store:
 
     def _begin(self) -> None:
         scope = Scope(self.name, self.rules, worker=worker_name(self._worker))
-        self.engine = open_database(
-            self.url,
-            durability=self._durability,
-            lock_timeout=self._lock_timeout,
-            reconnect_timeout=self._reconnect_timeout,
-            read_only=self._read_only,
-            password=self._password,
-            ours_only=True,
-        )
+        self.engine = open_database(self._access)
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
         self.transactions = Transactions(self.engine, self.thread, self.watch, scope)
         self.presence = Presence(self.transactions)
-        synced = self._durability == "full" or self.engine.dialect.is_remote
-        self.files = PayloadFiles(
-            self.engine, self.codec, self._place, self._payload_threshold, sync=synced, patience=self._reconnect_timeout
-        )
+        self.files = PayloadFiles(self.engine, self.codec, self._place, self._payload_threshold)
         self.encoding = Encoding(self.codec, self.transactions, self.files)
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
@@ -180,7 +165,7 @@ class Store:
         # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
-        if self._read_only:
+        if self._access.read_only:
             steps.remove(self.presence.end)
         self._end = end = _End(self.thread, self.engine, self.transactions, [*steps, self.engine.dispose])
         weakref.finalize(self, end.abandon).atexit = False
@@ -202,15 +187,15 @@ class Store:
                 await engine.write(partial(create_schema, where=engine.where))
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
-            await self.files.prepare(transactions.scope, writes=not self._read_only)
-            if not self._read_only:
+            await self.files.prepare(transactions.scope, writes=not self._access.read_only)
+            if not self._access.read_only:
                 self.sweeper.start()
             self._ready = True
 
     async def _is_there(self) -> bool:
         """Return whether the schema exists, without creating a missing SQLite file."""
         engine = self.engine
-        if engine.path is not None and not self._read_only and not os.path.exists(engine.path):  # noqa: ASYNC240
+        if engine.path is not None and not self._access.read_only and not os.path.exists(engine.path):  # noqa: ASYNC240
             return False
         return await engine.read(lambda tx: check_schema(tx, engine.where))
 
@@ -247,7 +232,7 @@ class Store:
             await self._prepare()
             return await work()
 
-        return self.thread.run_blocking(prepared, self._lock_timeout + _BLOCKING_SECONDS)
+        return self.thread.run_blocking(prepared, self._access.lock_timeout + _BLOCKING_SECONDS)
 
     def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
         """Return parts of payloads, for handles of arrays; blocks."""

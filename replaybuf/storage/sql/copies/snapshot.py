@@ -123,7 +123,7 @@ class _CopyEnd:
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         try:
-            with translated(self.engine.url, self.engine.lock_timeout):
+            with translated(self.engine.access):
                 return await self.steps.run(function, *args)
         except Exception as error:
             if self.snapshot is None or not is_damage(error):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from replaybuf.errors import SnapshotError, StorageError
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
@@ -23,7 +24,6 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
 from replaybuf.storage.sql.schema.tables import DIGEST
-from replaybuf.storage.values import LOCK_SECONDS
 
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
@@ -106,7 +106,7 @@ def _add_facts(tx: Transaction, facts: Mapping[str, str]) -> None:
 def file_engine(path: str, *, read_only: bool = False) -> SqliteDatabase:
     """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
-    return SqliteDatabase(url, durability="normal", lock_timeout=LOCK_SECONDS, read_only=read_only)
+    return SqliteDatabase(Access(url, read_only=read_only))
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
@@ -150,7 +150,7 @@ def _facts(tx: Transaction, path: str) -> dict[str, str]:
 async def close_file(engine: SqliteDatabase) -> None:
     """Close the file, with all content in it and no WAL beside it."""
     await engine.dispose()
-    with translated(engine.url, engine.lock_timeout):
+    with translated(engine.access):
         await asyncio.to_thread(_leave_wal, str(engine.path))
 
 

@@ -10,21 +10,57 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import URL
 
+from replaybuf.common.passwords import PasswordFunction
 from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
-from replaybuf.storage.sql.engine.urls import public_url
+from replaybuf.storage.sql.engine.urls import is_memory, public_url
+from replaybuf.storage.values import LOCK_SECONDS, RECONNECT_SECONDS
 
 T = TypeVar("T")
 
 Function = Callable[[Transaction], T]
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A URL from `parse_url`, and how its database is used.
+
+    `durability="full"` makes SQLite fsync at every commit. `lock_timeout` bounds each wait for a lock, in seconds;
+    `reconnect_timeout` the retries of an operation after a lost connection to a server. With `ours_only`, a SQLite file
+    of another program is refused and not changed. PostgreSQL's `password` is called before each connection.
+    """
+
+    url: URL
+    durability: str = "normal"
+    lock_timeout: float = LOCK_SECONDS
+    reconnect_timeout: float = RECONNECT_SECONDS
+    read_only: bool = False
+    ours_only: bool = False
+    password: PasswordFunction | None = None
+
+    @property
+    def where(self) -> str:
+        """The URL for messages, without password."""
+        return public_url(self.url)
+
+    @property
+    def path(self) -> str | None:
+        """The file of the database, where it is a file."""
+        return self.url.database if self.is_sqlite and not is_memory(self.url) else None
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether this is a SQLite database, in a file or in memory."""
+        return self.url.get_backend_name() == "sqlite"
+
+
 class Database(ABC):
-    """The connections of one store to its database. `lock_timeout` bounds each wait for a lock, in seconds.
+    """The connections of one store to its database.
 
     Once `opened` is true (the schema exists), operations whose connection was lost are retried up to the reconnect
     timeout; until then an unreachable server is an error at once.
@@ -34,13 +70,10 @@ class Database(ABC):
     #: The number of concurrent commits of one store that raises its throughput.
     writers = 1
 
-    def __init__(self, url: URL, lock_timeout: float) -> None:
-        self.url = url
-        self.where = public_url(url)
-        self.lock_timeout = lock_timeout
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.where, self.path, self.lock_timeout = access.where, access.path, access.lock_timeout
         self.opened = False
-        #: The file of the database, where it is a file.
-        self.path: str | None = None
 
     @property
     def lacking(self) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import exc
-from sqlalchemy.engine import URL
 
 from replaybuf.errors import (
     AccessError,
@@ -20,8 +19,8 @@ from replaybuf.errors import (
     UnreachableError,
     reason_of,
 )
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
-from replaybuf.storage.sql.engine.urls import public_url
 
 
 class OtherServerError(ConnectionResetError):
@@ -33,17 +32,20 @@ class CommitUnansweredError(TimeoutError):
 
 
 @contextmanager
-def translated(url: URL, lock_timeout: float) -> Iterator[None]:
-    """Convert exceptions of drivers and SQLAlchemy to errors of replaybuf with advice."""
+def translated(access: Access, patience: float | None = None) -> Iterator[None]:
+    """Convert exceptions of drivers and SQLAlchemy to errors of replaybuf with advice.
+
+    `patience` bounded the waits for locks, in seconds, by default the lock timeout.
+    """
     try:
         yield
     except ReplayBufError:
         raise
     except (exc.SQLAlchemyError, sqlite3.Error, OSError, TimeoutError) as error:
-        raise _translate(error, url, lock_timeout) from error
+        raise _translate(error, access, patience) from error
     except Exception as error:
         if _is_asyncpg(error):
-            raise _translate(error, url, lock_timeout) from error
+            raise _translate(error, access, patience) from error
         raise
 
 
@@ -56,11 +58,11 @@ def _is_configuration(error: BaseException) -> bool:
     return type(error).__name__ == "ClientConfigurationError"
 
 
-def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBufError:
-    where = public_url(url)
+def _translate(error: BaseException, access: Access, patience: float | None) -> ReplayBufError:
+    where, seconds = access.where, access.lock_timeout if patience is None else patience
     cause = _driver_error(error)
-    if url.get_backend_name() == "sqlite":
-        return translate_sqlite(cause, where, str(url.database), lock_timeout)
+    if access.is_sqlite:
+        return translate_sqlite(cause, where, str(access.url.database), seconds)
     if isinstance(cause, CommitUnansweredError):
         standby = "see that the standbys of synchronous_standby_names are connected, and at their disks"
         unanswered = UnreachableError(f"{where}: {cause}: {standby}", reason="commit unanswered")
@@ -70,12 +72,12 @@ def _translate(error: BaseException, url: URL, lock_timeout: float) -> ReplayBuf
         return ConfigError(f"{where}: {cause}")
     state = _state(cause)
     if state != "not admitted" and is_lost(error, connected=False):
-        return _unreachable(cause, where, shows_certificate="sslcert" in url.query)
+        return _unreachable(cause, where, shows_certificate="sslcert" in access.url.query)
     text = said(cause)
     state = state or ""
     kind, message = _MESSAGES.get(state, (StorageError, ": {0}"))
     reason = state if state in kind.REASONS else ""
-    return kind(where + message.format(text + _advice(cause), seconds=lock_timeout), reason=reason)
+    return kind(where + message.format(text + _advice(cause), seconds=seconds), reason=reason)
 
 
 def _driver_error(error: BaseException) -> BaseException:

@@ -15,13 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy.engine import URL
-
-from replaybuf.common.passwords import PasswordFunction
 from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, is_raised, raise_stamp
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
     OtherServerError,
@@ -36,7 +33,6 @@ from replaybuf.storage.sql.engine.postgres_connect import Connection, is_other_s
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
-from replaybuf.storage.values import RECONNECT_SECONDS
 
 #: How often a transaction is tried that the server rolls back in favour of another.
 _ATTEMPTS = 5
@@ -58,20 +54,11 @@ class PostgresDatabase(Database):
     dialect = POSTGRES
     writers = 4
 
-    def __init__(
-        self,
-        url: URL,
-        *,
-        lock_timeout: float,
-        reconnect_timeout: float = RECONNECT_SECONDS,
-        read_only: bool = False,
-        password: PasswordFunction | None = None,
-    ) -> None:
-        super().__init__(url, lock_timeout)
-        with translated(url, lock_timeout):
-            self.pool = Pool(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
-        self._read_only = read_only
-        self._outage = Outage(self.where, reconnect_timeout)
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        with translated(access):
+            self.pool = Pool(access)
+        self._outage = Outage(self.where, access.reconnect_timeout)
 
     async def read(
         self,
@@ -168,7 +155,7 @@ class PostgresDatabase(Database):
             self.pool.servers.seen.add(attempt.stamp, attempt.began)
 
     def _begin(self, level: str) -> str:
-        return f"BEGIN ISOLATION LEVEL {level}{' READ ONLY' if self._read_only else ''};"
+        return f"BEGIN ISOLATION LEVEL {level}{' READ ONLY' if self.access.read_only else ''};"
 
     @asynccontextmanager
     async def _begun_writing(
@@ -293,7 +280,7 @@ class PostgresDatabase(Database):
 
     @asynccontextmanager
     async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[Connection]:
-        with translated(self.url, self.lock_timeout):
+        with translated(self.access):
             async with self.pool.lend(self._outage.bounded(attempt.since)) as connection:
                 attempt.connected, attempt.server = True, connection.standing
                 yield connection
@@ -301,7 +288,7 @@ class PostgresDatabase(Database):
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
         attempt: Attempt[None] = Attempt()
-        with translated(self.url, self.lock_timeout):
+        with translated(self.access):
             async with self.pool.lend() as connection:
                 if write:
                     self._refuse_lost()

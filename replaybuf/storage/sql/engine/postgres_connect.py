@@ -13,14 +13,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import asyncpg
-from sqlalchemy.engine import URL
 
 from replaybuf.common import passwords
-from replaybuf.common.passwords import PasswordFunction
 from replaybuf.errors import UnreachableError
 from replaybuf.storage.sql.engine import thread
 from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
-from replaybuf.storage.sql.engine.urls import Host, driver_arguments, public_url
+from replaybuf.storage.sql.engine.database import Access
+from replaybuf.storage.sql.engine.urls import Host, driver_arguments
 
 #: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its
 #: locks. The longest pause of a working client is a snapshot's write of a batch to a slow disk.
@@ -54,16 +53,17 @@ SELECT CASE WHEN pg_is_in_recovery() THEN NULL
 
 
 class Connector:
-    """Makes connections by a URL, whose password comes from `password`, or else from the environment's function."""
+    """Makes connections, whose password comes from `password`, or else from the environment's function."""
 
-    def __init__(self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None) -> None:
+    def __init__(self, access: Access) -> None:
+        url, password = access.url, access.password
         if password is None and not url.password and (named := os.environ.get(passwords.VARIABLE)):
             password = passwords.password_function(named)
-        self._url, self._password = url, password
+        self._where, self._password = access.where, password
         idle, interval, count = thread.keepalive()
         settings = {
             "jit": "off",
-            "lock_timeout": str(max(1, int(lock_timeout * 1000))),
+            "lock_timeout": str(max(1, int(access.lock_timeout * 1000))),
             "tcp_keepalives_idle": str(idle),
             "tcp_keepalives_interval": str(interval),
             "tcp_keepalives_count": str(count),
@@ -72,9 +72,9 @@ class Connector:
             # Every BEGIN has the isolation level and READ ONLY: a database or role may have other defaults, and a
             # connection pooler such as PgBouncer may drop a connection's settings. (Reads use the server's own
             # synchronous_commit.)
-            "default_transaction_read_only" if read_only else "synchronous_commit": "on",
+            "default_transaction_read_only" if access.read_only else "synchronous_commit": "on",
         }
-        if not read_only:  # `Servers` chooses
+        if not access.read_only:  # `Servers` chooses
             url = url.difference_update_query(["target_session_attrs"])
         self._arguments = driver_arguments(url, settings) | {"connection_class": Connection}
 
@@ -87,14 +87,12 @@ class Connector:
             try:
                 options["password"] = await passwords.ask(self._password, options["timeout"])
             except passwords.NoPasswordError as error:
-                where = public_url(self._url)
-                raise UnreachableError(f"can't connect to {where}: {error}", reason="credentials") from error
+                raise UnreachableError(f"can't connect to {self._where}: {error}", reason="credentials") from error
         try:
             connection: Connection = await asyncpg.connect(**options)
         except UnicodeDecodeError:  # which has the bytes of the file
-            where = public_url(self._url)
             raise UnreachableError(
-                f"can't connect to {where}: a file of its passwords or settings is no text in UTF-8",
+                f"can't connect to {self._where}: a file of its passwords or settings is no text in UTF-8",
                 reason="credentials",
             ) from None
         return connection

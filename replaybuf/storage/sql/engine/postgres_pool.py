@@ -10,14 +10,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
-from sqlalchemy.engine import URL
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from replaybuf.common.passwords import PasswordFunction
 from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine import postgres_dialect
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector
+from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_servers import Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session
@@ -38,12 +37,9 @@ LARGE = 1 << 26
 class Pool:
     """A pool of up to MOST_CONNECTIONS connections; the most recently used idle one is lent first."""
 
-    def __init__(
-        self, url: URL, *, lock_timeout: float, read_only: bool, password: PasswordFunction | None = None
-    ) -> None:
-        self._lock_timeout = lock_timeout
-        connector = Connector(url, lock_timeout=lock_timeout, read_only=read_only, password=password)
-        self.servers = Servers(url, connector, writes=not read_only)
+    def __init__(self, access: Access) -> None:
+        self._lock_timeout = access.lock_timeout
+        self.servers = Servers(access)
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []  # the most recently used one last
         self._is_making = False

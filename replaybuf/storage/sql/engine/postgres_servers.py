@@ -16,13 +16,13 @@ import time
 from collections.abc import Iterable, Mapping
 
 import asyncpg
-from sqlalchemy.engine import URL
 
 from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import is_telling
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, Standing
-from replaybuf.storage.sql.engine.urls import Host, hosts_of, public_url, session_attrs
+from replaybuf.storage.sql.engine.urls import Host, hosts_of, session_attrs
 
 #: How long to wait for the answers of several servers before one that answered is chosen.
 _GRACE_SECONDS = 1.0
@@ -120,18 +120,18 @@ class Servers:
     `lost` describes the missing commits, once a connected server lacked commits of this process.
     """
 
-    def __init__(self, url: URL, connector: Connector, *, writes: bool) -> None:
-        self._connector, self._writes, self._where = connector, writes, public_url(url)
-        attrs = session_attrs(url)
-        if writes and attrs in ("read-only", "standby", "prefer-standby"):
+    def __init__(self, access: Access) -> None:
+        self._connector, self._writes, self._where = Connector(access), not access.read_only, access.where
+        attrs = session_attrs(access.url)
+        if self._writes and attrs in ("read-only", "standby", "prefer-standby"):
             raise ConfigError(
                 f"the PostgreSQL url: target_session_attrs={attrs} is for readers; an open buffer writes, and needs "
                 "read-write or primary"
             )
-        hosts: list[Host | None] = [*dict.fromkeys(hosts_of(url))]
+        hosts: list[Host | None] = [*dict.fromkeys(hosts_of(access.url))]
         self._hosts = hosts or [None]
         # Readers' `target_session_attrs` are the driver's.
-        self._asks = writes or (bool(hosts) and attrs is None)
+        self._asks = self._writes or (bool(hosts) and attrs is None)
         #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting = asyncio.Lock()

@@ -16,15 +16,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from sqlalchemy.engine import URL
-
-from replaybuf.storage.sql.engine.database import CommitWatch, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, is_busy
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
-from replaybuf.storage.sql.engine.urls import is_memory
 
 T = TypeVar("T")
 
@@ -36,21 +33,10 @@ class SqliteDatabase(Database):
 
     dialect = SQLITE
 
-    def __init__(
-        self,
-        url: URL,
-        *,
-        durability: str,
-        lock_timeout: float,
-        read_only: bool = False,
-        ours_only: bool = False,
-    ) -> None:
-        super().__init__(url, lock_timeout)
-        self.memory = is_memory(url)
-        self.path = None if self.memory else url.database
-        self.connections = Connections(
-            url, durability=durability, lock_timeout=lock_timeout, read_only=read_only, ours_only=ours_only
-        )
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        self.memory = self.path is None
+        self.connections = Connections(access)
         # There is one writer at a time: writers of this process queue here, in order, instead of polling for SQLite's
         # lock. A database in memory has a single connection, for which readers queue, too.
         self._turn = asyncio.Lock()
@@ -68,7 +54,7 @@ class SqliteDatabase(Database):
         brief: bool = False,
         single: bool = False,
     ) -> T:
-        with translated(self.url, self.lock_timeout):
+        with translated(self.access):
             if self.memory or (brief and not self._turn.locked()):
                 try:
                     return await self._in_turn(function, scope, write=False, brief=brief)
@@ -89,7 +75,7 @@ class SqliteDatabase(Database):
         accepts: bool = False,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
-        with translated(self.url, self.lock_timeout if patience is None else patience):
+        with translated(self.access, patience):
             result = await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
         self._committed()
         return result
@@ -116,7 +102,7 @@ class SqliteDatabase(Database):
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
-        with translated(self.url, self.lock_timeout):
+        with translated(self.access):
             async with self._connection(write) as connection:
                 await connection.in_thread(lambda own: own.begin(write=write, patience=self.lock_timeout))
                 tx = Transaction(connection.session, scope)

@@ -11,15 +11,15 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiosqlite
-from sqlalchemy.engine import URL
 
 from replaybuf.errors import LockedError
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.sqlite_files import (
     PAGE_SIZE,
     OpenFiles,
@@ -28,7 +28,6 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     refuse_others,
 )
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, SqliteSession
-from replaybuf.storage.sql.engine.urls import is_memory, public_url
 
 T = TypeVar("T")
 
@@ -143,22 +142,14 @@ def _made_by_a_daemon(make: Callable[[], T]) -> T:
 class Connections:
     """Opens the connections to one database, and pools the readers' ones."""
 
-    def __init__(
-        self, url: URL, *, durability: str, lock_timeout: float, read_only: bool, ours_only: bool = False
-    ) -> None:
-        memory = is_memory(url)
-        path, options = ":memory:" if memory else str(url.database), dict[str, Any]()
-        self._files = OpenFiles(None if memory else path)
-        if read_only and not memory:
-            self._files, path = read_only_files(path)
-            options = {"uri": True}
-        pragmas = _pragmas(durability, read_only)
-        check = partial(refuse_others, path, public_url(url)) if ours_only and not memory else None
-        self._connect = partial(connect, path, pragmas, lock_timeout, check=check, **options)
-        self._lock_timeout = lock_timeout
+    def __init__(self, access: Access) -> None:
+        self._access, self._files = access, OpenFiles(access.path)
+        self._connect = partial(connect, access)
+        if access.path is not None and access.read_only:
+            self._files, uri = read_only_files(access.path)
+            self._connect = partial(connect, access, uri)
         self._idle: list[SqliteConnection] = []
         self._free = asyncio.Semaphore(_MOST_LENT)
-        self._where = path
         self.lent = 0
         self._running: list[SqliteConnection] = []
 
@@ -192,10 +183,10 @@ class Connections:
     async def lend(self) -> AsyncIterator[SqliteConnection]:
         """Lend a connection outside any transaction. Raises LockedError when none is free within the lock timeout."""
         try:
-            await asyncio.wait_for(self._free.acquire(), self._lock_timeout)
+            await asyncio.wait_for(self._free.acquire(), self._access.lock_timeout)
         except TimeoutError as error:
             raise LockedError(
-                f"{self._where}: {_MOST_LENT} reads were under way for more than {self._lock_timeout:g} s"
+                f"{self._access.path}: {_MOST_LENT} reads were under way for more than {self._access.lock_timeout:g} s"
             ) from error
         try:
             connection = self._idle.pop() if self._idle else await self.open()
@@ -221,33 +212,27 @@ class Connections:
             await asyncio.sleep(0.001)
 
 
-def connect(
-    path: str,
-    pragmas: Sequence[str],
-    lock_timeout: float,
-    *,
-    check: Callable[[], object] | None = None,
-    **options: Any,
-) -> RawConnection:
-    """Return a `sqlite3` connection with these pragmas, usable by any thread; `check()` runs before it is opened."""
+def connect(access: Access, uri: str | None = None) -> RawConnection:
+    """Return a `sqlite3` connection, usable by any thread, to the file of an access, or to that of a URI."""
     check_version()
-    if check is not None:
-        _patiently(check, lock_timeout)
+    path, patience = access.path, access.lock_timeout
+    if access.ours_only and path is not None and uri is None:
+        _patiently(partial(refuse_others, path, access.where), patience)
     raw = sqlite3.connect(
-        path, timeout=lock_timeout, isolation_level=None, check_same_thread=False, factory=RawConnection, **options
+        uri or path or ":memory:",
+        uri=uri is not None,
+        timeout=patience,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=RawConnection,
     )
     try:
-        for pragma in pragmas:
-            _patiently(partial(raw.execute, f"PRAGMA {pragma}"), lock_timeout)
+        for pragma in _pragmas(access):
+            _patiently(partial(raw.execute, f"PRAGMA {pragma}"), patience)
     except BaseException:
         raw.close()
         raise
     return raw
-
-
-def connect_to_write(path: str, lock_timeout: float) -> sqlite3.Connection:
-    """Return a `sqlite3` connection for writing, with an fsync at every commit."""
-    return connect(path, _pragmas("full", False), lock_timeout)
 
 
 def _patiently(function: Callable[[], object], seconds: float) -> None:
@@ -267,14 +252,14 @@ def _patiently(function: Callable[[], object], seconds: float) -> None:
         time.sleep(0.005)
 
 
-def _pragmas(durability: str, read_only: bool) -> list[str]:
-    if read_only:
+def _pragmas(access: Access) -> list[str]:
+    if access.read_only:
         return [f"cache_size = -{CACHE_KIB}", "query_only = ON"]
     return [
         f"cache_size = -{CACHE_KIB}",
         f"page_size = {PAGE_SIZE}",
         "journal_mode = WAL",
-        f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
+        f"synchronous = {'FULL' if access.durability == 'full' else 'NORMAL'}",
         "wal_autocheckpoint = 0",  # see `engine.sqlite`
         # Some builds overwrite deleted content with zeros; FAST does so only where it costs no extra writing.
         "secure_delete = FAST",

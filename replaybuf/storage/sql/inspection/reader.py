@@ -243,7 +243,8 @@ class PostgresReader(Reader):
         return results[0]
 
     async def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:
-        from replaybuf.storage.sql.engine.postgres import PostgresDatabase
+        from replaybuf.storage.sql.engine.database import Access
+        from replaybuf.storage.sql.engine.opening import open_database
 
         def limited(tx: ReadTransaction) -> T:
             if timeout is not None:
@@ -251,7 +252,7 @@ class PostgresReader(Reader):
                 tx.table("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)
             return function(tx)
 
-        engine = PostgresDatabase(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True)
+        engine = open_database(Access(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True))
         try:
             return await engine.read(limited)
         finally:

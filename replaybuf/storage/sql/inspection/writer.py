@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, NullPool, create_engine, event, update
-from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from replaybuf.common.progress import OnProgress
@@ -23,24 +22,22 @@ from replaybuf.errors import ConfigError, InputError, LockedError, StorageError
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.database import Database
-from replaybuf.storage.sql.engine.dialect import Dialect
+from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.opening import open_database
-from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.sqlite_connection import connect_to_write
+from replaybuf.storage.sql.engine.sqlite_connection import connect
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
+from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.thread import KeepaliveLoop
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Row, Scope, Session, Transaction
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 from replaybuf.storage.sql.statements.fence import joined
-from replaybuf.storage.values import LOCK_SECONDS
 
 T = TypeVar("T")
 
@@ -51,7 +48,7 @@ _LOCKED_SECONDS = 0.2
 def open_writer(reader: Reader) -> Iterator[Writer]:
     """Yield a writer for the database of a reader. Opening a SQLite file for writing changes its journal mode."""
     with asyncio.Runner(loop_factory=KeepaliveLoop) as runner:
-        engine = open_database(reader.url, durability="full")
+        engine = open_database(Access(reader.url, durability="full"))
         try:
             yield Writer(engine, runner)
         finally:
@@ -106,7 +103,7 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
     with open_writer(reader) as writer:
         before = writer.write(create)
     if before not in (None, HEAD):
-        asyncio.run(over_sqlalchemy(reader.url, upgrade))
+        asyncio.run(over_sqlalchemy(Access(reader.url, durability="full"), upgrade))
     after = reader.read_any(lambda tx: tx.revision())
     if after != HEAD:
         raise StorageError(f"{reader.where} is at revision {after} after the upgrade, wanted {HEAD}", reason="schema")
@@ -131,7 +128,7 @@ def save_snapshot(reader: Reader, name: str, file: str, tell: OnProgress) -> Non
 
     async def save() -> None:
         read_only = opens_read_only(reader) and not notes
-        engine = open_database(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only)
+        engine = open_database(Access(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only))
         try:
             scope = await engine.read(joined, Scope(name))
             await copy_to(engine, scope, file, {}, tell)
@@ -214,25 +211,23 @@ def exists(target: Target) -> bool:
     return True
 
 
-async def over_sqlalchemy(url: URL, work: Callable[[Connection], T], lock_timeout: float = LOCK_SECONDS) -> T:
+async def over_sqlalchemy(access: Access, work: Callable[[Connection], T]) -> T:
     """Run `work(connection)` in a write transaction that blocks all other writers, and commit it."""
-    with translated(url, lock_timeout):
-        if url.get_backend_name() == "sqlite":
-            engine = create_engine(
-                "sqlite://", creator=lambda: connect_to_write(str(url.database), lock_timeout), poolclass=NullPool
-            )
+    with translated(access):
+        if access.is_sqlite:
+            engine = create_engine("sqlite://", creator=lambda: connect(access), poolclass=NullPool)
             with engine.connect() as connection:
                 return _transact(connection, work, "BEGIN IMMEDIATE")
-        from replaybuf.storage.sql.engine.postgres_pool import Pool
+        from replaybuf.storage.sql.engine.postgres_servers import Servers
 
-        pool = Pool(url, lock_timeout=lock_timeout, read_only=False)
+        servers = Servers(access)
         remote = create_async_engine(
             "postgresql+asyncpg://",
-            connect_args={"async_creator_fn": lambda **_: pool.servers.connect(), "prepared_statement_cache_size": 0},
+            connect_args={"async_creator_fn": lambda **_: servers.connect(), "prepared_statement_cache_size": 0},
             poolclass=NullPool,
         )
         async with remote.connect() as other:
-            bound = f"SET LOCAL lock_timeout = {round(lock_timeout * 1000)}"
+            bound = f"SET LOCAL lock_timeout = {round(access.lock_timeout * 1000)}"
             # A missing synchronous standby would block the commit for ever. If it takes over without the upgrade, its
             # older schema is detected by every process.
             here = "SET LOCAL synchronous_commit = local"
@@ -253,33 +248,14 @@ def _transact(connection: Connection, work: Callable[[Connection], T], *begin: s
     return result
 
 
-class _SqlalchemySession(Session):
-    """Runs statements on a connection of SQLAlchemy."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.dialect: Dialect = POSTGRES if connection.dialect.name == POSTGRES.name else SQLITE
-        self._connection = connection
-
-    def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
-        result = self._connection.exec_driver_sql(sql, tuple(values))
-        return result.fetchall() if result.returns_rows else ()
-
-    def change(self, sql: str, values: Row = ()) -> int:
-        return self._connection.exec_driver_sql(sql, tuple(values)).rowcount
-
-    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
-        self._connection.exec_driver_sql(sql, [tuple(row) for row in rows])
-
-    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
-        result = self._connection.exec_driver_sql(sql, tuple(values))
-        if not result.returns_rows:
-            return [], []
-        return list(result.keys()), result.fetchall()
-
-
 def transaction_of(connection: Connection) -> Transaction:
-    """Return the transaction of a connection of SQLAlchemy."""
-    return Transaction(_SqlalchemySession(connection))
+    """Return the running transaction of a connection of SQLAlchemy, from `over_sqlalchemy`."""
+    raw: Any = connection.connection.driver_connection
+    if connection.dialect.name == SQLITE.name:
+        return Transaction(SqliteSession(raw))
+    from replaybuf.storage.sql.engine.postgres_pool import PostgresSession
+
+    return Transaction(PostgresSession(raw))
 
 
 def migrations_folder() -> Path:

@@ -19,7 +19,7 @@ from replaybuf.common.checks import check_seconds
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
 from replaybuf.storage.places.owners import local_url, open_place
 from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
@@ -200,7 +200,7 @@ def database_url(engine: Database) -> str:
     if engine.path is not None:
         return os.path.abspath(engine.path)
     if engine.dialect.is_remote:
-        url = engine.url.set(drivername=engine.url.get_backend_name())
+        url = engine.access.url.set(drivername=engine.access.url.get_backend_name())
         return url._replace(password=None).render_as_string(hide_password=False)
     return f"{_IN_MEMORY}{id(engine)}"
 
@@ -226,7 +226,8 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
     """Read from a database that isn't open here. A password, if needed, must be known to the driver (PGPASSFILE)."""
 
     async def read() -> list[bytes | None]:
-        engine = open_database(url_or_path(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
+        access = Access(url_or_path(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
+        engine = open_database(access)
         try:
             return await engine.read(lambda tx: tx.dialect.read_ranges(tx, parts))
         finally:

@@ -44,26 +44,17 @@ class PayloadFiles:
     """The files of an open buffer.
 
     `place` is where this process stores new payloads, None for the database; existing payloads are read from their own
-    places, by the `reader`. With `sync`, payloads are fsynced before the transaction that refers to them begins. Reads
-    and writes time out after `patience` seconds.
+    places, by the `reader`. Where commits are fsynced, so are payloads, before the transaction that names them begins.
+    Reads and writes time out after the reconnect timeout.
     """
 
-    def __init__(
-        self,
-        engine: Database,
-        codec: Codec,
-        place: str | None,
-        threshold: int,
-        *,
-        sync: bool,
-        patience: float,
-    ) -> None:
+    def __init__(self, engine: Database, codec: Codec, place: str | None, threshold: int) -> None:
         self._engine = engine
         self._scope = Scope()
         self._place = place
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
-        self._sync = sync
-        self._patience = min(patience, READING_SECONDS / 2)
+        self._sync = engine.dialect.is_remote or engine.access.durability == "full"
+        self._patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
         self.reader = PlaceReader(engine, codec, self._patience)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
