@@ -1,4 +1,4 @@
-"""Runs coroutines in background threads: those of callers without an event loop, and the renewals of leases."""
+"""Runs coroutines of callers without an event loop, in a background thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +38,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         raise ClosedError("a call while the interpreter shuts down, whose threads are stopped: close the buffer before")
     if _late:
         _raise_late(coroutine)
-    thread = _threads.get(_SYNC) or _start(_SYNC)
+    thread = _background or _start()
     if thread.ident == _thread.get_ident():
         coroutine.close()
         raise InputError("a synchronous call from a coroutine that is run by one would never end: await it there")
@@ -62,30 +62,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         finally:
             del error, trace  # break the reference cycle with this frame
     return call.result  # with no call in between, during which a signal handler could raise
-
-
-def begin(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run the coroutine that `work` returns in a background thread, without waiting. Return a function that cancels it.
-
-    The thread isn't that of `run`, so the work goes on while a coroutine of a caller blocks that one. The work ends
-    with this process; a forked process doesn't go on with it.
-    """
-    thread = _threads.get(_WORK) or _start(_WORK)
-    tasks = thread.tasks
-
-    def start() -> None:
-        task = thread.loop.create_task(work())
-        begun.append(task)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def stop() -> None:
-        if _threads.get(_WORK) is thread:
-            thread.loop.call_soon_threadsafe(lambda: begun[0].cancel())
-
-    begun: list[asyncio.Task[None]] = []
-    thread.loop.call_soon_threadsafe(start)
-    return stop
 
 
 def end(coroutine: Coroutine[Any, Any, object]) -> None:
@@ -156,10 +132,9 @@ _open: set[_BlockingCall[Any]] = set()  # the calls in progress
 class _LoopThread:
     """A daemon thread with an event loop."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.tasks: set[asyncio.Task[None]] = set()  # the loop itself doesn't keep them alive
-        thread = threading.Thread(target=self._main, name=name, daemon=True)
+        thread = threading.Thread(target=self._main, name="replaybuf-sync", daemon=True)
         thread.start()
         self.ident = thread.ident
 
@@ -208,27 +183,29 @@ def _is_ctrl_c(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-_SYNC, _WORK = "replaybuf-sync", "replaybuf-renewal"
-_threads: dict[str, _LoopThread] = {}
+_background: _LoopThread | None = None
 _starting = threading.RLock()  # reentrant, since a signal handler or `__del__` may call during the start
-_inherited: list[_LoopThread] = []
+_inherited: list[_LoopThread | None] = []
 
 
-def _start(name: str) -> _LoopThread:
-    """Return the background thread of this name; start it if no other call has."""
+def _start() -> _LoopThread:
+    """Return the background thread; start it if no other call has."""
+    global _background
     with _starting:
-        if name not in _threads:
-            started = _LoopThread(name)
-            if _threads.setdefault(name, started) is not started:  # a reentrant call has started another one
+        if _background is None:
+            started = _LoopThread()
+            if _background is None:
+                _background = started
+            else:  # a reentrant call has started another one
                 started.loop.call_soon_threadsafe(started.loop.stop)
-        return _threads[name]
+        return _background
 
 
 def _forked() -> None:
-    """Drop the parent's threads in a forked process, without closing their loops, which would disturb the parent's."""
-    global _starting, _raising
-    _inherited.extend(_threads.values())
-    _threads.clear()
+    """Drop the parent's thread in a forked process, without closing its loop, which would disturb the parent's."""
+    global _background, _starting, _raising
+    _inherited.append(_background)
+    _background = None
     _starting, _raising = threading.RLock(), threading.RLock()
     _late.clear()
     for call in list(_open):

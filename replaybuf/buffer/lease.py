@@ -13,7 +13,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
-from replaybuf.buffer import background
 from replaybuf.buffer.putting import PutOptions, Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import notebook
@@ -43,7 +42,7 @@ class Lease(Generic[R]):
 
     `token` is the fencing token: a later lease has a higher one. Each group is settled once: acknowledged (it has been
     consumed), finished (its result is stored in its place) or given back (it can be drawn again). Groups that aren't
-    settled can be drawn again when the lease ends, `seconds` after its last heartbeat. A separate thread sends
+    settled can be drawn again when the lease ends, `seconds` after its last heartbeat. The database's thread sends
     heartbeats while this process lives.
     """
 
@@ -60,7 +59,7 @@ class Lease(Generic[R]):
         self._added: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
         self._stop: Callable[[], None] | None = None
         if heartbeat and self._open:
-            self._stop = background.begin(partial(_renew, weakref.ref(self), seconds))
+            self._stop = storage.beside(partial(_renew, weakref.ref(self), seconds))
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open)} groups open>"

@@ -132,9 +132,9 @@ class ReplayBuffer(Generic[R]):
         )
 
     async def __aenter__(self) -> Self:
-        self._check_open()
+        storage = self._opened
         try:
-            await self.storage.open()
+            await storage.open()
         except BaseException:
             await self.close()  # `__aexit__` isn't called
             raise
@@ -348,8 +348,8 @@ class ReplayBuffer(Generic[R]):
 
         Leaving the block acknowledges all open groups. An exception gives them back as a failed delivery, cancellation
         without counting one. If this process dies, the groups become drawable `seconds` later; while it lives, a
-        heartbeat in its own thread renews the lease, however long the block takes. `heartbeat=False` leaves that to
-        `lease.extend()`. A group is set aside as FAILED after `max_deliveries` failed deliveries. Leaving the block
+        heartbeat in the database's thread renews the lease, however long the block takes. `heartbeat=False` leaves that
+        to `lease.extend()`. A group is set aside as FAILED after `max_deliveries` failed deliveries. Leaving the block
         raises LeaseLostError if the lease had ended and no longer holds the groups.
 
         The arrays and tensors in the fields `deferred` of the rollouts, at any depth, aren't read: an `ArrayHandle`
@@ -375,10 +375,9 @@ class ReplayBuffer(Generic[R]):
         `await lease.extend()` checks that the lease hasn't ended, `acknowledge` that it still holds its groups. A lease
         of another database raises LeaseLostError, here or, if this buffer isn't open yet, in its first call.
         """
-        self._check_open()
         if not isinstance(handle, Leased):
             raise InputError(f"handle must be the handle of a Lease, got {type(handle).__name__}")
-        check_database(handle, self.storage.identity)
+        check_database(handle, self._opened.identity)
         return Lease(self.storage, self.putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
 
     async def is_ready(
@@ -439,8 +438,7 @@ class ReplayBuffer(Generic[R]):
 
     async def delete(self, query: Query) -> int:
         """Remove the groups that match and return their number. `{}` removes all."""
-        self._check_open()
-        return await self.storage.delete(self._parsed(query))
+        return await self._opened.delete(self._parsed(query))
 
     async def update(
         self,
@@ -455,7 +453,6 @@ class ReplayBuffer(Generic[R]):
         Order, staleness and rollouts stay. A new status clears the `error` and the deliveries of a FAILED group. The
         rollouts of groups that fill keep their status.
         """
-        self._check_open()
         if isinstance(status, Unset) and isinstance(priority, Unset) and isinstance(tags, Unset):
             raise InputError("there is nothing to set: give status=, priority= or tags=")
         node = self._parsed(query)
@@ -469,12 +466,11 @@ class ReplayBuffer(Generic[R]):
             priority=priority if isinstance(priority, Unset) else check_priority(priority),
             tags=tags if isinstance(tags, Unset) else check_tags(tags),
         )
-        return await self.storage.update(node, changes)
+        return await self._opened.update(node, changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included. Return the number of groups found."""
-        self._check_open()
-        return await self.storage.update_priorities(check_priorities(priorities))
+        return await self._opened.update_priorities(check_priorities(priorities))
 
     async def annotate(self, annotations: ByGroup, *, train_step: int | None = None) -> int:
         """Write what a trainer has found out about groups that were drawn, by uid. Return the number of groups.
@@ -490,10 +486,9 @@ class ReplayBuffer(Generic[R]):
         have them. Raises InputError, and annotates nothing, if no such draw of a group is recorded, if it has another
         number of rollouts, or of tokens (of groups still leased, kept or archived), and for unfit values.
         """
-        self._check_open()
         step = None if train_step is None else check_step(train_step, "train_step")
         try:
-            return await self.storage.annotate(await asyncio.to_thread(check_annotations, annotations), step)
+            return await self._opened.annotate(await asyncio.to_thread(check_annotations, annotations), step)
         except InputError as error:
             raise InputError(f"{error}; nothing was annotated") from error
 
@@ -517,7 +512,6 @@ class ReplayBuffer(Generic[R]):
 
         Dropped groups are appended to the list `dropped`, as by `put`: all of them are in memory then.
         """
-        self._check_open()
         step = check_step(current_train_step, "current_train_step")
         tokenwise = check_by_task(task_token_stale_thresholds, "task_token_stale_thresholds")
         retryable = check_by_task(expired_groups_retryable_by_task, "expired_groups_retryable_by_task")
@@ -536,7 +530,7 @@ class ReplayBuffer(Generic[R]):
             raise InputError("groups that fill have no staleness until they are whole: leave the status filling out")
         check_dropped(dropped)
         refresh = Refresh(step, rules, chosen, dropped)
-        refreshing = self.storage.refresh(refresh)
+        refreshing = self._opened.refresh(refresh)
         expired = await (refreshing if dropped is None else to_its_end(refreshing))
         self.putting.warn_of(refresh)
         return expired
@@ -545,16 +539,14 @@ class ReplayBuffer(Generic[R]):
 
     async def count(self, task_name: str, group_status: StatusLike) -> int:
         """Return the number of groups of a task with this status."""
-        self._check_open()
         lane = (check_task_name(task_name), self.rollout_type.statuses.check(group_status))
-        return sizes_of(await self.storage.tallies()).get(lane, 0)
+        return sizes_of(await self._opened.tallies()).get(lane, 0)
 
     async def count_statuses(self, tasks: Iterable[str], statuses: Iterable[S]) -> dict[str, dict[S, int]]:
         """Return the number of groups of each task and status, by the statuses as they were given."""
-        self._check_open()
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
         wanted = {status: self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")}
-        counts = sizes_of(await self.storage.tallies())
+        counts = sizes_of(await self._opened.tallies())
         return {task: {given: counts.get((task, status), 0) for given, status in wanted.items()} for task in tasks}
 
     async def filling(self, task_name: str) -> dict[str, FillingGroup]:
@@ -563,25 +555,21 @@ class ReplayBuffer(Generic[R]):
         `missing` has the indices of the rollouts that didn't come yet: after a crash, a worker goes on with these. No
         payload is read.
         """
-        self._check_open()
-        found = await self.storage.filling_groups(check_task_name(task_name))
+        found = await self._opened.filling_groups(check_task_name(task_name))
         return {name: one for name, one in found.items() if isinstance(name, str)}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""
-        self._check_open()
-        return await self.storage.count(self._parsed(query))
+        return await self._opened.count(self._parsed(query))
 
     async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
         """Return all counts by task and status, as of one moment; counts that never changed are missing, or 0."""
-        self._check_open()
-        return await self.storage.tallies()
+        return await self._opened.tallies()
 
     async def dropped(self, task_name: str) -> int:
         """Return how many groups of a task have been dropped so far because they expired and weren't retryable."""
-        self._check_open()
         task = check_task_name(task_name)
-        tallies = await self.storage.tallies()
+        tallies = await self._opened.tallies()
         return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
 
     async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
@@ -617,20 +605,25 @@ class ReplayBuffer(Generic[R]):
 
         With `payloads=False` only the metadata is read, and each `item` is empty.
         """
-        self._check_open()
         later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
         order, most = parse_order(order_by), check_limit(limit)
-        return self.storage.find(self._parsed(query), order=order, limit=most, deferred=later, payloads=payloads)
+        return self._opened.find(self._parsed(query), order=order, limit=most, deferred=later, payloads=payloads)
 
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer since it was opened here."""
-        self._check_open()
-        await self.storage.check_fence()
+        await self._opened.check_fence()
 
     def _parsed(self, query: Query) -> Node:
         return parse(query, self.rollout_type.statuses)
 
+    @property
+    def _opened(self) -> SQLStorage:
+        """The storage. Raises the errors of `_check_open`."""
+        self._check_open()
+        return self.storage
+
     def _check_open(self) -> None:
+        """Raise ClosedError, and StorageError for a buffer in memory that was built before a fork."""
         if self._closed:
             raise ClosedError
         if not self.storage.durable and os.getpid() != self._pid:
@@ -730,8 +723,7 @@ class ReplayBuffer(Generic[R]):
         ledgers are included. A checkpoint of the same step is replaced. The last `keep_checkpoints` are kept (a setting
         of the config; default 3). Their payloads take space until they are dropped.
         """
-        self._check_open()
-        return await self.storage.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
+        return await self._opened.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
 
     @traced("replaybuf.restore", lambda made: {"groups": made.groups})
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
@@ -747,18 +739,15 @@ class ReplayBuffer(Generic[R]):
         All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
         waits and acknowledgements raise FencedError until they build the buffer again.
         """
-        self._check_open()
-        return await self.storage.restore(check_step(step, "step"), keep_new=keep_new)
+        return await self._opened.restore(check_step(step, "step"), keep_new=keep_new)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the step checkpoints, in the order in which they were made."""
-        self._check_open()
-        return await self.storage.checkpoints()
+        return await self._opened.checkpoints()
 
     async def drop_checkpoint(self, step: int) -> None:
         """Drop the checkpoint of this train step, and the payloads that only it needs. Raises CheckpointError."""
-        self._check_open()
-        await self.storage.drop_checkpoint(check_step(step, "step"))
+        await self._opened.drop_checkpoint(check_step(step, "step"))
 
     # Snapshots
 
@@ -776,10 +765,9 @@ class ReplayBuffer(Generic[R]):
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
         the caller's, and must not block. An exception from it ends the save, and nothing is written.
         """
-        self._check_open()
-        folder = check_folder(path)
+        storage, folder = self._opened, check_folder(path)
         file = await asyncio.to_thread(snapshot_file, folder, make=True)
-        await self.storage.save(str(file), {"policy": self.policy.name}, progress)
+        await storage.save(str(file), {"policy": self.policy.name}, progress)
         return file
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
@@ -791,20 +779,17 @@ class ReplayBuffer(Generic[R]):
         the snapshot is of another policy or schema, and SnapshotError if it is damaged or truncated. `progress` is
         called as in `save`.
         """
-        self._check_open()
-        folder = check_folder(path)
+        storage, folder = self._opened, check_folder(path)
         file = await asyncio.to_thread(snapshot_file, folder)
-        await self.storage.resume(str(file), {"policy": self.policy.name}, progress)
+        await storage.resume(str(file), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a dict with the content of a snapshot file, for frameworks that want one. Blocks; `save` doesn't."""
-        self._check_open()
-        return {"snapshot": self.storage.snapshot({"policy": self.policy.name})}
+        return {"snapshot": self._opened.snapshot({"policy": self.policy.name})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a dict from `state_dict` into this buffer, which must be empty. Blocks. Errors are those of `resume`."""
-        self._check_open()
         snapshot = state.get("snapshot") if isinstance(state, Mapping) else None
         if not isinstance(snapshot, bytes):
             raise SnapshotError("expected a dict from ReplayBuffer.state_dict()", reason="mismatch")
-        self.storage.load_snapshot(snapshot, {"policy": self.policy.name})
+        self._opened.load_snapshot(snapshot, {"policy": self.policy.name})

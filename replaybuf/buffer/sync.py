@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -100,41 +100,25 @@ def as_it_is(result: T) -> T:
 _END: Any = object()
 
 
-class Items(Iterator[T], Generic[T]):
-    """The groups that `find` yields: read from the store while they are iterated over, never all at once.
+def items_of(found: AsyncIterator[T]) -> Generator[T]:
+    """Yield the groups that `find` yields: read from the store while they are iterated over, never all at once.
 
     The iteration may be abandoned at any time; `close`, or garbage collection, ends the read.
     """
 
-    def __init__(self, found: AsyncIterator[T]) -> None:
-        self._found = found
+    async def following() -> T:
+        return await anext(found, _END)
 
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> T:
-        if (item := run(self._next())) is _END:
-            raise StopIteration
-        return item
-
-    async def _next(self) -> T:
-        return await anext(self._found, _END)
-
-    def close(self) -> None:
-        """End the iteration."""
-        end(self._close())
-
-    async def _close(self) -> None:
-        if (close := getattr(self._found, "aclose", None)) is not None:
-            await close()
+    while (item := run(following())) is not _END:
+        yield item
 
 
 @face_of(Lease)
 class SyncLease(Generic[R]):
     """A `Lease` without `await`: `batch` has the groups by task, `items` has them with their metadata.
 
-    `counts` has their number by task; `token` is the fencing token: a later lease has a higher one. A separate thread
-    renews the lease, each time by `seconds`, while this process lives, however long the caller works on the groups.
+    `counts` has their number by task; `token` is the fencing token: a later lease has a higher one. The database's
+    thread renews the lease, each time by `seconds`, while this process lives, however long the caller works on groups.
     """
 
     seconds: float
@@ -207,7 +191,7 @@ class SyncReplayBuffer(Generic[R]):
     call: either the caller has the groups or the store has them.
 
     `rollout_type` describes the class of the rollouts. `asynchronous` is the same buffer for coroutines, which
-    `replaybuf.buffer.sync.run` runs.
+    `replaybuf.buffer.sync.run` runs, also those of its `cursors`.
     """
 
     policy: ReplayPolicy
@@ -215,6 +199,7 @@ class SyncReplayBuffer(Generic[R]):
     durable: bool
     worker: str
     rollout_type: RolloutType
+    cursors: Cursors
 
     def __init__(self, buffer: ReplayBuffer[R]) -> None:
         self.asynchronous = buffer
@@ -249,11 +234,6 @@ class SyncReplayBuffer(Generic[R]):
         """Return True, also for an empty buffer: `if buffer:` tests whether there is one."""
         return True
 
-    @property
-    def cursors(self) -> SyncCursors:
-        """Small versioned values stored with the groups, for positions in datasets and the published train state."""
-        return SyncCursors(self.asynchronous.cursors)
-
     close = mirrored(ReplayBuffer[R].close, end)
 
     put = mirrored(ReplayBuffer[R].put, run)
@@ -273,7 +253,7 @@ class SyncReplayBuffer(Generic[R]):
     annotate = mirrored(ReplayBuffer[R].annotate, run)
     refresh_staleness = mirrored(ReplayBuffer[R].refresh_staleness, run)
 
-    find = mirrored(ReplayBuffer[R].find, Items[StorageItem[R]], returns="Items[StorageItem[R]]")
+    find = mirrored(ReplayBuffer[R].find, items_of, returns="Generator[StorageItem[R]]")
     count = mirrored(ReplayBuffer[R].count, run)
     count_statuses = mirrored(ReplayBuffer[R].count_statuses, run)
     filling = mirrored(ReplayBuffer[R].filling, run)
@@ -298,22 +278,4 @@ class SyncReplayBuffer(Generic[R]):
     load_state_dict = mirrored(ReplayBuffer[R].load_state_dict, as_it_is)
 
 
-def _leased(lease: Lease[R] | None) -> SyncLease[R] | None:
-    return None if lease is None else SyncLease(lease)
-
-
-@face_of(Cursors)
-class SyncCursors:
-    """`Cursors` without `await`."""
-
-    def __init__(self, cursors: Cursors) -> None:
-        self.asynchronous = cursors
-
-    read = mirrored(Cursors.read, run)
-    prompts = mirrored(Cursors.prompts, run)
-    move = mirrored(Cursors.move, run)
-    put = mirrored(Cursors.put, run)
-    claim = mirrored(Cursors.claim, lambda claiming: _leased(run(claiming)), returns="SyncLease | None")
-
-
-__all__ = ["Items", "SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]
+__all__ = ["SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]

@@ -236,7 +236,7 @@ def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> N
     async def never() -> None:
         raise AssertionError
 
-    call, loop = _BlockingCall(never()), _start("replaybuf-sync").loop
+    call, loop = _BlockingCall(never()), _start().loop
 
     def begin_and_cancel() -> None:
         if begun:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -241,6 +241,22 @@ class Store:
             return await self.transactions.read(lambda tx: tx.dialect.read_ranges(tx, parts))
 
         return self.thread.run_blocking(read, timeout)
+
+    def beside(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        """Run a coroutine in the database's thread, without waiting; return a function that cancels it.
+
+        It ends with this process, or when the buffer is closed; a forked process doesn't go on with it.
+        """
+        self.begin()
+        thread, begun = self.thread, list[asyncio.Task[None]]()
+        thread.post(lambda: begun.append(thread.loop.create_task(work())))
+
+        def stop() -> None:
+            if thread.pid == os.getpid():
+                with contextlib.suppress(ClosedError):
+                    thread.post(lambda: begun[0].cancel())
+
+        return stop
 
     # Closing
 
