@@ -789,7 +789,7 @@ class ReplayBuffer(Generic[R]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a dict from `state_dict` into this buffer, which must be empty. Blocks. Errors are those of `resume`."""
-        snapshot = state.get("snapshot") if isinstance(state, Mapping) else None
+        storage, snapshot = self._opened, state.get("snapshot") if isinstance(state, Mapping) else None
         if not isinstance(snapshot, bytes):
             raise SnapshotError("expected a dict from ReplayBuffer.state_dict()", reason="mismatch")
-        self._opened.load_snapshot(snapshot, {"policy": self.policy.name})
+        storage.load_snapshot(snapshot, {"policy": self.policy.name})
