@@ -234,6 +234,7 @@ def _life_facts(life: Life) -> dict[str, str | None]:
         "reward": None if put.reward is None else f"{put.reward:.3f}",
         "now": place_of(life),
         "replaces": uids_text(life.replaces),
+        "made from": uids_text(life.made_from),
         "replaced by": uids_text(life.replaced_by),
         "rollout of": uids_text(life.rollout_of),
         "checkpoints": ", ".join(map(str, life.checkpoints)),

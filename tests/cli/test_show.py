@@ -215,6 +215,8 @@ def test_rollouts_of_groups_that_fill_say_which_and_where(url: str) -> None:
     assert "a 2/4" in page.get("/groups").text
     assert "a 2/4" in page.get("/groups/1").text
     assert "It is now a rollout of" in page.get("/groups/2").text
+    assert "It was made from the rollouts" in page.get("/groups/4").text
+    assert re.search(r"made from +group 2, group 3$", run("trace", url, "uid", 4).stdout, re.M)
 
 
 async def _fill_two(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks that lanes, uids, checkpoints and counts agree with the groups that are there."""
+"""Checks that lanes, uids, checkpoints, counts and annotations agree with the groups that are there."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.lanes import LaneRow, need_lane
 from replaybuf.storage.sql.statements.ordering import enter_race
+from replaybuf.storage.sql.statements.rows import name_key, part_of
 from replaybuf.values.rollouts.statuses import Status
 
 #: The buffer and the task for groups whose own ones are unknown, and their error. No checkpoint is of that buffer.
@@ -145,6 +146,38 @@ def _raise_uids(tx: Transaction) -> str:
         tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
     raise_uid(tx, used)
     return f"raised the counter of uids from {last or 0:,} to {used:,}"
+
+
+# Rollouts of groups that fill, with the key of each, and whether their group is whole already.
+_FILLING = """SELECT g.uid, g.scoped_key, l.buffer, l.task_name FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE l.status = 'filling' ORDER BY g.uid"""
+_WHOLE = "SELECT scoped_key FROM rb_group WHERE scoped_key {in_texts:keys}"
+_UNDRAWN = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = rb_annotation.draw)"
+
+
+@in_one_transaction
+def check_orphans(tx: Transaction, about: Examination) -> Iterator[Finding]:
+    """Check whether the rollouts of each group that fills belong together, and annotations to recorded draws."""
+    kinds: dict[str, dict[tuple[str, int], list[int]]] = {}
+    placeless = []
+    for uid, key, buffer, task in tx.tuples(_FILLING):
+        part = None if key is None else part_of(key)
+        if part is None or part.task_name != task or not part.index < part.size:
+            placeless.append(uid)
+        else:
+            alike = kinds.setdefault(name_key(buffer, part.name), {})
+            alike.setdefault((task, part.size, part.least), []).append(uid)
+    whole = set(tx.values(_WHOLE, keys=list(kinds)) if kinds else ())
+    odd = [uid for name, alike in kinds.items() if len(alike) > 1 or name in whole for uid in sum(alike.values(), [])]
+    noted = tx.value(f"SELECT count(*) FROM {_UNDRAWN}")  # noqa: S608
+    if placeless or odd:
+        said = f"{units.number_of(len(placeless) + len(odd), 'rollout')} of groups that fill, which belong to none"
+        yield problem(f"{said}: {some(sorted(placeless + odd))}", "replaybuf rm --uid, and put them again")
+    if noted:
+        said = f"{units.number_of(noted, 'annotation')} of draws that are not on record"
+        yield problem(said, cure=lambda tx: f"deleted {tx.change(f'DELETE FROM {_UNDRAWN}'):,} annotations")
+    if not (placeless or odd or noted):
+        yield fine("none")
 
 
 # The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.

@@ -39,6 +39,7 @@ _ALL: _Checks = (
     ("places", check_places.check_places),
     ("payloads", check_payloads.check_payloads),
     ("leaked payloads", check_payloads.check_leaked),
+    ("orphans", check_groups.check_orphans),
     ("uids", check_groups.check_uids),
     ("checkpoints", check_groups.check_checkpoints),
     ("counts", check_groups.check_counts),

@@ -49,8 +49,8 @@ class Life:
     """The recorded history of a group.
 
     `there` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
-    that its put replaced, as far as recorded (`schema.tables`); `replaced_by` are the groups whose put replaced it, and
-    `rollout_of` those that were filled by it.
+    that its put replaced, as far as recorded (`schema.tables`), or `made_from` the rollouts that filled it;
+    `replaced_by` are the groups whose put replaced it, and `rollout_of` those that were filled by it.
     `annotations` are their means in each draw. `checkpoints` are the train steps of the checkpoints that contain it.
     """
 
@@ -61,6 +61,7 @@ class Life:
     annotations: Sequence[Mapping[str, float]]
     happenings: Sequence[Happening]
     replaces: Sequence[int]
+    made_from: Sequence[int]
     replaced_by: Sequence[int]
     rollout_of: Sequence[int]
     checkpoints: Sequence[int]
@@ -84,19 +85,23 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
         return None
     there = next(iter(read_metadata(tx, [uid])), None)
     made_from = rows[0]["made_from"] if rows else None
-    replaces = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
+    earlier = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
+    replaces, filled_by = ([], earlier) if rows and rows[0]["is_filled"] else (earlier, [])
     checkpoints, several = [row["checkpoint_step"] for row in kept], len(buffers) > 1
     origin = _origin(buffer, rows[0] if rows else None, draws)
     noted = annotations_of(tx, draws)
     annotations = [noted.get((one.id, uid), {}) for one in draws]
     by, whole = ([one for one, is_filled in later if bool(is_filled) is filled] for filled in (False, True))
-    return Life(uid, origin, there, draws, annotations, happenings, replaces, by, whole, checkpoints, tx.now(), several)
+    others = (replaces, filled_by, by, whole)
+    return Life(uid, origin, there, draws, annotations, happenings, *others, checkpoints, tx.now(), several)
 
 
-_COPIED = "created_at, worker, put_step, oldest_step, reward, made_from"
-_PUT = """
+_COPIED = "created_at, worker, put_step, oldest_step, reward, made_from, scoped_key"
+# The key of a group that was filled is of no task (`name_key`).
+_IS_FILLED = """substr(g.scoped_key, 1, 4) = '["",'"""
+_PUT = f"""
     l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
-    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from"""
+    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from, {_IS_FILLED} AS is_filled"""
 _ROW = f"SELECT {_PUT} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
 # A checkpoint has the version that was there then.
 _IN_CHECKPOINTS = f"""
@@ -112,10 +117,10 @@ _EVENTS = {
     "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
     "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
 }
-# A replacing group has a higher uid than the replaced one. The key of one that was filled is of no task (`name_key`).
-_REPLACING = """
-SELECT g.uid AS uid, substr(g.scoped_key, 1, 4) = '["",' FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
+# A replacing group has a higher uid than the replaced one.
+_REPLACING = f"""
+SELECT g.uid AS uid, {_IS_FILLED} FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid > {{{{uid}}}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {{there}} ORDER BY g.uid"""  # noqa: S608
 _LATER = {
     "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
     "postgresql": _REPLACING.format(there="g.made_from @> '{uid}'"),
