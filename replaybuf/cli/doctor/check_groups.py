@@ -158,26 +158,27 @@ _UNDRAWN = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id 
 @in_one_transaction
 def check_orphans(tx: Transaction, about: Examination) -> Iterator[Finding]:
     """Check whether the rollouts of each group that fills belong together, and annotations to recorded draws."""
-    kinds: dict[str, dict[tuple[str, int], list[int]]] = {}
-    placeless = []
+    kinds: dict[str, dict[int, tuple[str, int, int]]] = {}
+    odd = []
     for uid, key, buffer, task in tx.tuples(_FILLING):
         part = None if key is None else part_of(key)
         if part is None or part.task_name != task or not part.index < part.size:
-            placeless.append(uid)
+            odd.append(uid)
         else:
-            alike = kinds.setdefault(name_key(buffer, part.name), {})
-            alike.setdefault((task, part.size, part.least), []).append(uid)
+            kinds.setdefault(name_key(buffer, part.name), {})[uid] = (task, part.size, part.least)
     whole = set(tx.values(_WHOLE, keys=list(kinds)) if kinds else ())
-    odd = [uid for name, alike in kinds.items() if len(alike) > 1 or name in whole for uid in sum(alike.values(), [])]
-    noted = tx.value(f"SELECT count(*) FROM {_UNDRAWN}")  # noqa: S608
-    if placeless or odd:
-        said = f"{units.number_of(len(placeless) + len(odd), 'rollout')} of groups that fill, which belong to none"
-        yield problem(f"{said}: {some(sorted(placeless + odd))}", "replaybuf rm --uid, and put them again")
-    if noted:
-        said = f"{units.number_of(noted, 'annotation')} of draws that are not on record"
-        yield problem(said, cure=lambda tx: f"deleted {tx.change(f'DELETE FROM {_UNDRAWN}'):,} annotations")
-    if not (placeless or odd or noted):
+    odd += [uid for name, found in kinds.items() if name in whole or len({*found.values()}) > 1 for uid in found]
+    if odd:
+        what = f"{units.number_of(len(odd), 'rollout')} of groups that fill, which don't belong together: {some(odd)}"
+        yield problem(what, "replaybuf rm --uid, and put them again")
+    if noted := tx.value(f"SELECT count(*) FROM {_UNDRAWN}"):  # noqa: S608
+        yield problem(f"{units.number_of(noted, 'annotation')} of draws that are not on record", cure=_delete_undrawn)
+    if not (odd or noted):
         yield fine("none")
+
+
+def _delete_undrawn(tx: Transaction) -> str:
+    return f"deleted {tx.change(f'DELETE FROM {_UNDRAWN}'):,} annotations of no draw"  # noqa: S608
 
 
 # The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.

@@ -154,7 +154,10 @@ _TRACES = (
     ("rb_past", f"{_OF_LANES} AND removed_at IS NULL"),  # of draws; others wait for the sweep, with their payloads
     ("rb_tally", _OF_LANES),
     ("rb_annotation", "draw IN (SELECT id FROM rb_batch WHERE buffer = :buffer)"),
-    *((f"rb_{name}", "buffer = :buffer") for name in ("lane", "worker", "batch", "event", "history", "cursor", "prompt")),
+    *(
+        (f"rb_{name}", "buffer = :buffer")
+        for name in ("lane", "worker", "batch", "event", "history", "cursor", "prompt")
+    ),
     ("rb_buffer", "name = :buffer"),
 )
 
