@@ -63,8 +63,10 @@ class Script:
         self._end: tuple[int, str, str] | None = None
 
     def send_signal(self, sent: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, sent)
+        self._ended.look(0)
+        if self._ended.code is None:  # else the number may be another process's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sent)
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""

@@ -11,8 +11,10 @@ import pytest
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import ConflictError, FencedError, FullError, InputError
 from replaybuf.rules.query import parse
+from replaybuf.storage.sql.statements import parts
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.lanes import need_lane
+from replaybuf.storage.sql.statements.rows import part_of
 from replaybuf.storage.sql.tasks import filling
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from tests.stores import TASK, build, group, until
@@ -62,6 +64,20 @@ async def test_rollouts_without_an_index_take_those_that_are_free(buffer: Replay
     await buffer.put(one(5), TASK, **OPTIONS)
     await buffer.put(one(6), TASK, **OPTIONS)
     assert await contents(buffer) == {"completed": [[5, 7, 6]]}
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+async def test_a_put_reads_one_rollout_of_its_group_however_many_there_are(
+    buffer: ReplayBuffer, has_index: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(parts, "part_of", lambda key: read.append(key) or part_of(key))
+    size = 40
+    for number in range(size):
+        index = {"index": number} if has_index else {}
+        await buffer.put(one(number), TASK, group="p1", size=size, **index)
+    assert await contents(buffer) == {"completed": [[*range(size)]]}
+    assert len(read) <= 3 * size  # one for each; all for the last one and for their group
 
 
 async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group_once(shared_url: str) -> None:

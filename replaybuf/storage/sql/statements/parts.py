@@ -21,7 +21,7 @@ from replaybuf.storage.sql.statements.counts import apply
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.matching import WITH_UIDS
 from replaybuf.storage.sql.statements.past import OURS
-from replaybuf.storage.sql.statements.rows import ANY_TASK, GroupRow, name_key, part_of
+from replaybuf.storage.sql.statements.rows import ANY_TASK, GroupRow, name_key, part_key_around, part_of
 from replaybuf.storage.values import NewGroup, Part, check_lease, lost_to_others
 from replaybuf.values.rollouts.statuses import Status
 
@@ -40,8 +40,12 @@ def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
     rows = tx.tuples(_PARTS, whole=whole, **_range(tx, name))
     parts = _parts(row for row in rows if row[0])
     if len(parts) < len(rows) and (not parts or any(scoped == whole for _, scoped in rows)):
-        raise ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
+        raise _is_whole(name)
     return parts
+
+
+def _is_whole(name: str | int) -> ConflictError:
+    return ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
 
 
 def _range(tx: Transaction, name: str | int) -> dict[str, str]:
@@ -63,6 +67,16 @@ _WHOLE = "SELECT uid FROM rb_group WHERE scoped_key = :whole"
 _PARTS = f"""{_PARTS_ALONE}
 UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
 UNION ALL SELECT 0, NULL WHERE EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)"""  # noqa: S608
+# How many rollouts of a group are stored, the key of one of them, whether a place is taken (that of their number, if
+# none is wanted), and whether the group is whole, or has left.
+_PLACE = """WITH there AS (
+    SELECT count(*) AS n, min(scoped_key) AS one FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high
+)
+SELECT n, one, EXISTS (SELECT 1 FROM rb_group WHERE scoped_key = CAST(:before AS text)
+        || CAST(coalesce(CAST(:wanted AS bigint), n) AS text) || CAST(:behind AS text)),
+    EXISTS (SELECT 1 FROM rb_group WHERE scoped_key = :whole),
+    EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)
+FROM there"""
 
 
 def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
@@ -136,20 +150,28 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     assert part is not None
     if isinstance(part.name, int):
         _check_prompt(tx, new, part.name)
-    there = lock_parts(tx, part.name)
-    taken = {other.index for other in there.values()}
-    for other in there.values():
-        if (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
-            raise ConflictError(
-                f"group {part.name!r:.200} was begun with task_name={other.task_name!r}, size={other.size} and "
-                f"min_size={other.least}, and this rollout comes with {new.task_name!r}, {part.size} and {part.least}"
-            )
-    if part.wanted in taken:
-        missing = "" if isinstance(part.name, int) else f"; missing are {_some_free(part.size, taken)}"
-        raise ConflictError(f"group {part.name!r:.200} has its rollout {part.wanted} already{missing}")
-    part.index = next(index for index in count() if index not in taken) if part.wanted is None else part.wanted
-    if len(taken) + 1 == part.size and isinstance(part.name, str):
-        raise LastRolloutError(there)
+    name = part.name
+    _lock_name(tx, name)
+    before, behind = part_key_around(tx.scope.buffer, part)
+    values = {"whole": name_key(tx.scope.buffer, name), "before": before, "behind": behind, "wanted": part.wanted}
+    [(there, one, is_taken, is_whole, has_left)] = tx.tuples(_PLACE, **values, **_range(tx, name))
+    if is_whole or (has_left and not there):
+        raise _is_whole(name)
+    other = None if one is None else part_of(one)
+    if other is not None and (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
+        raise ConflictError(
+            f"group {name!r:.200} was begun with task_name={other.task_name!r}, size={other.size} and "
+            f"min_size={other.least}, and this rollout comes with {new.task_name!r}, {part.size} and {part.least}"
+        )
+    part.index = there if part.wanted is None else part.wanted
+    if is_taken:
+        taken = {one.index for one in read_parts(tx, name).values()}
+        if part.wanted is not None:
+            missing = "" if isinstance(name, int) else f"; missing are {_some_free(part.size, taken)}"
+            raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already{missing}")
+        part.index = next(index for index in count() if index not in taken)
+    if there + 1 == part.size and isinstance(name, str):
+        raise LastRolloutError(read_parts(tx, name))
 
 
 def _some_free(size: int, taken: Container[int]) -> str:
@@ -158,8 +180,12 @@ def _some_free(size: int, taken: Container[int]) -> str:
 
 def lock_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
     """Lock the name of a group that fills; return its stored rollouts as `read_parts` does."""
-    tx.dialect.lock_names(tx, NamedLock.KEY, [name_key(tx.scope.buffer, name)])
+    _lock_name(tx, name)
     return read_parts(tx, name)
+
+
+def _lock_name(tx: Transaction, name: str | int) -> None:
+    tx.dialect.lock_names(tx, NamedLock.KEY, [name_key(tx.scope.buffer, name)])
 
 
 def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:

@@ -106,8 +106,14 @@ def name_key(buffer: str | None, name: str | int) -> str:
 
 def part_key(buffer: str | None, part: Part) -> str:
     """Return the key of a rollout of a group that fills, which has its place there."""
-    place = [ANY_TASK, part.name, buffer, part.size, part.least, part.index, part.task_name]
-    return json.dumps(place, ensure_ascii=False)
+    before, behind = part_key_around(buffer, part)
+    return f"{before}{part.index}{behind}"
+
+
+def part_key_around(buffer: str | None, part: Part) -> tuple[str, str]:
+    """Return what stands before and behind the index in the key of a rollout of a group that fills."""
+    place = json.dumps([ANY_TASK, part.name, buffer, part.size, part.least], ensure_ascii=False)
+    return f"{place[:-1]}, ", f", {json.dumps(part.task_name, ensure_ascii=False)}]"
 
 
 def part_of(scoped: str) -> Part | None:
