@@ -74,7 +74,7 @@ def reckoned(run: Run) -> dict[str, str]:
         "WAL a day": _pair(run, lambda size: _size(86_400 * rate * size * WAL_TIMES)),
         "connections": f"{(run.engines + 1) * USUAL_CONNECTIONS} to {(run.engines + 1) * MOST_CONNECTIONS}",
         "disk": _pair(run, lambda size: _size(BATCHES_KEPT * run.groups * (size + ROW_BYTES))),
-        "longest row": f"{ROW_LIMIT / whole:.0f} times as long" if whole < ROW_LIMIT else "over the limit",
+        "longest row": f"{ROW_LIMIT / whole:.0f} x" if whole < ROW_LIMIT else "over the limit",
     }
 
 

@@ -30,7 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Make links of the pages that a page names by their paths, as `docs/limits.md`."""
+    """Make links of the pages that a page names by their paths, as `docs/payloads.md`."""
     up = "../" * page.file.src_uri.count("/")
 
     def link(match: re.Match[str]) -> str:

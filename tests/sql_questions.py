@@ -38,12 +38,6 @@ What is there, how stale is it, and how good?
 SELECT task_name, status, count(*) AS groups, avg(staleness) AS staleness, avg(reward) AS reward
   FROM groups GROUP BY task_name, status ORDER BY task_name, status
 
-Why does the trainer wait? (`replaybuf why` says more.)
-SELECT worker, wants, reason FROM waiters ORDER BY since
-
-What failed, and why?
-SELECT uid, worker, error FROM groups WHERE status = 'failed'
-
 # Steps
 
 The last steps, and what they were trained on:
@@ -61,11 +55,6 @@ SELECT r.uid, r.worker, length(r.full_response) AS characters, substr(r.full_res
 
 Whose groups were far from the reference model, as the trainer [found out](looking.md#annotations)?
 SELECT worker, avg(value) AS kl FROM annotations WHERE step = 413 AND name = 'kl' GROUP BY worker ORDER BY worker
-
-Which answers had the lowest advantages, and how do they begin?
-SELECT a.uid, a.position, a.value AS advantage, substr(r.response, 1, 20) AS begins
-  FROM annotations a JOIN rollouts r ON r.uid = a.uid AND r.position = a.position
- WHERE a.step = 413 AND a.name = 'advantage' ORDER BY a.value, a.uid, a.position LIMIT 2
 
 Was anything trained on twice? (A draw counts if all of it was consumed, and no restore undid it.)
 WITH runs AS (

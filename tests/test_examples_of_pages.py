@@ -19,7 +19,7 @@ SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page
 APART = (
     *(SAMPLING, Page("rollouts.md", beginning=SAMPLING), PRODUCTION),
     *map(Page, ("checkpoints.md", "payloads.md", "segments.md")),
-    *(CALLING, Page("reverb.md"), Page("looking.md", "### For programs")),
+    *(CALLING, Page("reverb.md"), Page("looking.md", "## Annotations", SAMPLING)),
 )
 #: Pages whose examples are run one after another.
 IN_ORDER = (Page("your-loop.md", "## Eight mistakes"),)

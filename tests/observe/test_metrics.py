@@ -236,7 +236,7 @@ def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
-    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 5
+    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 4
     for code, output in PAGE.examples:
         PAGE.check(code, output)
 
@@ -274,7 +274,8 @@ def _loggers_names() -> set[str]:
 
 def test_every_name_of_a_batch_is_on_the_page() -> None:
     told = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
-    assert told == {f"batch/{kind}/{name}" for kind in KINDS for name in NAMES}
+    assert told == {f"batch/new/{name}" for name in NAMES}
+    assert [kind for kind in KINDS if f"batch/{kind}/" not in PAGE.text] == []
 
 
 async def test_every_span_and_attribute_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

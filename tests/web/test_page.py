@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
@@ -39,6 +40,15 @@ def test_every_figure_is_that_of_the_code() -> None:
     words = " ".join(PAGE.text.split())
     assert f"{MIN_TOKEN} characters or more" in words
     assert f"more than {READ_SECONDS:g} s is stopped" in words
+
+
+def test_the_application_is_made_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ReplayBufferConfig(url="sqlite:///run.db").build_sync():
+        pass
+    made: dict[str, Any] = {}
+    exec(PAGE.sections.split("```python\n", 1)[1].split("```", 1)[0], made)
+    assert made["app"] is not None
 
 
 @dataclass
