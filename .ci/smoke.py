@@ -9,7 +9,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from replaybuf import PromptLedger, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBufferConfig, RolloutState, Sampler, Status
 from replaybuf.errors import LeaseLostError
 
 COMMANDS = [
@@ -58,7 +58,7 @@ async def use(url: str, folder: Path) -> None:
             raise AssertionError("a lease that is over was acknowledged")
         await asyncio.gather(*(buffer.put(group(n), "math", model_step=n, current_train_step=9) for n in range(6)))
         assert await buffer.refresh_staleness(task_stale_thresholds={"math": 6}, current_train_step=9) == {"math": 3}
-        prompts = PromptLedger(buffer, [rollouts[0] for rollouts in map(group, range(4))], "prompts")
+        prompts = Sampler(buffer, [rollouts[0] for rollouts in map(group, range(4))], "prompts", epochs=1)
         [prompt] = await prompts.draw()
         await prompt.finish(group(0))
         await buffer.checkpoint(1)

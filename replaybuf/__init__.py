@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from replaybuf.produce import Generated as Generated
     from replaybuf.produce import JSONLines as JSONLines
     from replaybuf.produce import Prompt as Prompt
-    from replaybuf.produce import PromptLedger as PromptLedger
     from replaybuf.produce import Sampler as Sampler
     from replaybuf.produce import SyncProduceStrategy as SyncProduceStrategy
     from replaybuf.produce import TrainState as TrainState
@@ -44,8 +43,7 @@ _PUBLIC = {
     "config": "AsyncReplayBufferConfig ReplayBufferConfig SyncReplayBufferConfig",
     "errors": "ConfigError FencedError FullError LeaseLostError NotReadyError ReplayBufError",
     "produce": (
-        "AsyncProduceStrategy Generated JSONLines Prompt PromptLedger Sampler SyncProduceStrategy TrainState "
-        "produce_loop publish"
+        "AsyncProduceStrategy Generated JSONLines Prompt Sampler SyncProduceStrategy TrainState produce_loop publish"
     ),
     "storage.sql.tasks.handles": "load_into",
     "storage.values": "StorageItem",

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from replaybuf import RolloutState, Status
+from replaybuf import ReplayBuffer, RolloutState, Sampler, Status
 
 
 def prompt(number: int) -> RolloutState:
@@ -40,3 +40,14 @@ class Shuffled:
 
 def indexed(size: int) -> list[RolloutState]:
     return [prompt(number) for number in range(size)]
+
+
+def ledger_of(buffer: ReplayBuffer, dataset: Any, task_name: str, **options: Any) -> Sampler:
+    """A sampler of rollouts, or groups of them, as they are, read once; what was interrupted begins anew."""
+    return Sampler(
+        buffer, dataset, task_name, **({"make_group": _as_it_is, "epochs": 1, "partial_rollouts": False} | options)
+    )
+
+
+def _as_it_is(item: Any, number: int) -> list[Any]:
+    return list(item) if isinstance(item, list) else [item]

@@ -5,15 +5,15 @@ import json
 
 from loop import GROUPS, SAVED, STEPS, config, generate, prompt, save, train
 
-from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf import ReplayBuffer, ReplayBufferConfig, Sampler, Status
 
 DATA = [prompt(number)[0] for number in range(STEPS * GROUPS)]
 
 
 async def work(buffer: ReplayBuffer, weights: dict) -> None:
-    ledger = PromptLedger(buffer, DATA, "math", make_group=lambda rollout, number: prompt(number))
+    sampler = Sampler(buffer, DATA, "math", make_group=lambda rollout, number: prompt(number), epochs=1)
     while weights["step"] < STEPS:
-        if await buffer.count("math", Status.COMPLETED) >= 2 * GROUPS or not (drawn := await ledger.draw(1)):
+        if await buffer.count("math", Status.COMPLETED) >= 2 * GROUPS or not (drawn := await sampler.draw(1)):
             await asyncio.sleep(0.01)
             continue
         step = weights["step"]

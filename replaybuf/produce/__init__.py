@@ -1,11 +1,11 @@
-"""From prompts to batches: the prompt ledger, samplers, produce strategies, and workers on other hosts."""
+"""From prompts to batches: samplers, produce strategies, and workers on other hosts."""
 
 from replaybuf.produce.agent_loop import AgentLoop, Generated, ProduceSummary, reward_varies
 from replaybuf.produce.difficulty import Unsolved
-from replaybuf.produce.prompt_ledger import LedgerCounts, Prompt, PromptLedger
 from replaybuf.produce.prompt_records import JSONLines, to_rollout
+from replaybuf.produce.prompts import Prompt
 from replaybuf.produce.rollout_worker import produce_loop, publish, published, wait_published
-from replaybuf.produce.sampler import Sampler, batch_sizes
+from replaybuf.produce.sampler import LedgerCounts, Sampler, batch_sizes
 from replaybuf.produce.strategies import AsyncProduceStrategy, ProduceStrategy, SyncProduceStrategy
 from replaybuf.rules.train_state import TrainState
 
@@ -18,7 +18,6 @@ __all__ = [
     "ProduceStrategy",
     "ProduceSummary",
     "Prompt",
-    "PromptLedger",
     "Sampler",
     "SyncProduceStrategy",
     "TrainState",

@@ -22,8 +22,8 @@ from replaybuf.produce.agent_loop import (
     judge,
     text_of,
 )
-from replaybuf.produce.prompt_ledger import Again, Prompt, begin_anew
-from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.prompts import Prompt, begin_anew
+from replaybuf.produce.sampler import Again, Sampler
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.segments import as_group, flat, rewards_of

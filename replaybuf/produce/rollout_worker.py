@@ -22,8 +22,7 @@ from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import Generations
-from replaybuf.produce.prompt_ledger import overwrite
-from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.sampler import Sampler, overwrite
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
 from replaybuf.rules.limits import Level
 from replaybuf.rules.train_state import TRAINER, TrainState

@@ -1,43 +1,94 @@
-"""Samplers: prompt ledgers that make a group of k rollouts of each item; and the division of a batch among tasks.
+"""Samplers: the prompts of a dataset as groups to be generated, each handed out until it is finished.
 
-The order of prompts is that of `PromptLedger.draw`.
+Their state is kept in the store with everything else, as a prompt ledger. A prompt that is drawn becomes a group of the
+buffer, leased from the beginning, in the same transaction that moves the dataset's cursor. Finishing it stores the
+result and removes the prompt in one transaction. A prompt whose worker died comes back when its lease ends, and is
+handed out before new ones. So at any moment, and after any crash, a prompt is in the dataset, in flight, or finished:
+none is skipped, none is finished twice.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from replaybuf.buffer.lease import Cursors, Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.common.checks import check_by_task, check_whole
-from replaybuf.errors import InputError
-from replaybuf.produce.difficulty import Order
-from replaybuf.produce.prompt_ledger import PromptLedger
+from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.checks import (
+    check_by_task,
+    check_list,
+    check_seconds,
+    check_task_name,
+    check_timeout,
+    check_whole,
+    whole,
+)
+from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
+from replaybuf.produce.datasets import PromptDataset
+from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
 from replaybuf.produce.prompt_records import to_rollout
-from replaybuf.storage.values import LEASE_SECONDS
+from replaybuf.produce.prompts import ITEM, Prompt, begin_anew
+from replaybuf.rules.query import Query
+from replaybuf.rules.transitions import Tally, total
+from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.values.rollouts.segments import as_group
 from replaybuf.values.rollouts.statuses import StatusLike
 
+#: Prompts of a status, optionally narrowed by a query.
+Narrowed = tuple[Status, Query | None]
+Again = StatusLike | Narrowed
 
-class Sampler(PromptLedger):
-    """Draws prompts from a dataset, each as a group of `prompt_repeat_k` rollouts to be generated.
+_LONGEST_WAIT = 5.0
 
-    The dataset is indexed (`len` and `[]`), or any iterable; its items are rollouts, or records that
-    `make_rollout` converts into rollouts (`to_rollout` supports the chat formats of OpenAI, verl and xtuner). It is
-    read `epochs` times (None: for ever), with `shuffle` (a seed) in another order each time, or in an `order` by
-    difficulty; items are read when drawn.
 
-    The rollouts of a group are independent copies; only arrays, tensors and images are the same objects in all, and are
-    stored once. Prompt n, counted from 0 over all epochs, has the `group_id` n and
-    the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """The number of prompts by state.
 
-    Groups of the buffer with one of the statuses `again` come before new prompts, in this order: by default interrupted
-    ones (ABORTED), with their partial responses, then expired ones. All samplers of the prompt ledger `name` (default:
-    the task's), in any processes, together hand out every prompt once. Prompts of a dead worker are handed out again,
-    `seconds` after its last heartbeat.
+    `drawn` from the dataset so far; of these, `in_flight` with workers, `waiting` to be handed out again, and
+    `finished`, including those that were given up as FAILED.
+    """
+
+    drawn: int
+    in_flight: int
+    waiting: int
+    finished: int
+
+
+class Sampler:
+    """Hands out the prompts of a dataset to any number of workers, each as a group of rollouts to be generated.
+
+    `dataset` is indexed (`len` and `[]`), or any other iterable; items are read when drawn. Every worker has its own
+    copy, and all samplers of the prompt ledger `name` (default: the task's), in any processes, follow one cursor in the
+    store, which is part of checkpoints and snapshots; together they hand out every prompt once. The dataset is read
+    `epochs` times (None: for ever), with `shuffle` (a seed) in another order every time.
+
+    An item is a rollout, or a record that `make_rollout` converts into one (`to_rollout` supports the chat formats of
+    OpenAI, verl and xtuner). It becomes a group of `prompt_repeat_k` independent copies; only arrays, tensors and
+    images are the same objects in all, and are stored once. Prompt n, counted from 0 over all epochs, has the
+    `group_id` n and the `rollout_id`s n k to n k + k - 1, as in xtuner; none is given twice, even after crashes.
+    `make_group(item, n)`, in place of both, returns the rollouts of the group, of the buffer's type. They become INIT.
+
+    `order` says which prompts of an indexed dataset come next in an epoch, by what was generated of them so far, also
+    by other workers: "varied", "unsolved" or a function (`OrderedPrompts`). The store then keeps, for each prompt, how
+    often it was generated and the rewards of its finished groups, COMPLETED or FILTERED, as a part of checkpoints and
+    snapshots, and each group has the tag "prompt", its prompt's place in the dataset. A draw ends with its epoch.
+
+    Prompts that have come back are handed out first: groups of the task with one of the statuses `again`, in this
+    order, or INIT. With `partial_rollouts` they keep their partial responses; otherwise interrupted rollouts begin
+    anew. A dead worker's prompts come back `seconds` after its last lease renewal.
     """
 
     def __init__(
@@ -51,25 +102,180 @@ class Sampler(PromptLedger):
         shuffle: int | None = None,
         order: str | Order | None = None,
         make_rollout: Callable[[Any], Any] = to_rollout,
+        make_group: Callable[[Any, int], list[Any]] | None = None,
         again: Iterable[StatusLike] = (Status.ABORTED, Status.EXPIRED),
+        partial_rollouts: bool = True,
         name: str | None = None,
         seconds: float = LEASE_SECONDS,
     ) -> None:
+        times = whole(epochs)
+        if epochs is not None and (times is None or times < 0):
+            raise InputError(f"epochs must be a whole number, or None for no end, got {epochs!r:.100}")
+        self.buffer: ReplayBuffer = buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer
+        self.task_name = check_task_name(task_name)
+        self.name = check_task_name(task_name if name is None else name, "name")
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
-        self._make_rollout = make_rollout
-        super().__init__(
-            buffer,
-            dataset,
-            task_name,
-            name=name,
-            make_group=self._repeated,
-            epochs=epochs,
-            shuffle=shuffle,
-            order=order,
-            partial_rollouts=True,
-            again=again,
-            seconds=seconds,
-        )
+        self._ordered = None if order is None else OrderedPrompts(dataset, times, shuffle, order)
+        self._source = self._ordered or PromptDataset(dataset, times, shuffle)
+        self._make_rollout, self._make_group = make_rollout, make_group or self._repeated
+        self._partial_rollouts = partial_rollouts
+        self._again = tuple(status for status, _ in self._returning(again))
+        self._seconds = check_seconds(seconds, "seconds")
+        self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
+
+    @property
+    def rollout_type(self) -> RolloutType:
+        """The class of the rollouts."""
+        return self.buffer.rollout_type
+
+    async def draw(
+        self,
+        count: int = 1,
+        *,
+        timeout: float | None = 0,
+        again: Iterable[Again] | None = None,
+        partial_rollouts: bool | None = None,
+    ) -> list[Prompt]:
+        """Return up to `count` prompts: first those that have come back, then new ones. An empty list: none is left.
+
+        With a timeout (seconds; None: for ever) the call waits if there are none but some in flight, which may come
+        back. Then an empty list means that all are finished; NotReadyError is raised at the timeout.
+
+        `again` and `partial_rollouts` default to the sampler's. In `again` a status may have a query that filters its
+        prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are always handed out.
+        """
+        wanted = check_whole(count, "count", 1)
+        patience = check_timeout(timeout)
+        returning = self._returning(self._again if again is None else again)
+        keeps = self._partial_rollouts if partial_rollouts is None else partial_rollouts
+        deadline = time.monotonic() + patience
+        while True:
+            seen = self.buffer.waits.version()
+            prompts = await self._draw_again(wanted, returning, keeps) or await self._draw_new(wanted)
+            if prompts or patience <= 0:
+                return prompts
+            counts = await self.counts(returning)
+            if not counts.in_flight and not counts.waiting:
+                return []
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise NotReadyError(
+                    f"after {patience:g} s: task {self.task_name}: {self.why_none}, and "
+                    f"{counts.in_flight} are in flight with workers"
+                )
+            await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
+
+    @property
+    def why_none(self) -> str:
+        """Return why the last draw found no new prompt, in words."""
+        return self._source.why_none
+
+    async def counts(self, again: Iterable[Again] | None = None) -> LedgerCounts:
+        """Return the number of prompts by state, from the tallies of the task: its other groups count too.
+
+        `again` narrows the waiting ones to some statuses, as in `draw` (default: the sampler's).
+        """
+        drawn = (await self.buffer.cursors.read(self.name)).position
+        count = partial(total, await self.buffer.tallies(), self.task_name)
+        there, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
+        chosen = there if again is None else count(Tally.SIZE, {one for one, _ in self._returning(again)})
+        return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
+
+    def _returning(self, again: Iterable[Again]) -> list[Narrowed]:
+        """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
+        chosen: dict[Any, Narrowed] = {}
+        for one in check_list(again, "again"):
+            status, where = one if type(one) is tuple and len(one) == 2 else (one, None)
+            found = (self.rollout_type.statuses.check(status), where)
+            chosen[repr(found)] = found
+        return list((chosen | {repr((Status.INIT, None)): (Status.INIT, None)}).values())
+
+    async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
+        tallies = await self.buffer.waits.tallies()
+        drawn: list[Prompt] = []
+        try:
+            for status, where in again:
+                size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
+                if size > 0:
+                    lease = await self.buffer.lease_batch(
+                        {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
+                    )
+                    prompts = [self._prompt(lease, item) for item in lease.items[self.task_name]]
+                    drawn += prompts
+                    if not partial:
+                        for prompt in prompts:
+                            begin_anew(prompt.group, self.rollout_type)
+                    await _go_on(prompts, lease)
+        except BaseException:
+            await to_its_end(_give_back(drawn))
+            raise
+        return drawn
+
+    async def _draw_new(self, count: int) -> list[Prompt]:
+        """Draw new prompts from the dataset; retry from the new position if another worker moves the cursor."""
+        cursors, attempt = self.buffer.cursors, 0
+        while True:
+            now = await cursors.read(self.name)
+            changed = await self._changed(now)
+            groups, after, epochs = await asyncio.to_thread(self._read, now, count, changed)
+            if not groups:
+                if self._ended_at != now.position:
+                    self.buffer.waits.dataset_ended(self.task_name, self.name, now.position)
+                    self._ended_at = now.position
+                return []
+            moved = replace(now, position=now.position + len(groups), value=after)
+            lease = await cursors.claim(groups, moved, self._seconds, epochs)
+            if lease is not None:
+                return [self._prompt(lease, item) for item in lease.items[self.task_name]]
+            attempt += 1  # another worker made progress
+            await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
+
+    async def statistics(self) -> Statistics:
+        """Return the statistics of the prompts: an array with a row for each, of the fields of `STATISTICS`.
+
+        Raises InputError for a ledger without an order, which keeps none.
+        """
+        if self._ordered is None:
+            raise InputError("the statistics of prompts are kept by ledgers with order=")
+        now = await self.buffer.cursors.read(self.name)
+        await asyncio.to_thread(self._ordered.take_in, now, await self._changed(now))
+        return self._ordered.statistics.copy()
+
+    async def _changed(self, now: Cursor) -> Changed:
+        """Return the statistics that changed since the last read."""
+        if self._ordered is None:
+            return ()
+        return await self.buffer.cursors.prompts(self.name, self._ordered.known(now))
+
+    def _read(self, now: Cursor, count: int, changed: Changed) -> tuple[list[NewGroup], bytes, dict[int, int] | None]:
+        """Return the next groups of the dataset, the position after them, and with an order the epochs of their
+        prompts; blocks."""
+        epochs: dict[int, int] | None = None
+        if self._ordered is None:
+            items, after = self._source.read(now.value, count)
+        else:
+            items, epochs, after = self._ordered.choose(now, changed, count)
+        groups = [self._new_group(item, now.position + offset) for offset, item in enumerate(items)]
+        for new, place in zip(groups, epochs or (), strict=epochs is not None):
+            new.tags = {ITEM: place}
+        return groups, after, epochs
+
+    def _new_group(self, item: Any, number: int) -> NewGroup:
+        try:
+            made = as_group(self._make_group(item, number))
+            rollouts = [copy.copy(rollout) for rollout in made]  # the dataset's own rollouts stay as they are
+            for rollout in rollouts:
+                self.rollout_type.check_class(rollout)
+        except RolloutError as error:
+            raise RolloutError(
+                f"item {number} of the dataset (counted as drawn, from 0) can't be made a group of rollouts, by "
+                f"make_group or make_rollout: {error}"
+            ) from error
+        if not rollouts:
+            raise InputError(f"make_group gave an empty group for {item!r:.200}")
+        for rollout in rollouts:
+            self.rollout_type.set_status(rollout, Status.INIT)
+        return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
 
     def _repeated(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
@@ -83,6 +289,30 @@ class Sampler(PromptLedger):
             kind.set(copied, "rollout_id", number * size + place)
             kind.set(copied, "task_name", self.task_name)
         return group
+
+    def _prompt(self, lease: Lease, item: StorageItem) -> Prompt:
+        return Prompt(lease, item, self.rollout_type, None if self._ordered is None else self.name)
+
+
+async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:
+    """Set a cursor, retrying if other processes move it in the meantime."""
+    while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
+        pass
+
+
+async def _go_on(prompts: Sequence[Prompt], lease: Lease) -> None:
+    """Put the finished rollouts of prompts into their groups that earlier workers have added."""
+    stored = await lease.stored(prompts[0].task_name) if prompts else {}
+    for prompt in prompts:
+        for index, rollout in stored.get(prompt.uid, {}).items():
+            if index < len(prompt.group):
+                prompt.group[index] = rollout
+
+
+async def _give_back(prompts: Iterable[Prompt]) -> None:
+    for prompt in prompts:
+        with contextlib.suppress(ReplayBufError, RuntimeError):  # on failure, it comes back when its lease ends
+            await prompt.give_back()
 
 
 def _copied(value: Any) -> Any:

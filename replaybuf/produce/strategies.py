@@ -18,8 +18,7 @@ from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import InputError, NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
 from replaybuf.produce.generations import INTERRUPTED, Generations
-from replaybuf.produce.prompt_ledger import Again
-from replaybuf.produce.sampler import Sampler
+from replaybuf.produce.sampler import Again, Sampler
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.transitions import level_of
 from replaybuf.storage.values import Draw

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import FullError, NotReadyError, PromptLedger, ReplayBuffer, RolloutState, Status
+from replaybuf import FullError, NotReadyError, ReplayBuffer, RolloutState, Status
 from replaybuf.buffer import wait_reports, waits
 from replaybuf.errors import RolloutError
 from replaybuf.storage.values import NewGroup
+from tests.datasets import ledger_of
 from tests.stores import TASK, build, group, until
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
@@ -81,7 +82,7 @@ async def test_a_wait_that_a_dataset_ends_is_over(shared_url: str, monkeypatch: 
     for name in ("SHOW_SECONDS", "REASON_SECONDS"):
         monkeypatch.setattr(wait_reports, name, 0.2)
     async with build(shared_url) as buffer, build(shared_url) as trainer:
-        ledger = PromptLedger(buffer, [group(number) for number in range(3)], TASK)
+        ledger = ledger_of(buffer, [group(number) for number in range(3)], TASK)
         first, second, third = await ledger.draw(9)
         await first.finish(group(1))
         assert await ledger.draw() == []
@@ -115,7 +116,7 @@ async def test_a_put_of_a_finished_group_that_is_init_warns_once(
         prompt[0].reward = None
         await buffer.put(prompt, TASK)
         await buffer.put(group(2), TASK, status=Status.INIT)
-        [drawn, *_] = await PromptLedger(buffer, [group(3)], TASK).draw(2)
+        [drawn, *_] = await ledger_of(buffer, [group(3)], TASK).draw(2)
         await drawn.save(group(1, status=Status.INIT))
         assert told(caplog, "replaybuf.puts") == []
         for number in range(2):

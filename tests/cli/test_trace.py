@@ -18,11 +18,11 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
-from replaybuf.produce import PromptLedger
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import HOSTILE, rollout
 from tests.cli.test_docs import BLOCK, output_of, same
 from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, train
+from tests.datasets import ledger_of
 from tests.pages import DOCS
 from tests.postgres import new_url
 from tests.web.conftest import client_of
@@ -277,7 +277,7 @@ async def _train_and_continue(url: str) -> None:
                 made = RolloutState(message=[], response="4", reward=1.0, status=status)
                 await buffer.put([made], "math")
         await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=198)
-        ledger = PromptLedger(buffer, [], "math")
+        ledger = ledger_of(buffer, [], "math")
         with working_as("worker-0"):
             [prompt] = await ledger.draw(1, again=[Status.ABORTED])
             await buffer.get(1, "math", Status.ABORTED)

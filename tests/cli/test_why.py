@@ -19,7 +19,6 @@ import pytest
 
 from replaybuf import (
     NotReadyError,
-    PromptLedger,
     ReplayBufError,
     ReplayBuffer,
     ReplayBufferConfig,
@@ -34,6 +33,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_circumstances
 from tests.cli.conftest import BACKENDS, run, run_json, start
+from tests.datasets import ledger_of
 from tests.postgres import execute, new_database
 from tests.produce.scripted import ScriptedLoop, forever
 from tests.scripts import Script
@@ -497,7 +497,7 @@ def test_prompts_to_be_generated_are_apart_from_what_was_put(tmp_path: Path) -> 
     url = f"sqlite:///{tmp_path}/run.db"
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         data = [RolloutState(message=[{"role": "user", "content": "1 + 1 ="}])]
-        [prompt] = sync_run(PromptLedger(buffer, data, "math", make_group=lambda one, _: [one]).draw(1))
+        [prompt] = sync_run(ledger_of(buffer, data, "math", make_group=lambda one, _: [one]).draw(1))
         prompt.group[0].response, prompt.group[0].status = "2", Status.COMPLETED
         sync_run(prompt.finish())
         buffer.take_batch({"math": 1})

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import PromptLedger, ReplayBuffer, Status
+from replaybuf import ReplayBuffer, Status
 from tests.cluster.servers import Cluster
+from tests.datasets import ledger_of
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
@@ -43,7 +44,7 @@ async def test_what_is_put_leased_taken_and_generated_meanwhile_is_there_once(
             await worker.call()
 
     async def generator(buffer: ReplayBuffer) -> None:
-        source = PromptLedger(
+        source = ledger_of(
             buffer, range(100_000), "prompts", make_group=lambda item, _: group(item, status=Status.INIT)
         )
         while not over.is_set():

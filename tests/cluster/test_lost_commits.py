@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replaybuf import FencedError, PromptLedger, ReplayBuffer, RolloutState
+from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler
 from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run
 from tests.cluster.servers import Cluster, Node
 from tests.cluster.test_failover import FAILOVERS, fail_over
+from tests.datasets import ledger_of
 from tests.faults.figures import Figures
 from tests.faults.ledger import Ledger, entries
 from tests.faults.runs import POLICIES, STEPS, _prompt, _step
@@ -196,8 +197,8 @@ class Run:
             left = [item.item async for item in buffer.find({"status": "completed"})]
             self._ledger.write("left", *numbers_of(left))
 
-    def _prompts(self, buffer: ReplayBuffer) -> PromptLedger:
-        return PromptLedger(buffer, range(15), TASK, epochs=2, make_group=_prompt)
+    def _prompts(self, buffer: ReplayBuffer) -> Sampler:
+        return ledger_of(buffer, range(15), TASK, epochs=2, make_group=_prompt)
 
 
 async def _lose(cluster: Cluster, run: Run, chance: random.Random) -> None:

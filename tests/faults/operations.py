@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replaybuf import Lease, Prompt, PromptLedger, ReplayBuffer, Status
+from replaybuf import Lease, Prompt, ReplayBuffer, Sampler, Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.leases import end_leases
+from tests.datasets import ledger_of
 from tests.faults.copies import transact
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
@@ -227,8 +228,8 @@ async def finish(buffer: ReplayBuffer, held: Lease) -> None:
     await held.finish(group(100), TASK, replaces=[first])
 
 
-def prompts_of(buffer: ReplayBuffer) -> PromptLedger:
-    return PromptLedger(
+def prompts_of(buffer: ReplayBuffer) -> Sampler:
+    return ledger_of(
         buffer, range(100, 110), TASK, make_group=lambda item, number: group(item, status=Status.INIT), seconds=100
     )
 

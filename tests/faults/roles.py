@@ -10,7 +10,8 @@ import os
 import random
 from contextlib import suppress
 
-from replaybuf import LeaseLostError, Prompt, PromptLedger, Status
+from replaybuf import LeaseLostError, Prompt, Status
+from tests.datasets import ledger_of
 from tests.faults.ledger import Ledger
 from tests.histories.history import Recorder
 from tests.histories.workers import LEASED, TAKEN, Worker, left_in, opened
@@ -33,7 +34,7 @@ async def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: in
     """Generate for the prompts of a dataset until all are finished; some are given back, some saved half-way."""
     async with opened(url) as buffer:
         recorder, chance = Recorder(ledger), random.Random(seed)
-        source = PromptLedger(
+        source = ledger_of(
             buffer,
             range(prompts),
             LEASED,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from replaybuf import FencedError, PromptLedger, ReplayBuffer, RolloutState, Status
+from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler, Status
+from tests.datasets import ledger_of
 from tests.faults.failpoints import FailPoints
 from tests.faults.ledger import Ledger
 from tests.stores import TASK, build, group, numbers_of
@@ -32,7 +33,7 @@ def train(ledger: Ledger, url: str, policy: str, kill_at: int | None) -> None:
 
 async def _train(ledger: Ledger, url: str, policy: str) -> None:
     async with build(url, **POLICIES[policy]) as buffer:
-        prompts = PromptLedger(buffer, range(15), TASK, epochs=2, make_group=_prompt)
+        prompts = ledger_of(buffer, range(15), TASK, epochs=2, make_group=_prompt)
         kept = await buffer.checkpoints()
         if kept:
             await buffer.restore(kept[-1].step)
@@ -51,7 +52,7 @@ def _prompt(item: int, number: int) -> list[RolloutState]:
     return group(item, status=Status.INIT)
 
 
-async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: PromptLedger | None) -> None:
+async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: Sampler | None) -> None:
     if prompts is not None:
         for prompt in await prompts.draw(4):
             for rollout in prompt.group:

@@ -227,13 +227,13 @@ _OWNER = [
 ]  # fmt: skip
 
 _PROMPTS = [
-    ("prompts-cursor-stands", "produce/prompt_ledger.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
-    ("prompts-number", "produce/prompt_ledger.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
-    ("prompts-keep-partial", "produce/prompt_ledger.py", "                    if not partial:\n", "                    if False:\n", "interrupted rollouts begin anew unless partial"),
-    ("prompts-init-stranded", "produce/prompt_ledger.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
-    ("prompts-uid-not-moved", "produce/prompt_ledger.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
-    ("prompts-share-rollouts", "produce/prompt_ledger.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
-    ("prompts-counts", "produce/prompt_ledger.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
+    ("prompts-cursor-stands", "produce/sampler.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
+    ("prompts-number", "produce/sampler.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
+    ("prompts-keep-partial", "produce/sampler.py", "                    if not partial:\n", "                    if False:\n", "interrupted rollouts begin anew unless partial"),
+    ("prompts-init-stranded", "produce/sampler.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
+    ("prompts-uid-not-moved", "produce/prompts.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
+    ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
+    ("prompts-counts", "produce/sampler.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
     ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
@@ -331,7 +331,7 @@ _FILLING = [
     ("fit-unfinished", "values/rollouts/normalise.py", " and len(fit) + len(unfit) == len(entries):", ":", "interrupted rollouts keep a group whole"),
     ("filling-counted", _TRANSITIONS, "{} if place.status == Status.FILLING else {why: 1}", "{why: 1}", "rollouts of a group that fills are counted by the group"),
     ("added-rollouts-stay", "buffer/lease.py", "return [part for uid in uids for part in self._added.get(uid, {}).values()]", "return []", "a finished prompt replaces the rollouts added to it"),
-    ("added-rollouts-forgotten", "produce/prompt_ledger.py", "prompt.group[index] = rollout", "pass", "a prompt comes back with its finished rollouts"),
+    ("added-rollouts-forgotten", "produce/sampler.py", "prompt.group[index] = rollout", "pass", "a prompt comes back with its finished rollouts"),
     ("failed-are-enough-too-soon", "produce/generations.py", "return least is not None and self._is_last(prompt) and", "return least is not None and", "a group goes without failed rollouts after its last attempt"),
 ]  # fmt: skip
 

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from replaybuf import Prompt, PromptLedger, ReplayBuffer, Status, StorageItem
-from replaybuf.produce import ProduceStrategy, ProduceSummary, Sampler, generations
+from replaybuf import Prompt, ReplayBuffer, Sampler, Status, StorageItem
+from replaybuf.produce import ProduceStrategy, ProduceSummary, generations
+from tests.datasets import ledger_of
 from tests.produce.scripted import Script, ScriptedLoop
 from tests.stores import TASK
 
 LONG = 600.0
 
 
-def use(buffer: ReplayBuffer, **options: Any) -> PromptLedger:
-    return PromptLedger(buffer, **({"dataset": [], "task_name": TASK} | options))
+def use(buffer: ReplayBuffer, **options: Any) -> Sampler:
+    return ledger_of(buffer, **({"dataset": [], "task_name": TASK} | options))
 
 
 async def produce(

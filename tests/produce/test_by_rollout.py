@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf import LeaseLostError, PromptLedger, ReplayBuffer, RolloutState, Status
+from replaybuf import LeaseLostError, ReplayBuffer, RolloutState, Sampler, Status
 from replaybuf.errors import ConflictError, InputError
-from replaybuf.produce import ProduceStrategy, Sampler, SyncProduceStrategy
+from replaybuf.produce import ProduceStrategy, SyncProduceStrategy
 from replaybuf.storage.sql.statements.parts import remove_orphans
-from tests.datasets import indexed
+from tests.datasets import indexed, ledger_of
 from tests.produce.scripted import prompts
 from tests.stores import TASK, build, until
 
@@ -29,8 +29,8 @@ async def contents(buffer: ReplayBuffer) -> dict[str, list[list[str | None]]]:
     return found
 
 
-def ledger_of(buffer: ReplayBuffer, **options: Any) -> PromptLedger:
-    return PromptLedger(
+def prompts_of(buffer: ReplayBuffer, **options: Any) -> Sampler:
+    return ledger_of(
         buffer, indexed(2), TASK, make_group=lambda item, number: [item.model_copy() for _ in range(3)], **options
     )
 
@@ -38,7 +38,7 @@ def ledger_of(buffer: ReplayBuffer, **options: Any) -> PromptLedger:
 @pytest.mark.parametrize("settle", ["finish", "save"])
 async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(url: str, settle: str) -> None:
     async with build(url) as buffer:
-        ledger = ledger_of(buffer, seconds=0.2)
+        ledger = prompts_of(buffer, seconds=0.2)
         [dead] = await ledger.draw(1)
         finish(dead.group[1], "one")
         await dead.add(1, model_step=4)
@@ -49,7 +49,7 @@ async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(url: str, s
             return (await ledger.counts()).waiting == 1
 
         await until(is_back)
-        [prompt] = await ledger_of(buffer).draw(1)
+        [prompt] = await prompts_of(buffer).draw(1)
         assert [rollout.response for rollout in prompt.group] == [None, "one", None]
         assert prompt.group[1].response_model_steps == [4]
         finish(dead.group[0], "late")
@@ -67,7 +67,7 @@ async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(url: str, s
 
 async def test_a_rollout_is_added_once_and_when_it_is_finished(url: str) -> None:
     async with build(url) as buffer:
-        [prompt] = await ledger_of(buffer).draw(1)
+        [prompt] = await prompts_of(buffer).draw(1)
         with pytest.raises(InputError, match="must be completed, failed or filtered, and this one is init"):
             await prompt.add(0)
         finish(prompt.group[0], "a")
@@ -80,7 +80,7 @@ async def test_a_rollout_is_added_once_and_when_it_is_finished(url: str) -> None
 
 async def test_a_restore_takes_the_added_rollouts_back(url: str) -> None:
     async with build(url) as buffer:
-        ledger = ledger_of(buffer)
+        ledger = prompts_of(buffer)
         [prompt] = await ledger.draw(1)
         finish(prompt.group[0], "before")
         await prompt.add(0)
@@ -98,7 +98,7 @@ async def test_a_snapshot_has_the_added_rollouts(url: str, tmp_path: Path) -> No
     async with build(url, name="there") as buffer:
         await buffer.put([RolloutState(message=[])], TASK)  # so that uids are moved
         async with build(url) as first:
-            [prompt] = await ledger_of(first).draw(1)
+            [prompt] = await prompts_of(first).draw(1)
             finish(prompt.group[1], "one")
             await prompt.add(1)
             await first.save(tmp_path)
@@ -106,7 +106,7 @@ async def test_a_snapshot_has_the_added_rollouts(url: str, tmp_path: Path) -> No
         await other.put([RolloutState(message=[])], "other")
         await other.delete({})
         await other.resume(tmp_path)
-        [again] = await ledger_of(other).draw(1)
+        [again] = await prompts_of(other).draw(1)
         assert [rollout.response for rollout in again.group] == [None, "one", None]
 
 
@@ -177,7 +177,7 @@ async def produce(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffer) -
 async def test_rollouts_of_prompts_that_are_gone_are_removed(url: str) -> None:
     """Of those that were deleted, and of those finished by who didn't know that they were added."""
     async with build(url) as buffer:
-        ledger = ledger_of(buffer)
+        ledger = prompts_of(buffer)
         kept, gone = await ledger.draw(2)
         for prompt in (kept, gone):
             finish(prompt.group[0], "a")
@@ -194,7 +194,7 @@ async def test_rollouts_of_prompts_that_are_gone_are_removed(url: str) -> None:
 
 async def test_a_damaged_rollout_of_a_prompt_is_generated_again(url: str) -> None:
     async with build(url) as buffer:
-        ledger = ledger_of(buffer)
+        ledger = prompts_of(buffer)
         [prompt] = await ledger.draw(1)
         for index in (0, 1):
             finish(prompt.group[index], str(index))

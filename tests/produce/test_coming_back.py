@@ -7,17 +7,17 @@ from collections import Counter
 
 import pytest
 
-from replaybuf import FencedError, LeaseLostError, NotReadyError, PromptLedger, Status
+from replaybuf import FencedError, LeaseLostError, NotReadyError, Status
 from replaybuf.errors import InputError, LockedError
 from replaybuf.storage.values import Draw, Leased
-from tests.datasets import Shuffled, complete, indexed, numbers, prompt
+from tests.datasets import Shuffled, complete, indexed, ledger_of, numbers, prompt
 from tests.produce.laws import LONG, use
 from tests.stores import TASK, build, until
 
 
 async def test_a_finished_prompt_is_replaced_by_its_result(url: str) -> None:
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(2), TASK)
+        ledger = ledger_of(buffer, indexed(2), TASK)
         first, second = await ledger.draw(2)
         await first.finish(complete(first.group), model_step=3, tags={"worker": 1})
         await second.finish(complete(second.group))
@@ -32,7 +32,7 @@ async def test_a_finished_prompt_is_replaced_by_its_result(url: str) -> None:
 async def test_prompts_of_a_dead_worker_come_back_first(url: str) -> None:
     """When their time is over, before new ones, to whoever draws."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(4), TASK, seconds=0.2)
+        ledger = ledger_of(buffer, indexed(4), TASK, seconds=0.2)
         dead = await ledger.draw(2)
         for one in dead:
             one._lease.stop()  # as when the process is gone
@@ -59,7 +59,7 @@ async def test_what_was_generated_comes_back_with_partial_rollouts(url: str, par
     """And without them, interrupted rollouts begin anew; those that were done stay."""
     async with build(url) as buffer:
         dataset = [[prompt(1), prompt(2)]]
-        ledger = PromptLedger(buffer, dataset, TASK, partial_rollouts=partial, seconds=0.2)
+        ledger = ledger_of(buffer, dataset, TASK, partial_rollouts=partial, seconds=0.2)
         [one] = await ledger.draw()
         one.group[0].response, one.group[0].status = "half", Status.ABORTED
         complete(one.group[1:], "whole")
@@ -81,7 +81,7 @@ async def test_what_was_generated_comes_back_with_partial_rollouts(url: str, par
 async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(url: str, call: str) -> None:
     """Finishing dates only what is new."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(3), TASK, partial_rollouts=True)
+        ledger = ledger_of(buffer, indexed(3), TASK, partial_rollouts=True)
         for number, step in enumerate([3, None, None]):
             [one] = await ledger.draw()
             one.group[0].response_ids, one.group[0].status = [1, 2], Status.ABORTED
@@ -100,7 +100,7 @@ async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(url: str, cal
 
 async def test_a_prompt_that_fails_too_often_is_set_aside(url: str) -> None:
     async with build(url, max_deliveries=2) as buffer:
-        ledger = PromptLedger(buffer, indexed(1), TASK)
+        ledger = ledger_of(buffer, indexed(1), TASK)
         for _ in range(2):
             [one] = await ledger.draw()
             await one.give_back(failed="the engine crashed")
@@ -112,7 +112,7 @@ async def test_a_prompt_that_fails_too_often_is_set_aside(url: str) -> None:
 async def test_expired_results_are_generated_again(url: str) -> None:
     """The expired group is a prompt again; its result takes its place."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(1), TASK)
+        ledger = ledger_of(buffer, indexed(1), TASK)
         [one] = await ledger.draw()
         complete(one.group)[0].response_ids = [1, 2]
         await one.finish(one.group, model_step=1, current_train_step=2)
@@ -126,7 +126,7 @@ async def test_expired_results_are_generated_again(url: str) -> None:
 async def test_a_wait_for_prompts_ends(url: str) -> None:
     """NotReadyError that says what is in flight, and with what comes back."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(1), TASK)
+        ledger = ledger_of(buffer, indexed(1), TASK)
         [one] = await ledger.draw()
         with pytest.raises(NotReadyError, match="1 are in flight"):
             await ledger.draw(timeout=0.05)
@@ -157,7 +157,7 @@ async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(url: str) -> 
 async def test_a_cancelled_draw_skips_nothing(url: str) -> None:
     """At whatever moment: every prompt is still handed out."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, Shuffled(10), TASK, seconds=2)
+        ledger = ledger_of(buffer, Shuffled(10), TASK, seconds=2)
         for pause in range(12):
             task = asyncio.create_task(ledger.draw())
             await asyncio.sleep(pause * 0.0015)
@@ -178,7 +178,7 @@ async def test_a_draw_that_fails_half_way_keeps_no_prompt(
 ) -> None:
     """It draws interrupted ones, then expired ones: the first are back at once when the second can't be had."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(2), TASK)
+        ledger = ledger_of(buffer, indexed(2), TASK)
         first, second = await ledger.draw(2)
         first.group[0].status = Status.ABORTED
         await first.finish()
@@ -200,7 +200,7 @@ async def test_a_draw_that_fails_half_way_keeps_no_prompt(
 async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(url: str, waits: int) -> None:
     """Whether it was stored or not: the prompt can be saved, and finished."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(1), TASK)
+        ledger = ledger_of(buffer, indexed(1), TASK)
         [one] = await ledger.draw()
         saving = asyncio.create_task(one.save())
         for _ in range(waits):
@@ -216,7 +216,7 @@ async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(url: str
 async def test_a_prompt_that_is_given_back_by_a_cancelled_worker_comes_back(url: str, times: int) -> None:
     """With what was generated, however often the worker is cancelled meanwhile."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(1), TASK, partial_rollouts=True)
+        ledger = ledger_of(buffer, indexed(1), TASK, partial_rollouts=True)
         [one] = await ledger.draw()
         one.group[0].response_ids, one.group[0].status = [1, 2], Status.ABORTED
         giving = asyncio.create_task(one.give_back(one.group, model_step=3))

@@ -11,11 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from replaybuf import FencedError, PromptLedger, ReplayBufferConfig, RolloutState, Status
+from replaybuf import FencedError, ReplayBufferConfig, RolloutState, Sampler, Status
 from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
-from replaybuf.produce import Sampler
-from tests.datasets import Shuffled, complete, indexed, numbers, prompt
+from tests.datasets import Shuffled, complete, indexed, ledger_of, numbers, prompt
 from tests.produce.laws import use
 from tests.stores import TASK, build
 
@@ -29,7 +28,7 @@ async def test_prompts_come_in_the_order_of_the_dataset(url: str) -> None:
         return [item]
 
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(5), TASK, make_group=make)
+        ledger = ledger_of(buffer, indexed(5), TASK, make_group=make)
         assert numbers(await ledger.draw(2)) == [0, 1]
         assert numbers(await ledger.draw(9)) == numbered[2:] == [2, 3, 4]
         assert await ledger.draw() == []
@@ -43,10 +42,10 @@ async def test_several_workers_draw_every_prompt_once_an_epoch(url: str) -> None
     async with AsyncExitStack() as stack:
         workers = 1 if url == "memory://" else 3
         buffers = [await stack.enter_async_context(build(url)) for _ in range(workers)]
-        ledgers = [PromptLedger(buffers[place % workers], Shuffled(size), TASK, epochs=epochs) for place in range(4)]
+        ledgers = [ledger_of(buffers[place % workers], Shuffled(size), TASK, epochs=epochs) for place in range(4)]
         drawn: Counter[int] = Counter()
 
-        async def work(ledger: PromptLedger, count: int) -> None:
+        async def work(ledger: Sampler, count: int) -> None:
             while prompts := await ledger.draw(count):
                 drawn.update(numbers(prompts))
                 for one in prompts:
@@ -59,12 +58,12 @@ async def test_several_workers_draw_every_prompt_once_an_epoch(url: str) -> None
 
 async def test_a_resumed_dataset_goes_on_as_it_would_have(url: str) -> None:
     """After a restart of the process: the same prompts in the same order, over the ends of epochs."""
-    alone = PromptLedger(build("memory://"), Shuffled(5), TASK, epochs=None)
+    alone = ledger_of(build("memory://"), Shuffled(5), TASK, epochs=None)
     expected = [number for _ in range(6) for number in numbers(await alone.draw(3))]
     async with build(url) as buffer:
         got = []
         for _ in range(6):
-            got += numbers(await PromptLedger(buffer, Shuffled(5), TASK, epochs=None).draw(3))
+            got += numbers(await ledger_of(buffer, Shuffled(5), TASK, epochs=None).draw(3))
         assert got == expected
         assert Counter(got[:15]) == dict.fromkeys(range(5), 3)
 
@@ -72,7 +71,7 @@ async def test_a_resumed_dataset_goes_on_as_it_would_have(url: str) -> None:
 async def test_a_restore_takes_the_cursor_back(url: str) -> None:
     """What was in flight at the checkpoint is handed out again, then what was drawn since; nothing is skipped."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, Shuffled(8), TASK)
+        ledger = ledger_of(buffer, Shuffled(8), TASK)
         done, flying = await ledger.draw(2)
         await done.finish(complete(done.group))
         await buffer.checkpoint(1)
@@ -84,7 +83,7 @@ async def test_a_restore_takes_the_cursor_back(url: str) -> None:
         await buffer.restore(1)
         with pytest.raises(FencedError):
             await later[2].finish(complete(later[2].group))
-        resumed = PromptLedger(buffer, Shuffled(8), TASK)
+        resumed = ledger_of(buffer, Shuffled(8), TASK)
         again = [*await resumed.draw(1), *await resumed.draw(3), *await ledger.draw(9)]
         assert numbers(again[:4]) == numbers([flying, *later])
         for one in again:
@@ -96,10 +95,10 @@ async def test_a_restore_takes_the_cursor_back(url: str) -> None:
 async def test_a_snapshot_has_the_cursor(url: str, tmp_path: Path) -> None:
     """And prompts in flight, as if given back."""
     async with build(url) as buffer, build("sqlite:///:memory:") as copy:
-        await PromptLedger(buffer, Shuffled(6), TASK).draw(4)
+        await ledger_of(buffer, Shuffled(6), TASK).draw(4)
         await buffer.save(tmp_path / "saved")
         await copy.resume(tmp_path / "saved")
-        rest = PromptLedger(copy, Shuffled(6), TASK)
+        rest = ledger_of(copy, Shuffled(6), TASK)
         assert sorted(numbers(await rest.draw(4) + await rest.draw(9))) == list(range(6))
 
 
@@ -107,7 +106,7 @@ async def test_the_dataset_is_left_as_it_is() -> None:
     async with build("memory://") as buffer:
         dataset = [prompt(1), [prompt(2), prompt(3)]]
         dataset[0].status = Status.COMPLETED  # type: ignore[union-attr]
-        first, second = await PromptLedger(buffer, dataset, TASK).draw(2)
+        first, second = await ledger_of(buffer, dataset, TASK).draw(2)
         assert [len(first.group), len(second.group)] == [1, 2]
         assert (first.group[0].status, dataset[0].status) == (Status.INIT, Status.COMPLETED)  # type: ignore[union-attr]
         first.group[0].message.append({"role": "assistant", "content": "6"})
@@ -131,7 +130,7 @@ async def test_a_result_without_a_status_is_refused(url: str) -> None:
 async def test_what_is_no_group_says_that_make_group_made_it(url: str) -> None:
     async with build(url) as buffer:
         for wrong, said in (
-            ({"dataset": [{"a": 1}]}, r"item 0 .* is a dict, .*give make_group=.*\[RolloutState\(...\)\]$"),
+            ({"dataset": [{"a": 1}]}, "item 0 .*by make_group"),
             ({"dataset": indexed(1), "make_group": lambda item, number: item}, "by make_group"),
         ):
             with pytest.raises(RolloutError, match=said):
@@ -141,7 +140,7 @@ async def test_what_is_no_group_says_that_make_group_made_it(url: str) -> None:
 async def test_prompts_that_can_not_be_read_back_are_not_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is able to comes next, at once."""
     async with build(url) as buffer:
-        ledger = PromptLedger(buffer, indexed(2), TASK)
+        ledger = ledger_of(buffer, indexed(2), TASK)
         with monkeypatch.context() as patched:
             patched.setattr(buffer.storage.codec, "decode", Mock(side_effect=DecodeError("of another type")))
             with pytest.raises(DecodeError):
@@ -155,17 +154,12 @@ async def test_prompts_that_can_not_be_read_back_are_not_kept(url: str, monkeypa
 DATA = [RolloutState(message=[{"role": "user", "content": str(number)}]) for number in range(3)]
 
 
-@pytest.mark.parametrize("kind", [PromptLedger, Sampler])
-def test_a_ledger_takes_a_synchronous_buffer(kind: type[PromptLedger]) -> None:
+def test_a_ledger_takes_a_synchronous_buffer() -> None:
     with ReplayBufferConfig(url="memory://").build_sync() as buffer:
-        ledger = kind(buffer, DATA, "math", epochs=1, **({"make_group": _group} if kind is PromptLedger else {}))
+        ledger = Sampler(buffer, DATA, "math", epochs=1)
         while drawn := run(ledger.draw(1)):
             for rollout in drawn[0].group:
                 rollout.response, rollout.status = "5", Status.COMPLETED
             run(drawn[0].finish())
         assert run(ledger.counts()).finished == buffer.count("math", Status.COMPLETED) == 3
         assert ledger.buffer is buffer.asynchronous
-
-
-def _group(rollout: RolloutState, number: int) -> list[RolloutState]:
-    return [rollout]

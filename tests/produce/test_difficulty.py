@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import InputError, LeaseLostError, ProduceError
-from replaybuf.produce import Prompt, PromptLedger, Sampler, SyncProduceStrategy, Unsolved, reward_varies
+from replaybuf.produce import Prompt, Sampler, SyncProduceStrategy, Unsolved, reward_varies
 from replaybuf.produce.difficulty import OrderedPrompts
 from replaybuf.storage.values import Cursor
 from tests.produce.laws import produce
@@ -45,7 +45,7 @@ async def finish(drawn: list[Prompt], rewards: Any = lambda place: (0.0, 1.0), *
     return places(drawn)
 
 
-async def known(sampler: PromptLedger) -> dict[int, tuple[float, ...]]:
+async def known(sampler: Sampler) -> dict[int, tuple[float, ...]]:
     """The statistics of the prompts that were generated, by place."""
     return {row[0]: row[1:] for row in (await sampler.statistics()).tolist() if row[1]}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from replaybuf import NotReadyError, PromptLedger, Status
+from replaybuf import NotReadyError, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.produce import TrainState, publish
 from replaybuf.rules.circumstances import Circumstances
@@ -21,6 +21,7 @@ from replaybuf.storage.sql.inspection import wait_facts
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.wait_facts import read_circumstances
 from replaybuf.storage.sql.statements.presence import note_minute
+from tests.datasets import ledger_of
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, until
 
@@ -219,7 +220,7 @@ async def test_no_statement_looks_at_all_groups(statement: str, tmp_path: object
 async def test_the_end_of_a_dataset_is_known_until_the_ledger_goes_on(shared_url: str) -> None:
     """With its numbers; also after a restore, which takes the ledger back."""
     async with build(shared_url, worker="gen-1") as buffer:
-        ledger = PromptLedger(buffer, [group(1), group(2), group(3)], TASK)
+        ledger = ledger_of(buffer, [group(1), group(2), group(3)], TASK)
         [first] = await ledger.draw(1)
         await buffer.checkpoint(1)
         drawn = [first, *await ledger.draw(5)]
@@ -241,7 +242,7 @@ async def test_the_end_of_a_dataset_is_known_until_the_ledger_goes_on(shared_url
             NotReadyError, match=r"3 are finished, 0 in flight and 0 to be handed out again\. Ask for no more"
         ):
             await buffer.take_batch({TASK: 4}, at_least={TASK: 1}, timeout=0.05)
-        longer = PromptLedger(buffer, [group(1), group(2), group(3)], TASK, epochs=2)
+        longer = ledger_of(buffer, [group(1), group(2), group(3)], TASK, epochs=2)
         await longer.draw(1)
         assert (await read(shared_url)).datasets == {}
         await buffer.restore(1)

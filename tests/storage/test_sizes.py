@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import PromptLedger, ReplayBuffer, RolloutState, Status
+from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql import backend
 from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
@@ -20,6 +20,7 @@ from replaybuf.storage.sql.statements import matching
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.values import Refresh, StorageItem
 from replaybuf.values.rollouts.staleness import ExpiryRule
+from tests.datasets import ledger_of
 from tests.reasons import because
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
 
@@ -79,7 +80,7 @@ async def test_prompts_that_are_too_large_are_not_claimed(shared_url: str, monke
     lower(monkeypatch)
     async with build(shared_url) as buffer:
         prompt = RolloutState(message=[{"role": "user", "content": "x" * 2 * LIMIT}], status=Status.INIT)
-        prompts = PromptLedger(buffer, [prompt], TASK)
+        prompts = ledger_of(buffer, [prompt], TASK)
         with pytest.raises(StorageError, match=REFUSED, check=because("too large")):
             await prompts.draw()
         assert (await buffer.cursors.read(prompts.name)).version == 0

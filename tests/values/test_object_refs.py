@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from replaybuf import PromptLedger, ReplayBuffer, ReplayBufferConfig, Status, load_into
+from replaybuf import ReplayBuffer, ReplayBufferConfig, Status, load_into
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field
+from tests.datasets import ledger_of
 from tests.stores import until
 from tests.values.fake_ray import FakeRay, ObjectRef, OwnerDiedError
 
@@ -177,7 +178,7 @@ async def test_nothing_holds_an_object_after_its_put(ray: FakeRay, url: str) -> 
 async def test_prompts_of_a_ledger_may_hold_objects(ray: FakeRay) -> None:
     rows = [{"status": "init", "pixels": ray.put(bytes([number]))} for number in range(2)]
     async with ReplayBufferConfig(url="memory://", rollout_type=dict).build() as buffer:
-        prompts = await PromptLedger(buffer, rows, "math", make_group=lambda row, _: [row]).draw(2)
+        prompts = await ledger_of(buffer, rows, "math", make_group=lambda row, _: [row]).draw(2)
         assert [ray.get(prompt.group[0]["pixels"]) for prompt in prompts] == [b"\0", b"\1"]
         assert ray.gets == [1, 1]
 
