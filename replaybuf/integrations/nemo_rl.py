@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replaybuf.common.checks import Tags
+from replaybuf.common.checks import Tags, needed
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.errors import ConfigError, FullError, InputError, MissingDriverError, NotReadyError
+from replaybuf.errors import ConfigError, FullError, InputError, NotReadyError
 from replaybuf.rules.query import Query
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
@@ -173,10 +173,5 @@ def _usable(target: int, max_age: int | None) -> Query:
 
 
 def _as_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        from nemo_rl.distributed.batched_data_dict import (  # type: ignore[import-not-found, unused-ignore]
-            BatchedDataDict,
-        )
-    except ImportError as error:
-        raise MissingDriverError(f"TrajectoryBuffer needs NeMo-RL where it is sampled: {error}") from error
-    return {**row, "batch": BatchedDataDict(row["batch"])}
+    theirs = needed("nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled")
+    return {**row, "batch": theirs.BatchedDataDict(row["batch"])}

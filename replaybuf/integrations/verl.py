@@ -30,9 +30,10 @@ import numpy as np
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import run
-from replaybuf.common.checks import check_whole
+from replaybuf.common.checks import check_whole, needed
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.errors import ConfigError, InputError, MissingDriverError, RolloutError
+from replaybuf.errors import ConfigError, InputError, RolloutError
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import LEASE_SECONDS
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 
@@ -82,11 +83,8 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
     Raises InputError for groups of incompatible batches, and RolloutError for groups that `to_groups` didn't make.
     Raises MissingDriverError without verl.
     """
-    try:
-        import torch  # type: ignore[import-not-found, unused-ignore]
-        from verl import DataProto  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise MissingDriverError("this call needs verl, which is not installed: pip install verl") from error
+    why = "this call needs verl, which is not installed: pip install verl"
+    torch, verl = needed("torch", why), needed("verl", why)
     listed = [list(group) for group in groups]
     if not listed:
         raise InputError("there are no groups to make a batch of")
@@ -99,7 +97,7 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
     rollouts = [rollout for group in listed for rollout in group]
     tensors = {name: _stacked(torch, name, rollouts) for name in batches[0]["tensors"]}
     arrays = {name: _array(name, rollouts, kind) for name, kind in batches[0]["arrays"].items()}
-    return DataProto.from_dict(tensors=tensors, non_tensors=arrays, meta_info=_meta(batches))
+    return verl.DataProto.from_dict(tensors=tensors, non_tensors=arrays, meta_info=_meta(batches))
 
 
 def _group(batch: DataProto, value: Any, rows: list[int]) -> list[RolloutState]:
@@ -321,13 +319,9 @@ class BufferQueueClient:
         """Return whether this run's end marker is there and, afterwards, no sample is left."""
         if not await self.buffer.count_where({"task_name": self._end, "tags.run_id": self.run_id}):
             return False
-        counts = await self._counts()
-        waiting = counts.get("buffered", {}).get(Status.COMPLETED, 0)
-        return not waiting and bool(counts.get("leased", 0) == len(self._leases))
-
-    async def _counts(self) -> dict[str, Any]:
-        metrics = await self.buffer.metrics(distributions=False)
-        return dict(metrics["tasks"].get(self.task_name, {}))
+        tallies = await self.buffer.tallies()
+        size, leased = (tallies.get((self.task_name, Status.COMPLETED, of), 0) for of in (Tally.SIZE, Tally.LEASED))
+        return not size and leased == len(self._leases)
 
     async def get_queue_size(self) -> int:
         """Return the number of samples in the queue."""
@@ -339,7 +333,8 @@ class BufferQueueClient:
 
     async def get_statistics(self) -> dict[str, Any]:
         """Return `queue_size`, `total_produced`, `total_consumed` and `dropped_samples`, over all processes."""
-        counts = await self._counts()
+        metrics = await self.buffer.metrics(distributions=False)
+        counts = metrics["tasks"].get(self.task_name, {})
         return {
             "queue_size": await self.get_queue_size(),
             "total_produced": counts.get("put", 0),
@@ -365,11 +360,6 @@ class BufferQueueClient:
 
 def _verl() -> tuple[Any, Any]:
     """Return Ray's pickle and verl's RolloutSample."""
-    try:
-        from ray import cloudpickle  # type: ignore[import-not-found, unused-ignore]
-        from verl.experimental.fully_async_policy.detach_utils import (  # type: ignore[import-not-found, unused-ignore]
-            RolloutSample,
-        )
-    except ImportError as error:
-        raise MissingDriverError(f"BufferQueueClient needs verl and what its trainer imports: {error}") from error
-    return cloudpickle, RolloutSample
+    what = "BufferQueueClient needs verl and what its trainer imports"
+    utils = needed("verl.experimental.fully_async_policy.detach_utils", what)
+    return needed("ray.cloudpickle", what), utils.RolloutSample

@@ -11,8 +11,7 @@ benefits and differences. xtuner is imported with this module, where it is insta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -23,8 +22,8 @@ from pydantic import Field, ImportString
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
 from replaybuf.common.cancellation import to_its_end
-from replaybuf.common.checks import check_step
-from replaybuf.errors import MissingDriverError, SnapshotError
+from replaybuf.common.checks import check_step, needed
+from replaybuf.errors import SnapshotError
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status, group_status
@@ -43,14 +42,7 @@ THEIR_FILE = "replay_buffer.pth"
 
 
 def _module(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "xtuner":
-            why = "which is not installed: get it from https://github.com/InternLM/xtuner and pip install it"
-        else:
-            why = f"and can't import {name}: {error}"
-        raise MissingDriverError(f"replaybuf.integrations.xtuner works with xtuner, {why}") from error
+    return needed(name, "this module works with xtuner: pip install it from https://github.com/InternLM/xtuner")
 
 
 def rollout_class() -> type[Any]:
@@ -147,44 +139,35 @@ class ReplayBuffer:
 
     async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
         """Take up to `batch_size` groups of a task and status; an empty list where there are none."""
-        taken = await self._take({task_name: batch_size}, group_status)
-        return taken.get(task_name, [])
+        batch, _ = await self.take_batch({task_name: batch_size}, group_status=group_status)
+        return batch[task_name]
 
     async def take_batch(
         self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
     ) -> tuple[dict[str, list[Group]], dict[str, int]]:
         """Take up to `task_batch_sizes` groups of each task, in one transaction. Return groups and counts by task."""
-        taken = await self._take(task_batch_sizes, group_status)
-        batch = {task: taken.get(task, []) for task in task_batch_sizes}
+        status, wanted = OUR_STATUSES.check(group_status), _asked_for(task_batch_sizes)
+        batch: dict[str, list[Group]] = {task: [] for task in task_batch_sizes}
+        if wanted and status != Status.ARCHIVED:  # archived groups are never drawn
+            self._used = True
+            step = self._step if status == Status.COMPLETED else None  # others are drawn for generation, not training
+            taken, _ = await self.buffer.take_batch(wanted, group_status=status, current_train_step=step)
+            batch |= {task: [*map(flat, groups)] for task, groups in taken.items()}
         return batch, {task: len(groups) for task, groups in batch.items()}
-
-    async def _take(self, sizes: Mapping[str, int], group_status: StatusLike) -> dict[str, list[Group]]:
-        status = OUR_STATUSES.check(group_status)
-        wanted = {task: size for task, size in sizes.items() if size > 0}
-        if not wanted or status == Status.ARCHIVED:  # archived groups are never drawn
-            return {}
-        self._used = True
-        step = self._step if status == Status.COMPLETED else None  # other groups are drawn for generation, not training
-        taken, _ = await self.buffer.take_batch(wanted, group_status=status, current_train_step=step)
-        return {task: [*map(flat, groups)] for task, groups in taken.items()}
 
     async def count(self, task_name: str, group_status: StatusLike) -> int:
         """Return the number of groups of a task and status."""
-        status = OUR_STATUSES.check(group_status)
-        return await self.buffer.count(task_name, status)
+        return await self.buffer.count(task_name, group_status)
 
     async def count_statuses(self, task_names: list[str], statuses: list[Any]) -> dict[str, dict[Any, int]]:
         """Return the number of groups by task and status, in one snapshot."""
-        ours = {status: OUR_STATUSES.check(status) for status in statuses}
-        counts = await self.buffer.count_statuses(task_names, list(ours.values()))
-        return {task: {theirs: counts[task][status] for theirs, status in ours.items()} for task in task_names}
+        return await self.buffer.count_statuses(task_names, statuses)
 
     async def is_ready(
         self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
     ) -> bool:
         """Return whether each task has as many groups as its batch size."""
-        wanted = {task: size for task, size in task_batch_sizes.items() if size > 0}
-        return not wanted or await self.buffer.is_ready(wanted, OUR_STATUSES.check(group_status))
+        return await self.buffer.is_ready(_asked_for(task_batch_sizes), group_status)
 
     async def refresh_staleness(
         self,
@@ -199,17 +182,16 @@ class ReplayBuffer:
 
         EXPIRED groups of tasks that aren't retryable are removed, then their sessions are released by one call.
         """
-        retryable = {task: (expired_groups_retryable_by_task or {}).get(task, True) for task in task_stale_thresholds}
-        chosen = EXPIRING_STATUSES if statuses is None else tuple(map(OUR_STATUSES.check, statuses))
-        chosen = tuple(status for status in chosen if status in EXPIRING_STATUSES)
+        tasks = task_stale_thresholds.keys()  # the other arguments may name more
+        retryable = dict.fromkeys(tasks, True) | _of(tasks, expired_groups_retryable_by_task)
+        named = EXPIRING_STATUSES if statuses is None else map(OUR_STATUSES.check, statuses)
+        chosen = [status for status in named if status in EXPIRING_STATUSES]
         self._used, self._step = True, current_train_step
         left: list[StorageItem] = []
         try:
             counts = await self.buffer.refresh_staleness(
                 task_stale_thresholds=task_stale_thresholds,
-                task_token_stale_thresholds={
-                    task: (task_token_stale_thresholds or {}).get(task) for task in task_stale_thresholds
-                },
+                task_token_stale_thresholds=_of(tasks, task_token_stale_thresholds),
                 expired_groups_retryable_by_task=retryable,
                 current_train_step=current_train_step,
                 statuses=chosen,
@@ -269,6 +251,14 @@ def status_of(group: Iterable[Any]) -> Status:
     """Return the status of a group by its rollouts, by xtuner's rule: COMPLETED if none is FAILED, ..."""
     statuses = (OUR_STATUSES.check(rollout.status) for rollout in group)
     return group_status(status for status in statuses if status not in (Status.INIT, Status.ARCHIVED))
+
+
+def _asked_for(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {task: size for task, size in sizes.items() if size > 0}
+
+
+def _of(tasks: Collection[str], values: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {task: value for task, value in (values or {}).items() if task in tasks}
 
 
 def _groups(left: Sequence[StorageItem]) -> list[list[Any]]:

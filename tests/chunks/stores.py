@@ -41,13 +41,7 @@ class Stores:
         storage = config.build().buffer.storage
         if self._kind == "memory":
             storage = self._shared = storage if self._shared is None else self._shared
-        chunks = ChunkBuffer(
-            buffer_type(storage, RolloutType(dict)),
-            name=config.name,
-            fragments_per_chunk=config.fragments_per_chunk,
-            max_staleness=config.max_staleness,
-            lease_seconds=config.lease_seconds,
-        )
+        chunks = ChunkBuffer(buffer_type(storage, RolloutType(dict)), config)
         self._opened.append(chunks)
         return chunks
 

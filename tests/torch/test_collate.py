@@ -203,8 +203,8 @@ def test_nothing_is_cut_or_made_up() -> None:
         (lambda: Pad(0)([]), "no sequences to pad"),
         (lambda: Pack(9).pack([]), "no sequences to pack"),
         (lambda: Pad(0, side="top"), "side must be 'right' or 'left', got 'top'"),  # type: ignore[arg-type]
-        (lambda: Pad(0, multiple_of=0), "multiple_of must be at least 1"),
-        (lambda: Pack(0), "max_tokens must be at least 1"),
+        (lambda: Pad(0, multiple_of=0), "multiple_of must be a whole number of at least 1"),
+        (lambda: Pack(0), "max_tokens must be a whole number of at least 1"),
         (lambda: Pad(0, fields={"respons_ids": "tokens"}), "'respons_ids' is none of prompt_ids, response_ids"),
     ):
         with pytest.raises(InputError, match=what):

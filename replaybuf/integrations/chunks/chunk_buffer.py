@@ -10,23 +10,23 @@ capacity counts them.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 
 import msgpack  # type: ignore[import-untyped]
 from pydantic import Field
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.common.cancellation import to_its_end
-from replaybuf.common.checks import Tags, check_seconds, check_task_name, check_timeout, check_whole, refused
+from replaybuf.common.checks import Tags, check_task_name, check_timeout, check_whole, refused
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.integrations.chunks.fragments import Chunk, Fragment, Selection
 from replaybuf.rules.policies import LowestPriorityPolicy, ReplayPolicy
 from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
+
+T = TypeVar("T")
 
 _LONGEST_SECONDS = 5.0
 
@@ -50,8 +50,7 @@ class ChunkBuffer:
     """Joins fragments of workers into chunks of `fragments_per_chunk` consecutive ones, for the trainer to draw.
 
     A layer over a `ReplayBuffer`, `buffer`, with the same guarantees: puts are committed when they return, a draw goes
-    to one taker, calls are safe to cancel, any number of processes share a database. Usually built by
-    `ChunkBufferConfig`.
+    to one taker, calls are safe to cancel, any number of processes share a database. Built by a `ChunkBufferConfig`.
 
     A worker's chunks start at the index of its first fragment in the session, and then every `fragments_per_chunk`.
     The version of a chunk is the lowest of its fragments' versions; it is too stale, and never drawn, when the model's
@@ -60,21 +59,11 @@ class ChunkBuffer:
     Sessions are increasing numbers, begun by `advance`.
     """
 
-    def __init__(
-        self,
-        buffer: ReplayBuffer,
-        *,
-        name: str = "chunks",
-        fragments_per_chunk: int,
-        max_staleness: int | None = None,
-        lease_seconds: float = LEASE_SECONDS,
-    ) -> None:
+    def __init__(self, buffer: ReplayBuffer, config: ChunkBufferConfig) -> None:
         self.buffer = buffer
-        self.name = check_task_name(name, "name")
-        self._size = check_whole(fragments_per_chunk, "fragments_per_chunk", least=1)
-        self._max_staleness = None if max_staleness is None else check_whole(max_staleness, "max_staleness")
-        self._lease_seconds = check_seconds(lease_seconds, "lease_seconds")
-        self._fragments, self._selections = f"{name}.fragments", f"{name}.prepared"  # tasks
+        self.name, self._size, self._max_staleness = config.name, config.fragments_per_chunk, config.max_staleness
+        self._lease_seconds = config.lease_seconds
+        self._fragments, self._selections = f"{self.name}.fragments", f"{self.name}.prepared"  # tasks
         self._cleared = -1  # the last session for which this object has removed the groups of older ones
 
     if not TYPE_CHECKING:
@@ -128,7 +117,7 @@ class ChunkBuffer:
         """
         check_task_name(worker, "worker")
         while True:
-            cursor = await self._worker_cursor(worker)
+            cursor, _ = await self._worker(worker)
             rows = await self._unfinished(worker, payloads=False)
             if await self._move(cursor, None):
                 return await self._remove(rows)
@@ -136,9 +125,10 @@ class ChunkBuffer:
     async def expected(self, worker: str) -> int | None:
         """Return the expected index of a worker's next fragment, or None if any is accepted."""
         check_task_name(worker, "worker")
-        state = await self._state()
-        progress = state and _progress(await self._worker_cursor(worker), state.session)
-        return progress.next if progress else None
+        if (state := await self._state()) is None:
+            return None
+        _, progress = await self._worker(worker, state.session)
+        return progress and progress.next
 
     async def dropped(self) -> dict[str, int]:
         """Return the number of chunks that were too stale ("stale"), or had a fragment that can't be decoded
@@ -152,8 +142,8 @@ class ChunkBuffer:
         state, worker = await self._state_for(fragment), fragment.worker
         if fragment.session != state.session:
             raise fragment.error("session", state.session)
-        cursor = await self._worker_cursor(worker)
-        progress = _progress(cursor, state.session) or WorkerProgress(state.session, fragment.index, fragment.index)
+        cursor, progress = await self._worker(worker, state.session)
+        progress = progress or WorkerProgress(state.session, fragment.index, fragment.index)
         if fragment.index != progress.next:
             raise fragment.error("duplicate" if fragment.index < progress.next else "gap", progress.next)
         after = fragment.index + 1
@@ -201,8 +191,15 @@ class ChunkBuffer:
 
     # Workers
 
-    async def _worker_cursor(self, worker: str) -> Cursor:
-        return await self.buffer.cursors.read(f"replaybuf:{self.name}.worker/{worker}")
+    async def _worker(self, worker: str, session: int | None = None) -> tuple[Cursor, WorkerProgress | None]:
+        """Return the cursor of a worker, and its progress in the session; None if it has put nothing in it."""
+        cursor, progress = await self._read(f"worker/{worker}", WorkerProgress)
+        return cursor, progress if progress and progress.session == session else None
+
+    async def _read(self, name: str, kind: type[T]) -> tuple[Cursor, T | None]:
+        """Return one of the buffer's cursors and its value, or None if it has none."""
+        cursor = await self.buffer.cursors.read(f"replaybuf:{self.name}.{name}")
+        return cursor, kind(*msgpack.unpackb(cursor.value)) if cursor.value else None
 
     async def _unfinished(self, worker: str, *, payloads: bool = True, **tags: int) -> list[StorageItem]:
         """Return the unfinished fragments of a worker, in the order of their puts."""
@@ -249,16 +246,13 @@ class ChunkBuffer:
 
     async def _state(self) -> ModelState | None:
         """Return the session and version of the model, or None before the first fragment."""
-        return _state_in(await self._state_cursor())
-
-    async def _state_cursor(self) -> Cursor:
-        return await self.buffer.cursors.read(f"replaybuf:{self.name}.state")
+        _, state = await self._read("state", ModelState)
+        return state
 
     async def _advanced(self, session: int | None, version: int) -> ModelState:
         """Move the model to a session and version, unless it has reached or passed them. Return its state."""
         while True:
-            cursor = await self._state_cursor()
-            state = _state_in(cursor)
+            cursor, state = await self._read("state", ModelState)
             new = ModelState(state.session if session is None and state else session or 0, version)
             if state is not None and new <= state:
                 return state
@@ -293,19 +287,10 @@ class ChunkBuffer:
         drawn. Raises InputError for more chunks than the capacity.
         """
         n = check_whole(n, "n", least=1)
-        limit = check_timeout(timeout)
-        deadline = time.monotonic() + limit
-        while True:
-            try:
-                if (selection := await self._draw(n, max(0.0, deadline - time.monotonic()))) is not None:
-                    return selection
-            except NotReadyError:
-                found = await self.buffer.count(self.name, Status.COMPLETED)
-                waiting = await self.buffer.count_where({"task_name": self._fragments})
-                raise NotReadyError(
-                    f"after {limit:g} s: {self.name!r} has {found} of {n} chunks, and {waiting} fragments wait for the "
-                    "rest of theirs; nothing was drawn"
-                ) from None
+        deadline = time.monotonic() + check_timeout(timeout)
+        while (selection := await self._draw(n, max(0.0, deadline - time.monotonic()))) is None:
+            pass
+        return selection
 
     async def prepared(self, *, after: int | None = None, timeout: float | None = 0) -> Selection:
         """Return the selection of the last `fetch` of any process; with `after`, wait for one with a higher number.
@@ -331,42 +316,23 @@ class ChunkBuffer:
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
         """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""
-        lease = await self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=self._lease_seconds)
-        try:
+        seconds = self._lease_seconds
+        async with self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=seconds) as lease:
             chunks = [Chunk.of(item) for item in lease.items[self.name]]
             state = await self._state()
             if state is not None and any(self._is_obsolete(chunk, state) for chunk in chunks):
                 await lease.give_back()
                 await self._clear(state)
                 return None
-            session = max(chunk.session for chunk in chunks)
-            number = await self.buffer.put(
-                [chunk.rollout() for chunk in chunks], self._selections, tags={"session": session}, key="selection"
-            )
+            rollouts, session = [chunk.rollout() for chunk in chunks], max(chunk.session for chunk in chunks)
+            number = await self.buffer.put(rollouts, self._selections, tags={"session": session}, key="selection")
             assert number is not None  # there is at least one chunk
-            await lease.acknowledge()
-            return Selection(number, tuple(chunks))
-        except BaseException:
-            with contextlib.suppress(ReplayBufError):  # on failure, they come back when the lease ends
-                await to_its_end(lease.give_back())
-            raise
-        finally:
-            lease.stop()
+        return Selection(number, tuple(chunks))
 
     def _is_obsolete(self, chunk: Chunk, state: ModelState) -> bool:
         """Return whether a chunk is of a session that is over, or too stale."""
         stale = self._max_staleness is not None and chunk.version < state.version - self._max_staleness
         return chunk.session < state.session or (chunk.session == state.session and stale)
-
-
-def _state_in(cursor: Cursor) -> ModelState | None:
-    return ModelState(*msgpack.unpackb(cursor.value)) if cursor.value else None
-
-
-def _progress(cursor: Cursor, session: int) -> WorkerProgress | None:
-    """Return a worker's progress in this session; None if it has put nothing in it."""
-    found = WorkerProgress(*msgpack.unpackb(cursor.value)) if cursor.value else None
-    return found if found is not None and found.session == session else None
 
 
 class ChunkBufferConfig(ReplayBufferConfig[Any]):
@@ -397,13 +363,7 @@ class ChunkBufferConfig(ReplayBufferConfig[Any]):
 
     def build(self) -> ChunkBuffer:  # type: ignore[override]
         """Return the chunk buffer that this config describes; it connects at first use. Raises ConfigError."""
-        return ChunkBuffer(
-            super().build(),
-            name=self.name,
-            fragments_per_chunk=self.fragments_per_chunk,
-            max_staleness=self.max_staleness,
-            lease_seconds=self.lease_seconds,
-        )
+        return ChunkBuffer(super().build(), self)
 
     def build_sync(self) -> NoReturn:
         """Raise ConfigError: a chunk buffer has coroutines only, which `replaybuf.buffer.sync.run` runs."""

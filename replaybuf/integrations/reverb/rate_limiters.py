@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +9,10 @@ from replaybuf.common.checks import check_whole
 from replaybuf.errors import ConfigError
 
 
-class RateLimiter(ABC):
-    """A rate limiter, translated to a buffer's limits."""
+class RateLimiter:
+    """A rate limiter, translated to a buffer's limits: the fields of `Limits` (`replaybuf.rules.limits`)."""
 
-    @property
-    @abstractmethod
-    def limits(self) -> dict[str, Any]:
-        """The fields of `Limits` (`replaybuf.rules.limits`)."""
+    limits: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class MinSize(RateLimiter):
         check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
 
     @property
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> dict[str, Any]:  # type: ignore[override]
         return {"min_size": self.min_size_to_sample}
 
 
@@ -48,11 +44,9 @@ class SampleToInsertRatio(RateLimiter):
 
     def __post_init__(self) -> None:
         check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
-        if isinstance(self.error_buffer, list):
-            object.__setattr__(self, "error_buffer", tuple(self.error_buffer))
 
     @property
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> dict[str, Any]:  # type: ignore[override]
         return {
             "min_size": self.min_size_to_sample,
             "samples_per_insert": self.samples_per_insert,
@@ -70,7 +64,7 @@ class Queue(RateLimiter):
         check_whole(self.size, "size", 1, ConfigError)
 
     @property
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> dict[str, Any]:  # type: ignore[override]
         return {"min_size": 1, "samples_per_insert": 1.0, "error_buffer": (0.0, float(self.size))}
 
 

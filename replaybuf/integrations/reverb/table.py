@@ -106,12 +106,11 @@ class Table:
             "max_times_sampled": max_times_sampled,
             "url": url,
         }
-        config = table_config(arguments, options)
-        self._arguments = {**arguments, **options}
         if extensions:
             raise ConfigError(f"table {name}: extensions can't be run here; leave them out")
         if signature is not None:
             raise ConfigError(f"table {name}: signature is not checked here, items may hold any values; leave it out")
+        config, self._arguments = table_config(arguments, options), {**arguments, **options}
         self.name, self.url = name, url
         self.sampler, self.remover, self.rate_limiter = sampler, remover, rate_limiter
         self.max_size, self.max_times_sampled = max_size, config.max_times_sampled
@@ -192,9 +191,8 @@ class Table:
         `Client.sample`, samples one item after the other, possibly the same one again.
         """
         drawn = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
-        items = drawn[self.name]
-        size = _table_size(items)
-        return [self._sample(item, size) for item in items]
+        size = _table_size(drawn[self.name])
+        return [self._sample(item, size) for item in drawn[self.name]]
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of items by key. Return the number of these items that still exist."""
@@ -300,15 +298,9 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
     def wrong(what: str) -> ConfigError:
         return ConfigError(f"table {name}: {what}")
 
-    for argument, kind, module in (
-        ("sampler", Selector, "selectors"),
-        ("remover", Selector, "selectors"),
-        ("rate_limiter", RateLimiter, "rate_limiters"),
-    ):
+    for argument, kind in (("sampler", Selector), ("remover", Selector), ("rate_limiter", RateLimiter)):
         if not isinstance(arguments[argument], kind):
-            raise wrong(
-                f"{argument} must be one of replaybuf.integrations.reverb.{module}, got {arguments[argument]!r}"
-            )
+            raise wrong(f"{argument} must be one of {kind.__module__}, got {arguments[argument]!r}")
     times = whole(arguments["max_times_sampled"])
     if times is None:
         raise wrong(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")

@@ -29,8 +29,8 @@ from replaybuf.storage.values import LEASE_SECONDS, Leased, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.statuses import StatusLike
 
-_STATE, _WAITING_SINCE = 0, 1  # indexes of the shared numbers
-_NONE, _RUNNING, _STOPPED = 0, 1, 2  # states
+#: The states of a pass over the DataLoader. STOPPED tells workers to end, also while they wait for groups.
+NONE, RUNNING, STOPPED = range(3)
 
 
 @dataclass(frozen=True)
@@ -58,48 +58,30 @@ class Handover:
     """State shared by the training process and its workers, during one pass at a time over the DataLoader."""
 
     def __init__(self) -> None:
-        self._times = torch.zeros(2, dtype=torch.float64).share_memory_()
+        self._state = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._waiting_since = torch.zeros((), dtype=torch.float64).share_memory_()
 
-    # The training process
+    @property
+    def state(self) -> int:
+        return int(self._state)
 
-    def begin(self) -> None:
-        """Begin a pass. Raises InputError during another pass."""
-        if self.begun:
-            raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
-        self._times[_WAITING_SINCE] = 0
-        self._times[_STATE] = _RUNNING
-
-    def stop(self) -> None:
-        """Stop the workers, also while they wait for groups."""
-        self._times[_STATE] = _STOPPED
-
-    def end(self) -> None:
-        """End the pass; no worker is loading any more."""
-        self._times[_STATE] = _NONE
+    @state.setter
+    def state(self, state: int) -> None:
+        self._state.fill_(state)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Publish to the workers the time since which the trainer waits for a batch, within the block."""
-        self._times[_WAITING_SINCE] = time.monotonic()
+        self._waiting_since.fill_(time.monotonic())
         try:
             yield
         finally:
-            self._times[_WAITING_SINCE] = 0
-
-    # A worker
-
-    @property
-    def begun(self) -> bool:
-        return int(self._times[_STATE]) != _NONE
-
-    @property
-    def stopped(self) -> bool:
-        return int(self._times[_STATE]) != _RUNNING
+            self._waiting_since.zero_()
 
     @property
     def waited(self) -> float:
         """The seconds of the trainer's current wait; 0 while it trains."""
-        since = float(self._times[_WAITING_SINCE])
+        since = float(self._waiting_since)
         return time.monotonic() - since if since else 0.0
 
 
@@ -198,7 +180,7 @@ class GroupDataset(IterableDataset[Loaded]):
                     end(buffer.close())
 
     def __iter__(self) -> Iterator[Loaded]:
-        if not self.handover.begun:
+        if self.handover.state == NONE:
             raise InputError("iterate over leased_steps(loader), which knows when a batch has been trained on")
         _end_with_the_trainer()
         with self.opened() as buffer:
@@ -233,7 +215,7 @@ class GroupDataset(IterableDataset[Loaded]):
     async def _next_lease(self, buffer: ReplayBuffer[Any]) -> Lease[Any] | NotReadyError | None:
         """Lease the next batch. Return None at the end of the iteration, or the error for the trainer's timeout."""
         handover = self.handover
-        if handover.stopped:
+        if handover.state != RUNNING:
             return None
         if self.patience == 0:
             lease = await self._begin_lease(buffer, 0)
@@ -242,7 +224,7 @@ class GroupDataset(IterableDataset[Loaded]):
         try:
             while not (await asyncio.wait([leasing], timeout=_POLL_SECONDS))[0]:
                 over = handover.waited >= self.patience
-                if over or handover.stopped:
+                if over or handover.state != RUNNING:
                     leasing.cancel()
                     await asyncio.wait([leasing])
                     if leasing.cancelled():

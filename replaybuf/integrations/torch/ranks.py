@@ -123,10 +123,8 @@ class RankStep:
     def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
         verbs = self._link.gather(verb, f"all ranks to {verb} the step")
         if len(set(verbs)) > 1:
-            raise ReplayBufError(
-                f"the ranks do different things, and nothing was changed: {_numbered(map(_doing, verbs))}",
-                reason="ranks",
-            )
+            said = f"the ranks do different things, and nothing was changed: {_numbered(map(str, verbs))}"
+            raise ReplayBufError(said, reason="ranks")
         failure = None
         try:
             if self._step is not None:
@@ -179,11 +177,10 @@ def split_steps(
 def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bool) -> Generator[RankStep]:
     if (link.rank == source) == (steps is None):
         raise InputError(f"rank {source} of the group gives the steps, and the others None; this is rank {link.rank}")
-    own = iter(()) if steps is None else iter(steps)
+    own = iter(()) if steps is None else iter(steps)  # what the other ranks pack is ignored
     what = f"the next step of rank {source}, the source of its batches"
     while True:
-        step, failure = (None, None) if steps is None else _next(own)
-        packed, failure = _packed(step, failure, link.size if split else None)
+        step, packed, failure = _next(own, link.size if split else None)
         kind, content = unpack(link.broadcast(packed, source, what))
         if failure is not None:
             raise failure
@@ -203,37 +200,21 @@ def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
     return int(max(Link(group, timeout).gather(value, "the other ranks' numbers")))
 
 
-def _next(steps: Iterator[AnyStep]) -> tuple[AnyStep | None, Exception | None]:
-    """Return the next step, or None at the end; or the error raised instead."""
+def _next(steps: Iterator[AnyStep], parts: int | None) -> tuple[AnyStep | None, torch.Tensor, Exception | None]:
+    """Return the next step, None at the end; its packed message; and the error that the source raises afterwards."""
     try:
-        return next(steps, None), None
-    except Exception as error:
-        return None, error
-
-
-def _packed(
-    step: AnyStep | None, failure: Exception | None, parts: int | None
-) -> tuple[torch.Tensor, Exception | None]:
-    """Return the source's packed message, and the error that the source raises afterwards, if any."""
-    try:
-        if failure is not None:
-            raise failure
+        step = next(steps, None)
         if step is None:
-            return pack((_END, None)), None
+            return None, pack((_END, None)), None
         if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
             raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
-        return pack((_STEP, (step.batch, step.items, step.train_step))), None
+        return step, pack((_STEP, (step.batch, step.items, step.train_step))), None
     except Exception as error:
-        return pack((_ERROR, _said(error))), error
+        return None, pack((_ERROR, _said(error))), error
 
 
 def _said(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _doing(message: Any) -> str:
-    """Return a description of a rank's message: how it settles a step, or a request for the next one."""
-    return message if isinstance(message, str) else "ask for the next step"
 
 
 def _numbered(texts: Iterable[str]) -> str:

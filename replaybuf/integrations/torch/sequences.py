@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from replaybuf.common.checks import check_whole
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.rules.balance import packed_rows
 from replaybuf.storage.values import StorageItem
@@ -194,8 +195,7 @@ class Pad(_Options):
     def __post_init__(self) -> None:
         if self.side not in ("right", "left"):
             raise InputError(f"side must be 'right' or 'left', got {self.side!r}")
-        if self.multiple_of < 1:
-            raise InputError(f"multiple_of must be at least 1, got {self.multiple_of!r}")
+        check_whole(self.multiple_of, "multiple_of", least=1)
         super().__post_init__()
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> Tensors:
@@ -245,8 +245,7 @@ class Pack(_Options):
     max_tokens: int
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise InputError(f"max_tokens must be at least 1, got {self.max_tokens!r}")
+        check_whole(self.max_tokens, "max_tokens", least=1)
         super().__post_init__()
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> list[Tensors]:

@@ -16,7 +16,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncLease, end, run
 from replaybuf.common.checks import check_whole
 from replaybuf.errors import InputError, LeaseLostError, NotReadyError, ReplayBufError
-from replaybuf.integrations.torch.dataset import GroupDataset, Loaded, LoadedBatch
+from replaybuf.integrations.torch.dataset import NONE, RUNNING, STOPPED, GroupDataset, Loaded, LoadedBatch
 
 _logger = logging.getLogger("replaybuf.integrations.torch")
 
@@ -82,7 +82,9 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
     """
     dataset = _checked(loader)
     first = None if train_step is None else check_whole(train_step, "train_step")
-    dataset.handover.begin()
+    if dataset.handover.state != NONE:
+        raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
+    dataset.handover.state = RUNNING
     try:
         with dataset.opened() as buffer:
             steps: list[Step] = []
@@ -94,7 +96,7 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
                 for step in steps:
                     _give_back(step.asynchronous)
     finally:
-        dataset.handover.end()
+        dataset.handover.state = NONE
 
 
 def _steps(
@@ -110,7 +112,7 @@ def _steps(
                 steps.append(Step(loaded.batch, lease, train_step=next(numbers)))
                 yield steps[-1]
     finally:
-        dataset.handover.stop()
+        dataset.handover.state = STOPPED
         errors = 0
         while errors <= 2 * loader.num_workers:  # a worker may raise once, and then be reported dead once
             try:
