@@ -40,5 +40,9 @@ print(TypeAdapter(field.annotation).validate_python(config) is config)
 """
 
 
+def test_the_rules_are_those_of_their_buffer(theirs: dict[str, str]) -> None:
+    assert output_of(["-m", "tests.xtuner.in_xtuner", "600"], theirs) == "[]"
+
+
 def test_their_trainers_take_the_config(theirs: dict[str, str]) -> None:
     assert output_of(["-c", _TAKES], theirs) == "True"

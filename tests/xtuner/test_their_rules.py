@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -34,26 +34,26 @@ async def build() -> AsyncIterator[Callable[..., Any]]:
 
 
 class Run:
-    """The same random calls of xtuner's buffer by its rules, and of ours.
+    """The same random calls of a buffer by xtuner's rules, and of another one: ours, or xtuner's own (`in_xtuner`).
 
     xtuner draws by the staleness of each group's put or last refresh, and ours by the oldest model step. In these runs
     that is the same order: no group has model steps, or all that are drawn were refreshed to one train step.
     """
 
-    def __init__(self, seed: int, kind: str, ours: Any) -> None:
-        self.chance, self.theirs, self.ours = random.Random(seed), Theirs(by_staleness=kind == "Async"), ours
+    def __init__(self, seed: int, theirs: Theirs, ours: Any) -> None:
+        self.chance, self.theirs, self.ours = random.Random(seed), theirs, ours
         self.tokens = self.chance.choice([None, 1, 3])
         self.has_steps = self.chance.random() < 0.7
         self.step = 1
         self.results: list[tuple[Any, Any]] = []  # theirs and ours
 
-    async def do_some(self) -> None:
+    async def differs(self, stored: Callable[[], Awaitable[list[Any]]]) -> bool:
+        """Make some calls, and return whether any result, or what is `stored` afterwards, isn't by the rules."""
         for _ in range(self.chance.randint(2, 8)):
             self.step += self.chance.randint(0, 2)
             await self.chance.choices([self.put, self.refresh, self.get], [6, 2, 2])[0]()
-        there = [one async for one in self.ours.buffer.find({}, order_by="timestamp_id")]
         expected = [(said(group), status.value, staleness) for group, status, staleness in self.theirs.groups]
-        self.results.append((expected, [(said(one.item), one.status.value, one.staleness) for one in there]))
+        return await stored() != expected or any(one != other for one, other in self.results)
 
     def rule(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "threshold": self.chance.randint(1, 6), "retryable": self.chance.random() < 0.8}
@@ -125,9 +125,13 @@ async def test_random_runs_are_the_same_as_xtuners(build: Callable[..., Any], sh
     different: list[int] = []
     for seed in range(runs):
         kind = "Async" if seed % 4 else "Sync"
-        run = Run(seed, kind, buffers[kind])
-        await run.do_some()
-        if any(one != other for one, other in run.results):
+        ours = buffers[kind]
+
+        async def stored(found: Any = ours.buffer.find) -> list[Any]:
+            there = found({}, order_by="timestamp_id")
+            return [(said(one.item), one.status.value, one.staleness) async for one in there]
+
+        if await Run(seed, Theirs(by_staleness=kind == "Async"), ours).differs(stored):
             different.append(seed)
-        await run.ours.buffer.delete({})
+        await ours.buffer.delete({})
     assert not different

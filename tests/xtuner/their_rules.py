@@ -5,8 +5,7 @@ train step, the rollouts of COMPLETED, ABORTED and EXPIRED groups have their sta
 that was EXPIRED before, is too stale, or has no trainable token left that is fresh enough. If any did, the group is
 EXPIRED: the rollouts that expired lose their responses, or the whole group leaves if it isn't to be retried.
 
-Groups of a status are drawn oldest first, or the most stale first and then the oldest. In one thing this differs from
-xtuner, as `docs/xtuner.md` says: groups without model steps come after those that have some.
+Groups of a status are drawn oldest first, or the most stale first and then the oldest.
 """
 
 from __future__ import annotations
@@ -22,10 +21,14 @@ Group = list[XtunerRollout]
 
 
 class Theirs:
-    """Groups of one task in order, each with its status and staleness."""
+    """Groups of one task in order, each with its status and staleness.
 
-    def __init__(self, *, by_staleness: bool) -> None:
-        self._by_staleness = by_staleness
+    Drawn `by_staleness`, groups without model steps come last if `stepless_last`: here, but not in xtuner, as
+    `docs/xtuner.md` says.
+    """
+
+    def __init__(self, *, by_staleness: bool, stepless_last: bool = True) -> None:
+        self._by_staleness, self._stepless_last = by_staleness, stepless_last
         self.groups: list[tuple[Group, XtunerStatus, int]] = []
 
     def put(self, group: Group, *, model_step: int | None, train_step: int | None, **rule: Any) -> None:
@@ -42,7 +45,7 @@ class Theirs:
         """Take the first groups of a status."""
         found = [one for one in self.groups if one[1] == status]
         if self._by_staleness:
-            found.sort(key=lambda one: (not any(rollout.response_model_steps for rollout in one[0]), -one[2]))
+            found.sort(key=lambda one: (self._stepless_last and not _has_steps(one[0]), -one[2]))
         taken = found[:size]
         self.groups = [one for one in self.groups if not any(one is other for other in taken)]
         return [group for group, _, _ in taken]
@@ -60,6 +63,10 @@ class Theirs:
             kept.append((group, status, staleness))
         self.groups = kept
         return expired
+
+
+def _has_steps(group: Group) -> bool:
+    return any(one.response_model_steps for one in group)
 
 
 def _status(group: Group) -> XtunerStatus:
