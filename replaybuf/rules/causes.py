@@ -139,7 +139,7 @@ def _finished(need: Need) -> Said:
     trainer = need.about.trainer
     if trainer is None or not trainer.finished or (need.wait.kind == "groups" and need.about.alive):
         return None  # live producers go on regardless
-    return f"the trainer has published that it has finished (step {trainer.train_step})"
+    return "the trainer has published that it has finished"
 
 
 def _end_of_dataset(need: Need) -> Said:

@@ -260,7 +260,7 @@ CASES = {
     "one of two producers waits": case(wait(), FEW, R.SLOW, workers=[LIVE, worker("gen-2")], waits=[FOR_TRAINER],
         says="gen-1 and gen-2 are alive"),
     "the trainer has finished": case(wait(), FEW, R.FINISHED, workers=[KILLED], trainer=LAST,
-        says="the trainer has published that it has finished (step 9)"),
+        says="the trainer has published that it has finished"),
     "finished, but they go on": case(wait(), FEW, R.SLOW, workers=[LIVE], trainer=LAST, says="gen-1 is alive"),
     "no room for another task": case(TWO, FULL | T("code", completed=3), R.DEADLOCK, limits=BLOCK, workers=[LIVE],
         waits=[FOR_ROOM],

@@ -43,7 +43,6 @@ DEFAULT_SECONDS = 60.0  # unless --steps is given
 _PATIENCE_SECONDS = 3.0  # time for a worker to end by itself
 _LOOK_SECONDS = 0.2  # poll interval for dead workers while waiting for a batch
 _BATCH_SECONDS = 60.0
-_SMOOTHING_STEPS = 20
 _LINES = 20  # of a whole run
 
 
@@ -238,10 +237,9 @@ class Training:
 
     def status(self, groups: Sequence[Sequence[RolloutState]]) -> str:
         """Return the state of the run after a step on these groups, in a line for people."""
-        recent = self.run.rewards[-_SMOOTHING_STEPS:]
         stale = [max(rollout.seq_staleness for rollout in group) for group in groups]
         return (
-            f"reward {sum(recent) / len(recent):.2f}; groups trained {len(self.run.trained):,}; "
+            f"reward {self.run.rewards[-1]:.2f}; groups trained {len(self.run.trained):,}; "
             f"staleness {sum(stale) / len(stale):.1f} (max {max(stale)})"
         )
 
@@ -251,7 +249,8 @@ class Training:
         if rewards := run.rewards:
             tenth = max(1, len(rewards) // 10)  # of all steps, the first and the last tenth
             learned = f"Mean reward {sum(rewards[:tenth]) / tenth:.2f} -> {sum(rewards[-tenth:]) / tenth:.2f}"
-            learned += f" in {run.step} steps ({run.step - self._first_step} of them now, in {self.seconds:.0f} s)"
+            now = f"{run.step - self._first_step} of them now, in " if self._first_step else ""
+            learned += f" in {run.step} steps ({now}{self.seconds:.0f} s)"
             if run.step < run.target:
                 learned += f"; {run.target} are to be done: run it again to go on"
         return ["", learned, verdict(run.trained, run.target * BATCH_GROUPS)]
