@@ -9,14 +9,24 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from replaybuf.buffer.waits import check_possible
 from replaybuf.common.cancellation import first_of, to_its_end
-from replaybuf.common.checks import check_tags
-from replaybuf.errors import FullError, LeaseLostError, NotReadyError, ProduceError, ReplayBufError, RolloutError
+from replaybuf.common.checks import check_step, check_tags, check_timeout, check_whole
+from replaybuf.errors import (
+    FullError,
+    InputError,
+    LeaseLostError,
+    NotReadyError,
+    ProduceError,
+    ReplayBufError,
+    RolloutError,
+)
 from replaybuf.produce.agent_loop import (
     AgentLoop,
     FailureTracker,
     Generated,
     ProduceSummary,
+    check_agent_loop,
     count_tokens,
     error_of,
     judge,
@@ -24,6 +34,8 @@ from replaybuf.produce.agent_loop import (
 )
 from replaybuf.produce.prompts import Prompt, begin_anew
 from replaybuf.produce.sampler import Again, Sampler
+from replaybuf.rules.limits import Level
+from replaybuf.storage.values import Draw
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.segments import as_group, flat, rewards_of
@@ -39,27 +51,43 @@ _logger = logging.getLogger("replaybuf.produce")
 _ROOM_SECONDS = 1.0
 
 
+def check_size(batch_size: Any, sampler: Any, least: int | None) -> int:
+    """Check that the sampler's buffer can deliver a batch of groups of at least so many rollouts. Raises InputError."""
+    if not isinstance(sampler, Sampler):
+        raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
+    size = check_whole(batch_size, "batch_size", 1)
+    if least is not None and least > sampler.prompt_repeat_k:
+        raise InputError(f"min_size {least} is more than the {sampler.prompt_repeat_k} rollouts of a group")
+    needed = {sampler.task_name: size}
+    check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
+    return size
+
+
 class Generations:
-    """The groups in flight of one strategy. `summary` counts their outcomes.
+    """The groups in flight of one strategy, for batches of `size` groups. `summary` counts their outcomes.
 
     `train_step` is the step that the groups are for, `model_step` that of the generating weights. Both may be changed,
-    for groups that are started afterwards.
+    for groups that are started afterwards. `patience` is the timeout in seconds. Raises InputError for wrong arguments.
     """
 
     def __init__(
         self,
+        strategy: ProduceStrategy,
         agent_loop: AgentLoop,
         sampler: Sampler,
-        strategy: ProduceStrategy,
-        summary: ProduceSummary,
-        train_step: int,
-        model_step: int,
+        batch_size: int,
+        timeout: float | None,
+        train_step: int = 0,
+        model_step: int = 0,
     ) -> None:
-        self.train_step, self.model_step = train_step, model_step
-        self.failures = FailureTracker()
-        self._pausing = False
-        self._agent_loop, self._sampler, self._strategy, self._summary = agent_loop, sampler, strategy, summary
-        self._kind, self._timeout = sampler.buffer.rollout_type, strategy.pause_timeout
+        self.size = check_size(batch_size, sampler, strategy.min_size)
+        self.train_step = check_whole(train_step, "train_step")
+        self.model_step = check_step(model_step, "model_step")
+        self.patience = check_timeout(timeout)
+        self.sampler, self.buffer, self.task_name = sampler, sampler.buffer, sampler.task_name
+        self.summary, self.failures = ProduceSummary(), FailureTracker()
+        self._agent_loop, self._strategy, self._pausing = check_agent_loop(agent_loop), strategy, False
+        self._kind, self._timeout = self.buffer.rollout_type, strategy.pause_timeout
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
         self._calling: set[asyncio.Task[None] | None] = set()  # tasks in a call of the agent loop
 
@@ -73,11 +101,24 @@ class Generations:
         """
         prompts: list[Prompt] = []
         for again in choices if count > 0 else ():
-            prompts = prompts or await self._sampler.draw(count, again=again, partial_rollouts=self._strategy.partial)
+            prompts = prompts or await self.sampler.draw(count, again=again, partial_rollouts=self._strategy.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
-        self._summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
+        self.summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
         return len(prompts)
+
+    def bounded(self, wanted: int, level: Level, flying: int) -> int:
+        """Bound a number of groups by the room that those in flight leave, and by the concurrency in this process."""
+        room, most = self.buffer.limits.insertable(level, Status.COMPLETED), self._strategy.max_concurrency
+        if room is not None:
+            wanted = min(wanted, room - flying)
+        return wanted if most is None else min(wanted, most - len(self))
+
+    def check_waste(self, done: str, since: int = 0) -> None:
+        """Raise ProduceError, which says what is `done`, if too many groups were wasted, but for the first `since`."""
+        if self.failures.wasted - since >= self._strategy.give_up_after * self.size:
+            text = f"task {self.task_name}: {done}, {self.failures.describe()}"
+            raise ProduceError(text) from self.failures.last_raised
 
     async def wait(self, timeout: float, *others: Coroutine[Any, Any, Any]) -> None:
         """Wait until at least one group or one of `others` is done, for up to `timeout` seconds.
@@ -97,7 +138,7 @@ class Generations:
         self._collect()
         if self.failures.consecutive >= self._strategy.max_failures:
             raise ProduceError(
-                f"task {self._sampler.task_name}: {self.failures.consecutive} groups in a row failed to be generated, "
+                f"task {self.task_name}: {self.failures.consecutive} groups in a row failed to be generated, "
                 f"the last one by {self.failures.last_error}; their prompts are kept"
             ) from self.failures.last_raised
 
@@ -132,9 +173,9 @@ class Generations:
             self._pausing = False
         if late := sum(not task.done() for task in self._tasks):
             text = "task %s: %d groups were not done %g s after pause(); they begin anew later"
-            _logger.warning(text, self._sampler.task_name, late, self._timeout)
+            _logger.warning(text, self.task_name, late, self._timeout)
             await self.cancel()
-        self._summary.pause_seconds += time.monotonic() - began
+        self.summary.pause_seconds += time.monotonic() - began
         self._collect()
 
     async def cancel(self) -> None:
@@ -154,7 +195,7 @@ class Generations:
             waited_for = late if remaining else [task for task in late if task not in self._calling]
             if not waited_for:
                 text = "task %s: %d groups are still being generated %g s after they were cancelled"
-                _logger.warning(text, self._sampler.task_name, len(late), self._timeout)
+                _logger.warning(text, self.task_name, len(late), self._timeout)
                 break
             await asyncio.wait(waited_for, timeout=remaining)
         for task in self._tasks:
@@ -180,7 +221,7 @@ class Generations:
         await self._cancel()
         for status, uids in self.failures.failed.items():  # also prompts that were set aside
             failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
-            await self._sampler.buffer.update(failed, status=status)
+            await self.buffer.update(failed, status=status)
 
     def _collect(self) -> None:
         """Remove the tasks that are done. Raises the first error that ended one."""
@@ -196,7 +237,7 @@ class Generations:
         try:
             await self._generate(prompt)
         except LeaseLostError:
-            self._summary.lost += 1
+            self.summary.lost += 1
         except BaseException:
             with contextlib.suppress(ReplayBufError, RuntimeError):  # if this fails, its lease ends
                 await to_its_end(prompt.give_back())
@@ -221,7 +262,7 @@ class Generations:
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
                 done = self._completed(group)
-                self._summary.add_rewards(rewards_of(done, lambda one: reward_value(get(one, "reward"), key)))
+                self.summary.add_rewards(rewards_of(done, lambda one: reward_value(get(one, "reward"), key)))
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
@@ -237,9 +278,8 @@ class Generations:
         text = None
         if error is not None:
             status, text = await self._fail(prompt, error), self.failures.last_error
-        self._summary.add(status, tokens, seconds)
-        task_name = self._sampler.task_name
-        outcome = Generated(task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
+        self.summary.add(status, tokens, seconds)
+        outcome = Generated(self.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
         self.failures.add_wasted(outcome, pausing=self._pausing)
         if self._strategy.on_group is not None:
             self._strategy.on_group(outcome)
@@ -299,7 +339,7 @@ class Generations:
         return least is not None and self._is_last(prompt) and len(self._completed(group)) >= least
 
     def _is_last(self, prompt: Prompt) -> bool:
-        return 0 < self._sampler.buffer.limits.max_deliveries <= prompt.attempt
+        return 0 < self.buffer.limits.max_deliveries <= prompt.attempt
 
     @property
     def _is_dated(self) -> bool:
@@ -333,7 +373,7 @@ class Generations:
         before = group_status(map(self._kind.status, flat(group)))
         dated = self._is_dated
         while True:
-            seen = self._sampler.buffer.waits.version()
+            seen = self.buffer.waits.version()
             try:
                 await prompt.finish(
                     group,
@@ -345,11 +385,11 @@ class Generations:
                     tags=tags,
                     status=stored,
                     min_size=None if stored or least is None else min(least, len(group)),
-                    keep_unfit=self._sampler.buffer.limits.keeps_unfit,
+                    keep_unfit=self.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room
-                _logger.warning("task %s: %s", self._sampler.task_name, error)
-                await self._sampler.buffer.waits.changed(seen, _ROOM_SECONDS)
+                _logger.warning("task %s: %s", self.task_name, error)
+                await self.buffer.waits.changed(seen, _ROOM_SECONDS)
             else:
                 now = group_status(map(self._kind.status, flat(group)))
                 # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -19,15 +18,15 @@ from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.cancellation import first_of
 from replaybuf.common.checks import check_step, check_timeout, check_whole
 from replaybuf.common.worker_name import working_as
-from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
+from replaybuf.errors import InputError, NotReadyError
+from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler, overwrite
-from replaybuf.produce.strategies import PRODUCE_TIMEOUT, WAITING, AsyncProduceStrategy, check_size
+from replaybuf.produce.strategies import PRODUCE_TIMEOUT, AsyncProduceStrategy
+from replaybuf.rules.circumstances import IN_FLIGHT
 from replaybuf.rules.limits import Level
 from replaybuf.rules.train_state import TRAINER, TrainState
-from replaybuf.rules.transitions import Tally, level_of
-from replaybuf.values.rollouts.rollout import Status
+from replaybuf.rules.transitions import Tally, level_of, total
 
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
 #: many, however often it changes.
@@ -118,126 +117,109 @@ async def produce_loop(
     """
     if not isinstance(strategy, AsyncProduceStrategy):
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
-    check_agent_loop(agent_loop)
-    size, lag = check_size(batch_size, sampler, strategy.min_size), check_whole(max_lag, "max_lag")
-    patience = check_timeout(timeout)
-    summary, ends = ProduceSummary(), stop or asyncio.Event()
+    work = _Work(strategy, agent_loop, sampler, batch_size, timeout)
+    work.strategy, work.max_lag, work.load_weights = strategy, check_whole(max_lag, "max_lag"), load_weights
     with working_as(worker):
-        state = await _first_state(sampler, patience, ends)
-        if state is None:
-            return summary
-        running = Generations(agent_loop, sampler, strategy, summary, state.train_step, state.model_step)
-        work = _Work(strategy, sampler, size, lag, load_weights, summary, patience, running)
-        with summary.producing():
-            await work.run(state, ends)
-    return summary
+        await work.run(stop or asyncio.Event())
+    return work.summary
 
 
-async def _first_state(sampler: Sampler, patience: float, stop: asyncio.Event) -> TrainState | None:
-    """Wait for the trainer's first published state; return None if `stop` is set first."""
-    state: TrainState | None
-    state, _ = await first_of(wait_published(sampler.buffer, timeout=patience), stop.wait())
-    return state
+class _Work(Generations):
+    """The groups in flight of a worker."""
 
-
-@dataclass(slots=True)
-class _Work:
     strategy: AsyncProduceStrategy
-    sampler: Sampler
-    batch_size: int
     max_lag: int
     load_weights: LoadWeights | None
-    summary: ProduceSummary
-    patience: float
-    running: Generations
     loaded: int | None = None  # the published model step at the last load
-    busy: float = field(default_factory=time.monotonic)  # the last time with work to do
+    busy: float  # the last time with work to do
     idle: WaitReport | None = None  # the current idle period
-    produced: int = 0  # groups
-    wasted: int = 0  # groups, until the last one was produced
+    produced = 0  # groups
+    wasted = 0  # groups, until the last one was produced
 
-    async def run(self, state: TrainState, stop: asyncio.Event) -> None:
-        """Generate until the trainer has finished or `stop` is set, beginning with this published state."""
-        async with self.running.ending():
-            try:
-                await self._until_finished(state, stop)
-            finally:
-                self._go_on()
-            await self.running.pause()
+    async def run(self, stop: asyncio.Event) -> None:
+        """Generate from the trainer's first published state on, until it has finished or `stop` is set."""
+        state: TrainState | None
+        state, _ = await first_of(wait_published(self.buffer, timeout=self.patience), stop.wait())
+        if state is None:  # `stop` was set first
+            return
+        self.model_step, self.busy = state.model_step, time.monotonic()
+        with self.summary.producing():
+            async with self.ending():
+                try:
+                    await self._until_finished(state, stop)
+                finally:
+                    self._go_on()
+                await self.pause()
 
     async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
-        buffer, seen = self.sampler.buffer, -1
+        seen = -1
         while not state.finished and not stop.is_set():
-            self.running.train_step = state.train_step
-            self.running.check()
+            self.train_step = state.train_step
+            self.check()
+            started = 0
             if await self._weights_are_new(state):
-                started = await self._start()
+                tail, again = await self.strategy.again(self.sampler)
+                room = self._room(*await self._level(), tail=tail)
+                started = await self.start(room, again, self.strategy.waiting)
             else:
-                started = 0
-                await buffer.check_fence()
+                await self.buffer.check_fence()
             if started:
                 self._go_on()
             else:
-                await self._wait(state, stop, seen)
-            self._check_waste()
-            seen = buffer.waits.version()  # before all that is read until the next wait
-            state = await published(buffer) or state
+                await self._rest(state, stop, seen)
+            if self.summary.produced > self.produced:
+                self.produced, self.wasted = self.summary.produced, self.failures.wasted
+            self.check_waste("none was completed lately", since=self.wasted)
+            seen = self.buffer.waits.version()  # before all that is read until the next wait
+            state = await published(self.buffer) or state
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
-        before = self.running.model_step
+        before = self.model_step
         fresh = not self.strategy.too_old(before, state.train_step)
         lags = self.loaded is None or state.model_step - self.loaded > self.max_lag
         if not lags and (fresh or state.model_step <= before):
             return fresh
         if self.strategy.partial:
-            await self.running.pause()
-        if self.running:
+            await self.pause()
+        if self:
             return False
         loaded = None if self.load_weights is None else await self.load_weights(state)
-        self.running.model_step = state.model_step if loaded is None else check_step(loaded, "load_weights()")
-        if self.running.model_step != before or self.loaded is None:
+        self.model_step = state.model_step if loaded is None else check_step(loaded, "load_weights()")
+        if self.model_step != before or self.loaded is None:
             self.busy = time.monotonic()
-        self.loaded = max(self.running.model_step, state.model_step)
-        await self.running.resume()
-        return not self.strategy.too_old(self.running.model_step, state.train_step)
-
-    async def _start(self) -> int:
-        """Start as many groups as the room allows. Return their number."""
-        tail, again = await self.strategy.again(self.sampler)
-        return await self.running.start(self._room(*await self._level(), tail=tail), again, self.strategy.waiting)
+        self.loaded = max(self.model_step, state.model_step)
+        await self.resume()
+        return not self.strategy.too_old(self.model_step, state.train_step)
 
     def _room(self, level: Level, flying: int, *, tail: bool) -> int:
         """Return the number of groups that may start, given all workers' groups, the limits and our concurrency."""
-        room = self.batch_size + (0 if tail else self.strategy.ahead(self.batch_size)) - level.completed - flying
-        limits = self.sampler.buffer.limits
-        return self.strategy.bounded(room, limits, level, flying, len(self.running))
+        room = self.size + (0 if tail else self.strategy.ahead(self.size)) - level.completed - flying
+        return self.bounded(room, level, flying)
 
     async def _level(self) -> tuple[Level, int]:
         """Return the level of the task, and the number of groups in flight, over all workers. Raises FencedError."""
-        task_name = self.sampler.task_name
-        tallies = await self.sampler.buffer.waits.tallies()
-        flying = sum(tallies.get((task_name, status, Tally.LEASED), 0) for status in (*WAITING, Status.INIT))
-        return level_of(tallies, task_name), flying
+        tallies = await self.buffer.waits.tallies()
+        return level_of(tallies, self.task_name), total(tallies, self.task_name, Tally.LEASED, IN_FLIGHT)
 
-    async def _wait(self, state: TrainState, stop: asyncio.Event, seen: int) -> None:
+    async def _rest(self, state: TrainState, stop: asyncio.Event, seen: int) -> None:
         """Wait until a group is done, `stop` is set, or the store has changed since its version was `seen`.
 
         Raises NotReadyError after too long without work.
         """
-        buffer, timeout = self.sampler.buffer, _LONGEST_SECONDS
-        is_idle = not self.running
+        timeout = _LONGEST_SECONDS
+        is_idle = not self
         if is_idle:
-            self.idle = self.idle or buffer.waits.for_trainer(self.patience)
+            self.idle = self.idle or self.buffer.waits.for_trainer(self.patience)
             timeout = self.busy + self.patience - time.monotonic()
             if timeout <= 0:
                 why = await self._why_idle(state)
-                await self.idle.timed_out(why, self.sampler.task_name)
+                await self.idle.timed_out(why, self.task_name)
                 raise NotReadyError(f"after {self.patience:g} s: {why}")
             if self.idle.due:
                 self.idle.update(await self._why_idle(state))
             timeout = min(timeout, self.idle.pause)
-        await self.running.wait(timeout, _changed(buffer, seen, timeout), stop.wait())
+        await self.wait(timeout, _changed(self.buffer, seen, timeout), stop.wait())
         if not is_idle:
             self._go_on()
 
@@ -248,20 +230,11 @@ class _Work:
             self.idle.close()
             self.idle = None
 
-    def _check_waste(self) -> None:
-        """Raise ProduceError if too many groups were wasted since the last completed one."""
-        failures = self.running.failures
-        if self.summary.produced > self.produced:
-            self.produced, self.wasted = self.summary.produced, failures.wasted
-        if failures.wasted - self.wasted >= self.strategy.give_up_after * self.batch_size:
-            text = f"task {self.sampler.task_name}: none was completed lately, {failures.describe()}"
-            raise ProduceError(text) from failures.last_raised
-
     async def _why_idle(self, state: TrainState) -> str:
-        task = f"task {self.sampler.task_name}"
-        if self.strategy.too_old(self.running.model_step, state.train_step):
+        task = f"task {self.task_name}"
+        if self.strategy.too_old(self.model_step, state.train_step):
             return (
-                f"{task}: weights of step {self.running.model_step} are too old for train step {state.train_step}, and "
+                f"{task}: weights of step {self.model_step} are too old for train step {state.train_step}, and "
                 "the trainer has published no newer ones"
             )
         level, flying = await self._level()

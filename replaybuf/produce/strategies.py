@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.waits import check_possible
-from replaybuf.common.checks import check_step, check_timeout, check_whole
 from replaybuf.common.readable_config import ReadableConfig
-from replaybuf.errors import InputError, NotReadyError, ProduceError
-from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary, check_agent_loop
-from replaybuf.produce.generations import INTERRUPTED, Generations
+from replaybuf.errors import ProduceError
+from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
+from replaybuf.produce.batch import Batch
+from replaybuf.produce.generations import INTERRUPTED
 from replaybuf.produce.sampler import Again, Sampler
-from replaybuf.rules.limits import Level, Limits
-from replaybuf.rules.transitions import level_of
-from replaybuf.storage.values import Draw
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
 
 #: Default timeout of the production of a batch, in seconds.
 PRODUCE_TIMEOUT = 3600.0
-
-_POLL_SECONDS = 1.0
 
 Hook = Callable[..., Any] | ImportString[Any]
 
@@ -41,25 +33,6 @@ def always(group: list[Any]) -> bool:
 def until_complete(completed: int, batch_size: int) -> bool:
     """Return whether the buffer has fewer completed groups than the batch needs."""
     return completed < batch_size
-
-
-@dataclass(slots=True)
-class BatchPlan:
-    """A batch that is being produced."""
-
-    sampler: Sampler
-    size: int
-    train_step: int
-    model_step: int
-    patience: float
-    summary: ProduceSummary = field(default_factory=ProduceSummary)
-    ahead: int = 0  # groups that are generated beyond the batch
-    again: Sequence[Again] | None = None  # groups of the buffer that come before new prompts; None: the sampler's
-    rest: Sequence[Again] = ()  # groups that come after them
-
-    @property
-    def task_name(self) -> str:
-        return self.sampler.task_name
 
 
 class ProduceStrategy(ReadableConfig):
@@ -124,16 +97,10 @@ class ProduceStrategy(ReadableConfig):
         NotReadyError, a TimeoutError, after `timeout` seconds (None: never); FencedError if the buffer was restored.
         After any error, and after cancellation, every prompt is either finished or handed out again.
         """
-        batch = BatchPlan(
-            sampler,
-            check_size(batch_size, sampler, self.min_size),
-            check_whole(train_step, "train_step"),
-            check_step(model_step, "model_step"),
-            check_timeout(timeout),
-        )
+        batch = Batch(self, agent_loop, sampler, batch_size, timeout, train_step, model_step)
         with batch.summary.producing():
             await self._plan(batch)
-            await self._produce(check_agent_loop(agent_loop), batch)
+            await batch.produce()
         return batch.summary
 
     # Differences between strategies
@@ -148,73 +115,8 @@ class ProduceStrategy(ReadableConfig):
         """The rule by which groups expire."""
         return ExpiryRule()
 
-    async def _plan(self, batch: BatchPlan) -> None:
+    async def _plan(self, batch: Batch) -> None:
         """Set how far to run ahead, and which groups are handed out again."""
-
-    # Common to all strategies
-
-    async def _produce(self, agent_loop: AgentLoop, batch: BatchPlan) -> None:
-        running = Generations(agent_loop, batch.sampler, self, batch.summary, batch.train_step, batch.model_step)
-        batch.summary.reused = await self._completed(batch)
-        await running.resume()
-        async with running.ending():
-            await self._fill(running, batch)
-            await running.pause()
-
-    async def _fill(self, running: Generations, batch: BatchPlan) -> None:
-        """Keep groups in flight until the batch is complete."""
-        deadline, waits = time.monotonic() + batch.patience, batch.sampler.buffer.waits
-        while True:
-            seen = waits.version()
-            running.check()  # before the count, which includes the groups that are done
-            completed = await self._completed(batch)
-            if not self.should_continue(completed, batch.size):
-                return
-            failures = running.failures
-            if failures.wasted >= self.give_up_after * batch.size:
-                raise ProduceError(f"{_missing(batch, completed)}, {failures.describe()}") from failures.last_raised
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                await running.pause()  # which may complete the missing groups
-                completed = await self._completed(batch)
-                if not self.should_continue(completed, batch.size):
-                    return
-                raise NotReadyError(f"after {batch.patience:g} s: {_missing(batch, completed)}")
-            wanted = await self._wanted(running, batch, completed)
-            if wanted > 0 and await running.start(wanted, batch.again, batch.rest):
-                continue  # until enough groups are in flight, or no prompt is left
-            if running:
-                await running.wait(min(remaining, _POLL_SECONDS))
-            elif wanted > 0:
-                await self._check_exhausted(batch, completed)
-                await waits.changed(seen, min(remaining, _POLL_SECONDS))
-
-    async def _completed(self, batch: BatchPlan) -> int:
-        return await batch.sampler.buffer.count(batch.task_name, Status.COMPLETED)
-
-    async def _wanted(self, running: Generations, batch: BatchPlan, completed: int) -> int:
-        """Return the number of groups to start now."""
-        wanted = batch.size + batch.ahead - completed - len(running)
-        buffer, task = batch.sampler.buffer, batch.task_name
-        level = level_of(await buffer.tallies(), task) if buffer.limits.slows_puts else Level()
-        wanted = self.bounded(wanted, buffer.limits, level, len(running), len(running))
-        return wanted if running else max(1, wanted)  # should_continue asked for more
-
-    def bounded(self, wanted: int, limits: Limits, level: Level, flying: int, running: int) -> int:
-        """Bound a number of groups by the room that those in flight leave, and by the concurrency in this process."""
-        room = limits.insertable(level, Status.COMPLETED)
-        if room is not None:
-            wanted = min(wanted, room - flying)
-        if self.max_concurrency is not None:
-            wanted = min(wanted, self.max_concurrency - running)
-        return wanted
-
-    async def _check_exhausted(self, batch: BatchPlan, completed: int) -> None:
-        """Raise ProduceError if no prompt is left to draw, and none is in flight elsewhere."""
-        again = None if batch.again is None else [*batch.again, *batch.rest]
-        counts = await batch.sampler.counts(again)
-        if not counts.in_flight and not counts.waiting and await self._completed(batch) <= completed:
-            raise ProduceError(f"{_missing(batch, completed)}, and {batch.sampler.why_none}", reason="exhausted")
 
 
 class SyncProduceStrategy(ProduceStrategy):
@@ -222,22 +124,6 @@ class SyncProduceStrategy(ProduceStrategy):
 
     Groups that fail or are filtered are replaced. The sampler decides which prompts come first.
     """
-
-
-def check_size(batch_size: Any, sampler: Any, least: int | None) -> int:
-    """Check that the sampler's buffer can deliver a batch of groups of at least so many rollouts. Raises InputError."""
-    if not isinstance(sampler, Sampler):
-        raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
-    size = check_whole(batch_size, "batch_size", 1)
-    if least is not None and least > sampler.prompt_repeat_k:
-        raise InputError(f"min_size {least} is more than the {sampler.prompt_repeat_k} rollouts of a group")
-    needed = {sampler.task_name: size}
-    check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
-    return size
-
-
-def _missing(batch: BatchPlan, completed: int) -> str:
-    return f"task {batch.task_name}: {completed} of {batch.size} completed groups"
 
 
 #: Statuses of groups in the buffer that are generated again.
@@ -331,14 +217,14 @@ class AsyncProduceStrategy(ProduceStrategy):
             return True, [Status.EXPIRED, (Status.ABORTED, often), Status.ABORTED]
         return False, [(Status.ABORTED, None if often is None else {"$not": often})]
 
-    async def _plan(self, batch: BatchPlan) -> None:
+    async def _plan(self, batch: Batch) -> None:
         if self.too_old(batch.model_step, batch.train_step):
             raise ProduceError(
                 f"weights of step {batch.model_step} are too old for train step {batch.train_step}: all groups would "
                 f"expire at once (max_staleness {self.max_staleness}, max_token_staleness {self.max_token_staleness}); "
                 "load newer weights"
             )
-        batch.summary.expired += await self.refresh(batch.sampler.buffer, batch.task_name, batch.train_step)
+        batch.summary.expired += await self.refresh(batch.buffer, batch.task_name, batch.train_step)
         tail, batch.again = await self.again(batch.sampler)
         batch.rest = self.waiting
         batch.ahead = 0 if tail else self.ahead(batch.size)

@@ -241,16 +241,16 @@ _PROMPTS = [
 ]  # fmt: skip
 
 _PRODUCE = [
-    ("produce-forgets-flying", "produce/strategies.py", "batch.ahead - completed - len(running)", "batch.ahead - completed", "no more is generated than the batch needs"),
+    ("produce-forgets-flying", "produce/batch.py", "self.ahead - completed - len(self)", "self.ahead - completed", "no more is generated than the batch needs"),
     ("produce-ahead-down", "produce/strategies.py", "math.ceil(round(self.over_sample * batch_size, 9))", "math.floor(self.over_sample * batch_size)", "over_sample is rounded up"),
     ("produce-threshold", "produce/strategies.py", "(most + 1) * self.sync_weights_interval", "most * self.sync_weights_interval", "max_staleness may be trained on"),
     ("produce-tail-late", "produce/strategies.py", "if gathered >= self.tail_batch_trigger_size:", "if gathered > self.tail_batch_trigger_size:", "so many make a tail batch"),
     ("produce-tail-runs-ahead", "produce/strategies.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
-    ("produce-concurrency", "produce/strategies.py", "self.max_concurrency - running)", "self.max_concurrency - running + 1)", "max_concurrency bounds what is generated at once"),
-    ("produce-waste", "produce/strategies.py", "if failures.wasted >= self.give_up_after * batch.size:", "if False:", "what is generated in vain has an end"),
+    ("produce-concurrency", "produce/generations.py", "most - len(self))", "most - len(self) + 1)", "max_concurrency bounds what is generated at once"),
+    ("produce-waste", "produce/generations.py", "if self.failures.wasted - since >= self._strategy.give_up_after * self.size:", "if False:", "what is generated in vain has an end"),
     ("produce-keeps-aborted", "produce/generations.py", "begin_anew(group, self._kind, Status.ABORTED)", "pass", "without partial rollouts what was interrupted begins anew"),
     ("produce-init-is-fine", "produce/agent_loop.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
-    ("produce-room", "produce/strategies.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
+    ("produce-room", "produce/generations.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
 ]  # fmt: skip
 
 _OBSERVE = [
