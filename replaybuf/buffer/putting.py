@@ -282,15 +282,13 @@ class Putting:
             raise TypeError(f"a put has no option {min(options.keys() - _OPTIONS)!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
         given = options.get
-        newest, step = given("model_step"), given("current_train_step")
-        newest = None if newest is None else check_step(newest, "model_step")
-        step = None if step is None else check_step(step, "current_train_step")
-        threshold, retryable = given("token_stale_threshold"), given("expired_groups_retryable", True)
-        rule = _expiry_rule(given("stale_threshold"), threshold, retryable)
-        if threshold is not None and step is None:
-            raise InputError(
-                "token_stale_threshold needs current_train_step: the staleness of a token is relative to it"
-            )
+        newest, step, rule = _rules_of(
+            given("model_step"),
+            given("current_train_step"),
+            given("stale_threshold"),
+            given("token_stale_threshold"),
+            given("expired_groups_retryable", True),
+        )
         (rollouts, segments), replaced = segmented(items, given("parents")), check_uids(replaces, "replaces")
         priority, tags, key = check_priority(given("priority", 1.0)), check_tags(given("tags")), check_key(given("key"))
         status, dropped = options.get("status"), options.get("dropped")
@@ -475,4 +473,22 @@ def _as_part(normal: Normalised) -> Normalised:
     return replace(normal, status=Status.FILLING, train_step=None)
 
 
-_expiry_rule = lru_cache(typed=True)(ExpiryRule)  # typed: True equals 1, and is no threshold
+def _rules_of(*given: Any) -> tuple[int | None, int | None, ExpiryRule]:
+    """Return the checked model step, train step and expiry rule of a put. Raises InputError."""
+    try:
+        return _checked_rules(*given)
+    except TypeError:  # an array of one number, which can't be a key of the cache
+        return _checked_rules.__wrapped__(*given)
+
+
+@lru_cache(maxsize=1024, typed=True)  # typed: True equals 1, and is neither a step nor a threshold
+def _checked_rules(
+    model_step: Any, train_step: Any, stale_threshold: Any, token_stale_threshold: Any, retryable: bool
+) -> tuple[int | None, int | None, ExpiryRule]:
+    """Return what `_rules_of` does; cached, because most puts of a train step are given the same."""
+    newest = None if model_step is None else check_step(model_step, "model_step")
+    step = None if train_step is None else check_step(train_step, "current_train_step")
+    rule = ExpiryRule(stale_threshold, token_stale_threshold, retryable)
+    if token_stale_threshold is not None and step is None:
+        raise InputError("token_stale_threshold needs current_train_step: the staleness of a token is relative to it")
+    return newest, step, rule

@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -48,7 +48,7 @@ _ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 def traced(
     name: str, of_result: Callable[[Any], Attributes] | None = None
-) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
     """Make each call of a coroutine of a buffer, a lease or a draw a span.
 
     Its attributes are made of the arguments and by `of_result`; they get the prefix `replaybuf.`, and None is left out.
@@ -56,12 +56,12 @@ def traced(
     attribute `replaybuf.cancelled`.
     """
 
-    def decorate(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    def decorate(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         signature = inspect.signature(method)
 
         @functools.wraps(method)
-        async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return await (method if _tracer() is None else in_span)(*args, **kwargs)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:  # without a coroutine of its own
+            return (method if _tracer() is None else in_span)(*args, **kwargs)
 
         async def in_span(*args: P.args, **kwargs: P.kwargs) -> T:
             with span(name) as made:

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.staleness import (
     ExpiryRule,
@@ -271,7 +271,7 @@ class OneByOne:
         expired = 0
         for rollouts in self.groups:
             stale = refresh_group(rollouts, step, CODEC.rollout_type)
-            gone = find_expired(GroupFields.of(rollouts, CODEC.rollout_type), rule, step, stale)
+            gone = find_expired(fields_of(rollouts, CODEC.rollout_type), rule, step, stale)
             for index in gone:
                 reset_response(rollouts[index], CODEC.rollout_type)
             if (through := rule.masked_through(step)) is not None:

@@ -13,7 +13,7 @@ from replaybuf.rules.policies import Order
 from replaybuf.rules.query import LogicNode, Node, SetNode
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.values import Changes, Refresh, StorageItem, Unset
-from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.group_fields import fields_of, step_ranges
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -32,7 +32,7 @@ _ALL = LogicNode("$and", ())
 
 def refresh_group(rollouts: Sequence[Any], step: int, kind: RolloutType) -> list[int]:
     """Set the staleness of rollouts at a train step; return it."""
-    values = [staleness_of(oldest, step) for oldest, _ in GroupFields.of(rollouts, kind).ranges()]
+    values = [staleness_of(oldest, step) for oldest, _ in step_ranges(fields_of(rollouts, kind))]
     set_staleness(rollouts, values, kind)
     return values
 
@@ -138,7 +138,7 @@ class Matching(Memory):
                 return False
             rollouts = []
         staleness = refresh_group(rollouts, refresh.train_step, kind)
-        too_old = find_expired(GroupFields.of(rollouts, kind), rule, refresh.train_step, staleness)
+        too_old = find_expired(fields_of(rollouts, kind), rule, refresh.train_step, staleness)
         due = groups.due.get(item.uid, set()) if too_old or item.status in (Status.ABORTED, Status.EXPIRED) else set()
         expired = sorted({*too_old, *due})
         if leaves or (expired and not rule.retryable):

@@ -106,7 +106,7 @@ class SQLStorage(Store):
         Each group is stored as by `put`; a refused one doesn't affect the others.
         """
         await self.open()
-        return await self.commits.put(groups)
+        return await self.commits.put(groups) if groups else []
 
     async def drop(self, group: NewGroup) -> None:
         """Record a group that isn't stored, and remove the groups that its put would replace.

@@ -82,22 +82,21 @@ class BlockWriter:
         if known is None:
             shape: Any = len(array) if array.ndim == 1 else list(array.shape)
             inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
-            entry = self._entry(describe_dtype(array.dtype), inside, [shape])
-            known = self._known[id(array)] = entry, 0, array
+            known = self._known[id(array)] = self._entry(array.dtype, inside, [shape]), 0, array
         return _reference(known[0], known[1])
 
     def put_together(self, values: Iterable[Any]) -> dict[int, Any]:
         """Make one entry of the small arrays of each dtype among the values, and return the references, by id."""
-        by_dtype: dict[Any, list[AnyArray]] = {}
+        by_dtype: dict[Any, dict[int, AnyArray]] = {}
         for value in values:
-            if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED:
-                by_dtype.setdefault(value.dtype, []).append(value)
+            if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED and not value.dtype.hasobject:
+                by_dtype.setdefault(value.dtype, {})[id(value)] = value
         references: dict[int, Any] = {}
-        for dtype, arrays in by_dtype.items():
-            if len(arrays) > 1 and (entry := self.column(arrays)) is not None:
-                references |= zip(map(id, arrays), map(_reference, repeat(entry), count()), strict=False)
-            elif len(arrays) == 1 and not dtype.hasobject:
-                references[id(arrays[0])] = self.reference(arrays[0])
+        for dtype, by_id in by_dtype.items():
+            arrays = [*by_id.values()]
+            sizes = [*map(len, arrays)]
+            if (entry := self._small_entry(arrays, dtype, sizes, sum(sizes) * dtype.itemsize)) is not None:
+                references |= zip(by_id, map(_reference, repeat(entry), count()), strict=False)
         return references
 
     def column(self, arrays: Sequence[AnyArray], origins: Sequence[int] | None = None) -> int | None:
@@ -111,17 +110,22 @@ class BlockWriter:
         ids = {*map(id, arrays)}
         if len(ids) < rows or not self._known.keys().isdisjoint(ids):
             return None
-        description = describe_dtype(dtype)
         shapes: list[Any]
         if dimensions == 1:
             sizes = shapes = [*map(len, arrays)]
         else:
             shapes, sizes = [list(array.shape) for array in arrays], [array.size for array in arrays]
-        nbytes = sum(sizes) * dtype.itemsize
-        inside: Any
         if max(sizes) * dtype.itemsize > GROUPED:
             inside = [*map(self._block_of, arrays)] if origins is None else self._continued(arrays, origins)
-        elif nbytes < SMALL:
+            return self._known_as(self._entry(dtype, inside, shapes), arrays)
+        return self._small_entry(arrays, dtype, shapes, sum(sizes) * dtype.itemsize)
+
+    def _small_entry(
+        self, arrays: Sequence[AnyArray], dtype: np.dtype[Any], shapes: list[Any], nbytes: int
+    ) -> int | None:
+        """Return the entry of small arrays, with `nbytes` in all; None if together they are too large for one."""
+        inside: Any
+        if nbytes < SMALL:
             inside = b"".join(_in_c_order(arrays))
         elif (inside := self._repeated(arrays, nbytes)) is not None:
             pass
@@ -129,8 +133,12 @@ class BlockWriter:
             inside = self._add(_in_c_order(arrays), nbytes)
         else:
             return None
-        entry = self._entry(description, inside, shapes)
-        self._known.update(zip(map(id, arrays), zip(repeat(entry), count(), arrays, strict=False), strict=True))
+        return self._known_as(self._entry(dtype, inside, shapes), arrays)
+
+    def _known_as(self, entry: int, arrays: Sequence[AnyArray]) -> int:
+        """Note that these arrays are in an entry; return it."""
+        for place, array in enumerate(arrays):
+            self._known[id(array)] = entry, place, array
         return entry
 
     def _repeated(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
@@ -144,8 +152,8 @@ class BlockWriter:
         self._room -= nbytes
         return number
 
-    def _entry(self, dtype: str, inside: Any, shapes: list[Any]) -> int:
-        self.table += dtype, inside, shapes
+    def _entry(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any]) -> int:
+        self.table += describe_dtype(dtype), inside, shapes
         return len(self.table) // 3 - 1
 
     def _block_of(self, array: AnyArray) -> int:

@@ -361,7 +361,10 @@ class Texts:
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
-        head = Head.read(payload)
+        self._start = self._end = self._last = -1  # before the first search: most groups have only short texts
+
+    def _begin(self) -> None:
+        head = Head.read(self._payload)
         self._start, self._end = head.msgpack_at, 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
         self._last = self._start
 
@@ -371,6 +374,8 @@ class Texts:
         That is the case if the payload is compressed, or the text has NUL or lone surrogates. The search may find any
         equal text. It begins at the offset `since`, or behind the last text that was found, and then from the start.
         """
+        if self._end < 0:
+            self._begin()
         if not self._end or "\x00" in text:
             return None
         try:

@@ -1,10 +1,10 @@
-"""The fields that puts look at, of a whole group at once, and the range of model steps of each response."""
+"""The fields that puts look at, read once for each rollout, and the range of model steps of each response."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import compress, repeat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Final
 
 import numpy as np
@@ -15,60 +15,68 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 
 
 @dataclass(slots=True)
-class GroupFields:
-    """The values of some fields of a group: a sequence for each field, with a value of each rollout (None: missing).
+class RolloutFields:
+    """The values of the fields of a rollout that puts look at; None for a missing one.
 
-    `dated` flags responses all of whose tokens were given the same model step in this put.
+    `dated` says that all tokens of the response were given the same model step in this put. `steps` is what
+    `step_ranges` has found.
     """
 
-    status: Sequence[Any]
-    rollout_id: Sequence[Any]
-    seq_staleness: Sequence[Any]
-    prompt_ids: Sequence[Any]
-    response_ids: Sequence[Any]
-    response: Sequence[Any]
-    finish_reason: Sequence[Any]
-    reward: Sequence[Any]
-    error_msg: Sequence[Any]
-    logprobs: Sequence[Any]
-    response_mask: Sequence[Any]
-    response_model_steps: Sequence[Any]
-    input_ids: Sequence[Any]
-    labels: Sequence[Any]
-    dated: list[bool] = field(default_factory=list)
-    _ranges: list[tuple[int | None, int | None]] | None = None
+    status: Any
+    rollout_id: Any
+    seq_staleness: Any
+    prompt_ids: Any
+    response_ids: Any
+    response: Any
+    finish_reason: Any
+    reward: Any
+    error_msg: Any
+    logprobs: Any
+    response_mask: Any
+    response_model_steps: Any
+    input_ids: Any
+    labels: Any
+    dated: bool = False
+    steps: tuple[int | None, int | None] | None = None
 
-    @classmethod
-    def of(cls, rollouts: Sequence[Any], kind: RolloutType) -> GroupFields:
-        """Return the fields of rollouts. Raises RolloutError when a property raises."""
-        return cls(*(kind.columns(rollouts, _NAMES) if rollouts else [()] * len(_NAMES)))
 
-    @property
-    def agentic(self) -> bool:
-        """Whether token-level expiry doesn't apply, because the group has input ids or labels."""
-        return any(value is not None for value in (*self.input_ids, *self.labels))
+#: The fields of each rollout of a group.
+GroupFields = Sequence[RolloutFields]
 
-    def ranges(self) -> list[tuple[int | None, int | None]]:
-        """Return the oldest and the newest trainable model step of each rollout, each of which may be None.
 
-        There is no newest one if token-level expiry doesn't apply (`agentic`), or the rollout has no response, no model
-        steps, or no trainable token in its mask. A text response without token ids has its oldest model step.
+def fields_of(rollouts: Sequence[Any], kind: RolloutType) -> GroupFields:
+    """Return the fields of rollouts. Raises RolloutError when a property raises."""
+    return [RolloutFields(*values) for values in kind.values_of(rollouts, _NAMES)]
 
-        Raises TypeError, ValueError or OverflowError for values that are no steps.
-        """
-        if self._ranges is None:
-            columns = self.response_model_steps, self.response_ids, self.response_mask, self.response
-            dated = self.dated or repeat(False, len(self.status))
-            self._ranges = [*map(_step_range, *columns, repeat(self.agentic), dated)]
-        return self._ranges
+
+def is_agentic(group: GroupFields) -> bool:
+    """Return whether token-level expiry doesn't apply, because the group has input ids or labels."""
+    return any(one.input_ids is not None or one.labels is not None for one in group)
+
+
+def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
+    """Return the oldest and the newest trainable model step of each rollout, each of which may be None.
+
+    There is no newest one if token-level expiry doesn't apply (`is_agentic`), or the rollout has no response, no model
+    steps, or no trainable token in its mask. A text response without token ids has its oldest model step.
+
+    Raises TypeError, ValueError or OverflowError for values that are no steps.
+    """
+    agentic = is_agentic(group)
+    ranges = []
+    for one in group:
+        if one.steps is None:
+            one.steps = _step_range(one, agentic)
+        ranges.append(one.steps)
+    return ranges
 
 
 #: Smaller arrays are compared as bytes, which is faster than comparing numbers.
 _LARGE: Final = 16384
-_NAMES: Final = tuple(GroupFields.__slots__[:14])
+_NAMES: Final = RolloutFields.__slots__[:-2]
 
 
-def refuse_none(name: str, column: Sequence[Any]) -> None:
+def refuse_none(name: str, column: Iterable[Any]) -> None:
     """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
     for index, values in enumerate(column):
         if not isinstance(values, (list, tuple)) and not getattr(getattr(values, "dtype", None), "hasobject", False):
@@ -91,18 +99,18 @@ def is_text(response: Any) -> bool:
     return isinstance(response, str) and response != ""
 
 
-def _step_range(
-    steps: Any, response_ids: Any, mask: Any, response: Any, agentic: bool, same: bool
-) -> tuple[int | None, int | None]:
+def _step_range(one: RolloutFields, agentic: bool) -> tuple[int | None, int | None]:
+    steps = one.response_model_steps
     steps = steps if type(steps) is list else as_array(steps)
     if steps is None or len(steps) == 0:
         return None, None
-    same = same or _are_same(steps)
+    same = one.dated or _are_same(steps)
     oldest = int(steps[0]) if same else int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
     if agentic:
         return oldest, None
-    if response_ids is None or len(response_ids) == 0:
-        return oldest, oldest if is_text(response) else None
+    if one.response_ids is None or len(one.response_ids) == 0:
+        return oldest, oldest if is_text(one.response) else None
+    mask = one.response_mask
     if mask is None:
         return oldest, oldest if same else _highest(steps)
     mask = as_array(mask)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.group_fields import GroupFields, fields_of, step_ranges
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -62,16 +63,17 @@ class Marks:
 
         `status` is the group's, if it was put without a train step; `group` has the fields of the rollouts, if known.
         """
-        group = group or GroupFields.of(rollouts, kind)
+        group = group or fields_of(rollouts, kind)
         try:
-            ranges = group.ranges()
+            ranges = step_ranges(group)
         except (TypeError, ValueError, OverflowError) as error:
             raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
-        oldest, newest = map(list, zip(*ranges, strict=True)) if ranges else ([], [])
-        for step in (*oldest, *newest):
+        oldest, newest = [step for step, _ in ranges], [step for _, step in ranges]
+        for step in chain(oldest, newest):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
-        rewards = [reward_value(reward, kind.reward_key) for reward in group.reward]
+        key = kind.reward_key
+        rewards = [reward_value(one.reward, key) for one in group]
         marks = cls(oldest, newest, rewards, due=_due(rollouts, kind, status))
         if segments is not None:
             marks.rollouts, marks.parents, marks.lengths = segments.rollouts, segments.parents, segments.lengths
@@ -97,7 +99,7 @@ class Marks:
     @property
     def mixed(self) -> bool:
         """Whether only some rollouts have model steps; the group's staleness is then at least 0."""
-        return None in self.oldest and self.oldest_step is not None
+        return 0 < self.oldest.count(None) < len(self.oldest)
 
     @property
     def mean_reward(self) -> float | None:

@@ -6,12 +6,12 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields, is_text, refuse_none
+from replaybuf.values.rollouts.group_fields import GroupFields, fields_of, is_text, refuse_none, step_ranges
 from replaybuf.values.rollouts.rollout import UNFIT, Status, group_status
 from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
 from replaybuf.values.rollouts.segments import flat
@@ -63,10 +63,19 @@ async def normalise(
 
     `said` overrides the status derived from the rollouts.
     """
-    rollout_type.require_all(rollouts, _features(rollout_type, model_step, train_step, rule))
-    group = GroupFields.of(rollouts, rollout_type)
+    rollout_type.require_all(
+        rollouts,
+        _features(
+            rollout_type.cls is dict,
+            model_step is not None,
+            train_step is not None,
+            rule.active,
+            rule.token_stale_threshold is not None,
+        ),
+    )
+    group = fields_of(rollouts, rollout_type)
     work = partial(_normalise, rollouts, group, rollout_type, model_step, train_step, rule, said)
-    if sum(len(tokens) for tokens in group.response_ids if isinstance(tokens, (list, tuple))) < _MANY_TOKENS:
+    if sum(len(one.response_ids) for one in group if isinstance(one.response_ids, (list, tuple))) < _MANY_TOKENS:
         return work()
     loop = asyncio.get_running_loop()
     async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
@@ -97,24 +106,23 @@ async def normalise_fit(
     return await normalise(flat(entries), rollout_type, model_step, train_step, rule), list(entries), []
 
 
+@lru_cache
 def _features(
-    kind: RolloutType, model_step: int | None, train_step: int | None, rule: ExpiryRule
-) -> list[tuple[str, list[str]]]:
+    is_dict: bool, dates: bool, has_train_step: bool, expires: bool, expires_tokens: bool
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the features used by a put, each with its required fields."""
-    features: list[tuple[str, list[str]]] = []
-    if model_step is not None:
-        features.append(("model_step", ["response_model_steps"]))  # and response_ids, or a response
-    if train_step is not None:
-        features.append(("current_train_step", ["response_model_steps"]))
-    elif rule.active:
-        features.append(("stale_threshold", ["seq_staleness"]))
-    if rule.token_stale_threshold is not None:
-        features.append(("token_stale_threshold", ["response_ids", "response_model_steps", "response_mask"]))
-    if kind.cls is not dict:
-        return features
     # In a dict, a missing mask and the steps from `model_step` are added.
-    given = {"response_mask"} if model_step is None else {"response_mask", "response_model_steps"}
-    return [(feature, [name for name in names if name not in given]) for feature, names in features]
+    added = {"response_mask", "response_model_steps"} if dates else {"response_mask"}
+    needed = {
+        "model_step": ["response_model_steps"] if dates else [],  # and response_ids, or a response
+        "current_train_step": ["response_model_steps"] if has_train_step else [],
+        "stale_threshold": ["seq_staleness"] if expires and not has_train_step else [],
+        "token_stale_threshold": ["response_ids", "response_model_steps", "response_mask"] if expires_tokens else [],
+    }
+    left = {
+        feature: tuple(name for name in names if not (is_dict and name in added)) for feature, names in needed.items()
+    }
+    return tuple((feature, names) for feature, names in left.items() if names)
 
 
 def _normalise(
@@ -134,36 +142,26 @@ def _normalise(
         doubts = _check_tokens(group) if expiring else {}
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and train_step is not None and rule.stale_threshold is not None:
-            doubts |= _check_dated(normal.fields or GroupFields.of(rollouts, kind))
+            doubts |= _check_dated(normal.fields or fields_of(rollouts, kind))
         normal.doubts = doubts
         return normal
     except ReplayBufError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        refuse_none("response_model_steps", group.response_model_steps)
+        refuse_none("response_model_steps", [one.response_model_steps for one in group])
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
-
-
-_LISTS = frozenset({list, tuple})
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length."""
-    columns = group.response_ids, group.logprobs, group.response_mask, group.response_model_steps
-    lengths = [*map(_lengths, columns)]
-    if lengths.count(lengths[0]) + lengths.count([0] * len(group.status)) >= len(lengths):
-        return {}
     doubts: dict[str, str] = {}
-    for index, found in enumerate(zip(*lengths, strict=True)):
-        of_these = group.input_ids[index] is None and group.labels[index] is None  # these two may be of other tokens
-        if of_these and found[0] and len({0, *found}) > 2:
+    for index, one in enumerate(group):
+        found = [_length(getattr(one, name)) for name in BY_TOKEN]
+        others = one.input_ids is not None or one.labels is not None  # which may be of other tokens
+        if found[0] and len({0, *found}) > 2 and not others:
             listed = ", ".join(f"{length} {name}" for length, name in zip(found, BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
-
-
-def _lengths(values: Sequence[Any]) -> list[int]:
-    return [*map(len if _LISTS.issuperset(map(type, values)) else _length, values)]
 
 
 def _length(value: Any) -> int:
@@ -175,9 +173,9 @@ def _length(value: Any) -> int:
 
 def _check_dated(group: GroupFields) -> dict[str, str]:
     """Return a doubt if the group has responses, and none of its rollouts has model steps."""
-    if any(oldest is not None for oldest, _ in group.ranges()):
+    if any(oldest is not None for oldest, _ in step_ranges(group)):
         return {}
-    if not any(map(is_text, group.response)) and not any(map(_length, group.response_ids)):
+    if not any(is_text(one.response) or _length(one.response_ids) for one in group):
         return {}  # interrupted before its first token
     return {
         "undated": "has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "
@@ -194,11 +192,11 @@ def _apply_rules(
     rule: ExpiryRule,
 ) -> Normalised:
     if train_step is None:
-        each = [int(value or 0) for value in group.seq_staleness]
+        each = [int(one.seq_staleness or 0) for one in group]
     else:
-        each = [staleness_of(oldest, train_step) for oldest, _ in group.ranges()]
-        if group.seq_staleness != each:
-            group.seq_staleness = kind.set_all(rollouts, "seq_staleness", each)
+        each = [staleness_of(oldest, train_step) for oldest, _ in step_ranges(group)]
+        for one, staleness in zip(group, kind.set_all(rollouts, "seq_staleness", each), strict=True):
+            one.seq_staleness = staleness
     staleness = max(each)
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
@@ -228,7 +226,7 @@ def _apply_rules(
 
 def _mask(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
     """Mask out the tokens that are too old. Raises RolloutError for a response whose age is unknown."""
-    if (index := undated(GroupFields.of(rollouts, kind))) is not None:
+    if (index := undated(fields_of(rollouts, kind))) is not None:
         raise RolloutError(
             f"rollouts[{index}] has a response without response_model_steps, so token_stale_threshold can't tell how "
             "old its tokens are; give put the model_step of the weights that wrote them, or no token_stale_threshold"
@@ -238,27 +236,23 @@ def _mask(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
 
 def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> Status:
     """Return the status of a group. Finished rollouts whose status was never set become COMPLETED."""
-    if {*map(type, group.status)} == {Status}:
-        status = group_status(group.status)
-    else:
-        statuses = []
-        for index, rollout in enumerate(rollouts):
-            try:
-                statuses.append(kind.status(rollout))
-            except RolloutError as error:
-                raise RolloutError(f"rollouts[{index}].{error}") from None
-        status = group_status(statuses)
+    statuses = []
+    for index, one in enumerate(group):
+        try:
+            statuses.append(one.status if type(one.status) is Status else kind.status(rollouts[index]))
+        except RolloutError as error:
+            raise RolloutError(f"rollouts[{index}].{error}") from None
+    status = group_status(statuses)
     if status != Status.INIT or not is_finished(group) or any(map(kind.says_status, rollouts)):
         return status
-    for rollout in rollouts:
+    for rollout, one in zip(rollouts, group, strict=True):
         kind.set_status(rollout, Status.COMPLETED)
-    group.status = [kind.get(rollout, "status") for rollout in rollouts]
+        one.status = kind.get(rollout, "status")
     return Status.COMPLETED
 
 
 def is_finished(group: GroupFields | None) -> bool:
     """Return whether all rollouts have a response and a reward."""
     return group is not None and all(
-        reward is not None and not (text is None and tokens is None)
-        for reward, text, tokens in zip(group.reward, group.response, group.response_ids, strict=True)
+        one.reward is not None and not (one.response is None and one.response_ids is None) for one in group
     )

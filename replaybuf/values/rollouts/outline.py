@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from replaybuf.errors import RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.group_fields import GroupFields, RolloutFields, fields_of
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -32,37 +32,30 @@ def outline(
     messages, `messages` with the role and the position of the text of each. `group` has the fields of the rollouts, if
     they are known.
     """
-    group = group or GroupFields.of(rollouts, kind)
-    records: list[dict[str, Any]] = [
-        {
-            "id": _plain_id(rollout_id),
-            "status": status._value_ if type(status) is Status else _status(rollout, kind),
-            "staleness": int(staleness or 0),
-            "prompt_tokens": _length(prompt_ids),
-            "response_tokens": _length(response_ids),
-            "finish_reason": None if finish_reason is None else preview(finish_reason),
-            "response": None if response is None else preview(response),
-        }
-        for rollout, status, rollout_id, staleness, prompt_ids, response_ids, finish_reason, response in zip(
-            rollouts,
-            group.status,
-            group.rollout_id,
-            group.seq_staleness,
-            group.prompt_ids,
-            group.response_ids,
-            group.finish_reason,
-            group.response,
-            strict=True,
-        )
+    records = [
+        _record(rollout, one, kind) for rollout, one in zip(rollouts, group or fields_of(rollouts, kind), strict=True)
     ]
-    for record, reward, error_msg in zip(records, group.reward, group.error_msg, strict=True):
-        if isinstance(reward, dict) and (parts := reward_parts(reward)):
-            record["rewards"] = parts
-        if error_msg is not None and (error := preview(error_msg)):
-            record["error_msg"] = error
     if find is not None and records:
         _add_places(records, rollouts, kind, find)
     return records
+
+
+def _record(rollout: Any, one: RolloutFields, kind: RolloutType) -> dict[str, Any]:
+    status, reason, response = one.status, one.finish_reason, one.response
+    record: dict[str, Any] = {
+        "id": _plain_id(one.rollout_id),
+        "status": status._value_ if type(status) is Status else _status(rollout, kind),
+        "staleness": int(one.seq_staleness or 0),
+        "prompt_tokens": _length(one.prompt_ids),
+        "response_tokens": _length(one.response_ids),
+        "finish_reason": None if reason is None else preview(reason),
+        "response": None if response is None else preview(response),
+    }
+    if isinstance(one.reward, dict) and (parts := reward_parts(one.reward)):
+        record["rewards"] = parts
+    if one.error_msg is not None and (error := preview(one.error_msg)):
+        record["error_msg"] = error
+    return record
 
 
 def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType, find: FindText) -> None:

@@ -192,14 +192,14 @@ class RolloutType:
                 f"{theirs!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
             ) from error
 
-    def columns(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
-        """Return the values of these fields of ours, at least two, one sequence for each field, None for a missing one.
+    def values_of(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
+        """Return the values of these fields of ours, at least two, of each rollout, None for a missing one.
 
-        It costs a fraction of as many calls of `get`.
+        It costs a fraction of as many calls of `get`. Raises RolloutError when a property raises.
         """
         if (read := self._readers.get(names)) is None:
             read = self._readers[names] = self._reader(names)
-        return [*zip(*map(read, rollouts), strict=True)]
+        return [*map(read, rollouts)]
 
     def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
         theirs = [self._theirs.get(name, name) for name in names]

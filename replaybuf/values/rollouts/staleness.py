@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from replaybuf.common.checks import check_threshold
 from replaybuf.values.rollouts import rewards
-from replaybuf.values.rollouts.group_fields import GroupFields, is_text
+from replaybuf.values.rollouts.group_fields import GroupFields, fields_of, is_agentic, is_text, step_ranges
 from replaybuf.values.rollouts.rewards import as_array, is_tensor
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -84,7 +84,7 @@ def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) 
     an array. A token without a model step counts as old as the oldest of its response. Rollouts aren't changed if
     token-level expiry doesn't apply, or if no trainable token would be left, since those expire.
     """
-    for rollout, (oldest, newest) in zip(rollouts, GroupFields.of(rollouts, kind).ranges(), strict=True):
+    for rollout, (oldest, newest) in zip(rollouts, step_ranges(fields_of(rollouts, kind)), strict=True):
         if newest is not None and oldest is not None and oldest <= through < newest:
             _mask_one(rollout, through, kind)
 
@@ -122,7 +122,7 @@ def find_expired(group: GroupFields, rule: ExpiryRule, train_step: int | None, s
     if not rule.active:
         return []
     tokenwise = rule.token_stale_threshold is not None
-    newest = [step for _, step in group.ranges()] if tokenwise else [None] * len(staleness)
+    newest = [step for _, step in step_ranges(group)] if tokenwise else [None] * len(staleness)
     return [
         index
         for index, (value, step) in enumerate(zip(staleness, newest, strict=True))
@@ -167,12 +167,12 @@ def reset_response(rollout: Any, kind: RolloutType) -> None:
 
 def undated(group: GroupFields) -> int | None:
     """Return the index of the first rollout with trainable tokens but without model steps, or None."""
-    if group.agentic:
+    if is_agentic(group):
         return None
-    for index, (tokens, mask) in enumerate(zip(group.response_ids, group.response_mask, strict=True)):
-        if tokens is None or len(tokens) == 0 or group.ranges()[index][0] is not None:
+    for index, (one, (oldest, _)) in enumerate(zip(group, step_ranges(group), strict=True)):
+        if one.response_ids is None or len(one.response_ids) == 0 or oldest is not None:
             continue
-        if mask is None or np.any(np.asarray(as_array(mask)) != 0):
+        if one.response_mask is None or np.any(np.asarray(as_array(one.response_mask)) != 0):
             return index
     return None
 
@@ -182,10 +182,10 @@ def unmatched(group: GroupFields) -> int | None:
 
     Steps and mask then belong to different tokens, so that stale tokens can't be determined.
     """
-    if group.agentic:
+    if is_agentic(group):
         return None
-    columns = group.response_mask, group.response_model_steps, group.response_ids
-    for index, (mask, steps, tokens) in enumerate(zip(*columns, strict=True)):
+    for index, one in enumerate(group):
+        mask, steps, tokens = one.response_mask, one.response_model_steps, one.response_ids
         given = mask is not None and steps is not None and tokens is not None
         if given and len(steps) > len(mask) and len(tokens) > 0:
             return index
@@ -208,31 +208,32 @@ def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int,
 
     Raises RolloutError for a class with neither.
     """
-    filled, whole = [*group.response_model_steps], [False] * len(rollouts)
-    columns = group.response_ids, group.response, group.response_model_steps
-    for index, (response_ids, response, steps) in enumerate(zip(*columns, strict=True)):
-        tokens = 0 if response_ids is None else len(response_ids)
-        if not tokens and is_text(response):
+    late: list[int] = []
+    for index, one in enumerate(group):
+        tokens, steps = 0 if one.response_ids is None else len(one.response_ids), one.response_model_steps
+        if not tokens and is_text(one.response):
             tokens = 1
-        elif not tokens and response is None and not kind.has(rollouts[index], "response"):
+        elif not tokens and one.response is None and not kind.has(rollouts[index], "response"):
             feature = "model_step of a rollout that has no 'response'"
             kind.require(rollouts[index], ("response_ids",), feature)
         known = 0 if steps is None else len(steps)
         if tokens > known:
-            filled[index] = _extended(steps, response_ids, tokens - known, model_step)
-            whole[index] = known == 0
-    changed = [index for index, steps in enumerate(filled) if steps is not group.response_model_steps[index]]
-    if changed:
-        chosen = rollouts if len(changed) == len(rollouts) else [rollouts[index] for index in changed]
-        now = kind.set_all(chosen, "response_model_steps", [filled[index] for index in changed])
-        for index, steps in zip(changed, now, strict=True):
-            whole[index] = whole[index] and steps is filled[index]
-            filled[index] = steps
-        group.response_model_steps, group.dated = filled, whole
+            one.response_model_steps = _extended(steps, one.response_ids, tokens - known, model_step)
+            one.dated = known == 0
+            late.append(index)
+    if late:
+        given = [group[index].response_model_steps for index in late]
+        now = kind.set_all([rollouts[index] for index in late], "response_model_steps", given)
+        for index, steps in zip(late, now, strict=True):
+            one = group[index]
+            one.dated = one.dated and steps is one.response_model_steps
+            one.response_model_steps = steps
 
 
 def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:
     """Return model steps with so many more."""
+    if type(response_ids) is list and not steps and type(steps) in (type(None), list):
+        return [model_step] * missing
     if steps is None and isinstance(response_ids, np.ndarray):
         return _repeated(model_step, missing)
     if isinstance(steps, np.ndarray):

@@ -33,7 +33,7 @@ from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import SplitPayload, Texts
-from replaybuf.values.rollouts.group_fields import GroupFields
+from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline, prompt_preview
 from replaybuf.values.rollouts.rewards import numeric_parts
@@ -120,11 +120,11 @@ def describe(
     extent: Extent | None = None,
 ) -> EncodedGroup:
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
-    fields = group.fields or GroupFields.of(rollouts, kind)
+    fields = group.fields or fields_of(rollouts, kind)
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields, group.segments)
     records = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
-        _warn_of_unreadable(group.task_name, fields.reward, marks.reward, kind)
+        _warn_of_unreadable(group.task_name, [one.reward for one in fields], marks.reward, kind)
     return EncodedGroup(
         group=group,
         payload=payload,

@@ -9,9 +9,10 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.driver_errors import is_refusal
@@ -39,14 +40,24 @@ LIGHT_SECONDS = 0.0005
 Outcome = int | Stored | BaseException
 
 
-class _Put(Call[None]):
-    """A call that puts groups; it is answered when all of them have outcomes."""
+class _Put(Call[list[int | BaseException]]):
+    """A call that puts groups; it is answered with their uids or errors when all of them have outcomes."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "pending")
 
-    def __init__(self, thread: DatabaseThread, groups: int) -> None:
+    def __init__(self, thread: DatabaseThread, groups: Sequence[NewGroup]) -> None:
         super().__init__(thread)
-        self.left = groups
+        self.left = len(groups)
+        self.pending = [_Pending(group, self) for group in groups]
+
+    def finish(self) -> None:
+        """Make the answer of the outcomes of all groups (database's thread)."""
+        self.outcome, pending, self.pending = [], self.pending, []
+        for one in pending:
+            if one.group.dropped is not None:
+                one.group.dropped += one.dropped
+            assert one.outcome is not None
+            self.outcome.append(one.outcome.uid if isinstance(one.outcome, Stored) else one.outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,29 +93,22 @@ class GroupCommit:
         self._seconds = 1.0  # to encode a group, in the last batch
         self._bytes = 0.0  # of a payload, in the last batch
 
-    async def put(self, groups: Sequence[NewGroup]) -> list[int | BaseException]:
-        """Commit groups together with other pending puts; return the uid or the error of each.
+    def put(self, groups: Sequence[NewGroup]) -> Coroutine[Any, Any, list[int | BaseException]]:
+        """Commit groups together with other pending puts; return the uid or the error of each, at least one.
 
         The groups of one call are in as few transactions as their sizes allow. When the call is cancelled, each group
         is committed wholly or not at all.
         """
-        if not groups:
-            return []
-        call = _Put(self._thread, len(groups))
-        pending = [_Pending(group, call) for group in groups]
+        call = _Put(self._thread, groups)
         with self._lock:
             if self._closed:
                 raise ClosedError
-            self._queue.extend(pending)
+            self._queue.extend(call.pending)
             wake = not self._woken and self._is_wanted()
             self._woken |= wake
         if wake:
             self._thread.post(self._start)
-        await call.result()
-        for one in pending:
-            if one.group.dropped is not None:
-                one.group.dropped += one.dropped
-        return [one.outcome.uid if isinstance(one.outcome, Stored) else one.outcome for one in pending]  # type: ignore[misc]
+        return call.result()
 
     async def close(self) -> None:
         """Accept no more puts, and wait until all are committed (database's thread)."""
@@ -265,10 +269,14 @@ class GroupCommit:
 
     def _answer(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
         """Note the outcomes of puts, and answer the calls of which these were the last."""
+        finished: dict[_Put, None] = {}
         for pending, outcome in results:
-            pending.outcome = outcome
-            pending.call.left -= 1
-        self._thread.answer(dict.fromkeys(pending.call for pending, _ in results if not pending.call.left))
+            call, pending.outcome = pending.call, outcome
+            call.left -= 1
+            if not call.left:
+                call.finish()
+                finished[call] = None
+        self._thread.answer(finished)
 
 
 def _unwritten(batch: Sequence[_Pending], error: Exception) -> list[tuple[_Pending, Outcome]]:
