@@ -50,7 +50,6 @@ _VERL = "verl, docs/advance/fully_async.md"
 #: Engines: half of the GPUs, which generate, divided by the tensor parallel size of generation.
 RUNS = {
     "qwen3-30b": Run("Qwen3-30B-A3B, 1 step off", _NEMO, 32, 8, 64, 32, 3158, 244.0, 48 * 8),
-    "qwen3-32b": Run("Qwen3-32B, 1 step off", _NEMO, 64, 8, 64, 32, 3207, 215.0),
     "qwen2.5-7b": Run("Qwen2.5-Math-7B, fully async", _VERL, 128, 64, 512, 16, 28_000, 150.6),
     "qwen3-235b": Run("Qwen3-235B, 1 step off", _NEMO, 256, 16, 16, 32, 5691, 241.0, 94 * 8),
     "deepseek-v3": Run("DeepSeek V3 (671B), 1 step off", _NEMO, 512, 8, 32, 16, 744, 77.9, 58 * 8),
