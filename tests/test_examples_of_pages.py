@@ -17,7 +17,7 @@ from tests.pages import Page
 SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page("calling.md")
 #: Pages of which each example is run by itself.
 APART = (
-    *(SAMPLING, Page("rollouts.md", beginning=SAMPLING), PRODUCTION),
+    *(SAMPLING, Page("rollouts.md", beginning=SAMPLING), Page("chunks.md", beginning=SAMPLING), PRODUCTION),
     *map(Page, ("checkpoints.md", "payloads.md", "segments.md")),
     *(CALLING, Page("reverb.md"), Page("looking.md", "## Annotations", SAMPLING)),
 )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -181,12 +178,6 @@ async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(s
     assert (await chunks.dropped())["damaged"] == 1
 
 
-# Configs of chunk buffers, and their page
-
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
 def test_config__is_checked() -> None:
     for wrong in (
         {},
@@ -196,20 +187,6 @@ def test_config__is_checked() -> None:
     ):
         with pytest.raises(ConfigError, match="ChunkBufferConfig"):
             ChunkBufferConfig.from_mapping({"url": "memory://"} | wrong)
-
-
-def test_docs__the_example_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs/chunks.md").read_text("utf-8")
-    code, _, output = text.split("```python\n")[1].partition("```\n\n```\n")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    assert (done.stdout, done.stderr) == (output.partition("```")[0], "")
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)

@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MATH = ROOT / "tests/data/math.verl.jsonl"
+#: Arguments of Python that start a script as two ranks.
+RANKS = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+SILENT = {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def files_of(folder: str) -> dict[str, str]:
@@ -61,16 +64,18 @@ def until(true: Callable[[], object], what: str, *processes: subprocess.Popen[st
         time.sleep(0.05)
 
 
+def printed_by(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> str:
+    """Run Python with these arguments in a folder; return what it prints. It has to succeed."""
+    command, environment = (
+        [sys.executable, *arguments],
+        {**os.environ, "PYTHONPATH": str(ROOT), **SILENT, **(env or {})},
+    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def run(folder: str, script: str, target: Path) -> None:
     """Run a script of docs/examples, and compare what it prints with the comment at its end."""
     write(folder, target)
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=target,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == output_of(files_of(folder)[script]), done.stderr
+    assert printed_by([script], target) == output_of(files_of(folder)[script])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.integrations.scripts import printed_by
 from tests.pages import DOCS, examples_in
 
 pytestmark = pytest.mark.frameworks
@@ -22,12 +21,9 @@ def test_a_config_is_read_as_the_page_says(example: tuple[str, str], package: st
     pytest.importorskip(package)
     code, output = example
     (tmp_path / "example.py").write_text(code, "utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent), "TRL_EXPERIMENTAL_SILENCE": "1"}
-    command = [sys.executable, "example.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment)
-    assert done.returncode == 0, done.stderr
+    printed = printed_by(["example.py"], tmp_path)
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
         text = PAGE.read_text("utf-8")
-        PAGE.write_text(text.replace(f"{code}```\n\n```\n{output}", f"{code}```\n\n```\n{done.stdout}"), "utf-8")
+        PAGE.write_text(text.replace(f"{code}```\n\n```\n{output}", f"{code}```\n\n```\n{printed}"), "utf-8")
     else:
-        assert done.stdout == output, done.stderr
+        assert printed == output

@@ -262,40 +262,29 @@ async def test_a_definition_has_no_items() -> None:
         assert isinstance(await replay.insert(1), int)
 
 
-def kept_table(name: str = "replay", **changes: Any) -> reverb.Table:
-    arguments: dict[str, Any] = {
-        "sampler": reverb.selectors.Uniform(),
-        "remover": reverb.selectors.Fifo(),
-        "max_size": 100,
-        "rate_limiter": reverb.rate_limiters.MinSize(1),
-        "seed": 1,
-    }
-    return reverb.Table(name=name, **(arguments | changes))
-
-
-def test_an_item_is_inserted_into_several_tables(url: str) -> None:
-    with reverb.Client(url, tables=[kept_table(), reverb.Table.stack("stack", 2)]) as client:
-        keys = client.insert([0, 1], priorities={"replay": 1.0, "stack": 2.0})
-        [[sample]] = client.sample("stack")
-        assert sample == reverb.ReplaySample((keys["stack"], 1.0, 1, 2.0, 1), [0, 1])
-        assert {name: info.current_size for name, info in client.server_info().items()} == {"replay": 1, "stack": 0}
-
-
 def sizes(client: reverb.Client) -> dict[str, int]:
     return {name: info.current_size for name, info in client.server_info().items()}
 
 
+def test_an_item_is_inserted_into_several_tables(url: str) -> None:
+    with reverb.Client(url, tables=[table(None), reverb.Table.stack("stack", 2)]) as client:
+        keys = client.insert([0, 1], priorities={"replay": 1.0, "stack": 2.0})
+        [[sample]] = client.sample("stack")
+        assert sample == reverb.ReplaySample((keys["stack"], 1.0, 1, 2.0, 1), [0, 1])
+        assert sizes(client) == {"replay": 1, "stack": 0}
+
+
 def test_tables_before_one_without_room_keep_their_item() -> None:
-    tables = [kept_table("a"), reverb.Table.queue("full", 1)]
+    tables = [table(None, name="a"), reverb.Table.queue("full", 1)]
     with reverb.Client("memory://", tables) as client:
         client.insert(0, {"full": 1.0})
         with pytest.raises(FullError, match="nothing was stored"):
             client.insert(1, {"a": 1.0, "full": 1.0}, timeout=0.01)
-        assert {name: info.current_size for name, info in client.server_info().items()} == {"a": 1, "full": 1}
+        assert sizes(client) == {"a": 1, "full": 1}
 
 
 def test_samples_come_as_lists_of_timesteps_or_by_themselves(url: str) -> None:
-    with reverb.Client(url, tables=[kept_table()]) as client:
+    with reverb.Client(url, tables=[table(None)]) as client:
         client.insert(7, {"replay": 1.0})
         assert [[one.data for one in sample] for sample in client.sample("replay", 2, emit_timesteps=True)] == [
             [7],
@@ -310,7 +299,8 @@ class Step(NamedTuple):
 
 
 def test_named_tuples_need_types() -> None:
-    with reverb.Client("memory://", tables=[kept_table("typed", types=[Step]), kept_table("other")]) as client:
+    tables = [table(None, name="typed", types=[Step]), table(None, name="other")]
+    with reverb.Client("memory://", tables=tables) as client:
         client.insert({"steps": [Step(1)]}, {"typed": 1.0})
         [typed] = client.sample_batch("typed", 1)
         assert typed.data == {"steps": [Step(1)]}
@@ -320,7 +310,7 @@ def test_named_tuples_need_types() -> None:
 
 
 def test_errors_are_caught_by_reverbs_names(shared_url: str) -> None:
-    with reverb.Client(shared_url, tables=[kept_table()]) as client:
+    with reverb.Client(shared_url, tables=[table(None)]) as client:
         with pytest.raises(reverb.errors.DeadlineExceededError, match="server_info"):
             client.server_info(timeout=0)
         assert client.server_info(timeout=60)["replay"].current_size == 0
@@ -332,7 +322,7 @@ def test_errors_are_caught_by_reverbs_names(shared_url: str) -> None:
 
 def test_samples_are_independent() -> None:
     """One item may come again, as in Reverb, and each by its priority; a batch has different ones."""
-    with reverb.Client("memory://", tables=[kept_table(sampler=reverb.selectors.Prioritized(1.0))]) as client:
+    with reverb.Client("memory://", tables=[table(None, sampler=reverb.selectors.Prioritized(1.0))]) as client:
         keys = {data: client.insert(data, {"replay": data})["replay"] for data in (1, 3)}
         drawn = Counter(sample.data for [sample] in client.sample("replay", 400))
         assert 250 < drawn[3] < 350
@@ -353,7 +343,7 @@ def insert_some(client: reverb.Client, count: int) -> None:
 
 
 def test_a_client_goes_to_other_processes(shared_url: str) -> None:
-    """They insert into the same kept_table, and wait for the same room."""
+    """They insert into the same table, and wait for the same room."""
     with reverb.Client(shared_url, tables=[reverb.Table.queue("queue", 4)]) as client:
         worker = multiprocessing.get_context("forkserver").Process(target=insert_some, args=(client, 20))
         worker.start()
@@ -365,7 +355,7 @@ def test_a_client_goes_to_other_processes(shared_url: str) -> None:
 
 def test_all_tables_go_back_to_a_checkpoint(shared_url: str) -> None:
     """In another client too, which was sent to another process."""
-    tables = [kept_table(), reverb.Table.queue("queue", 9)]
+    tables = [table(None), reverb.Table.queue("queue", 9)]
     with reverb.Client(shared_url, tables) as client:
         client.insert("a", {"replay": 1.0, "queue": 1.0})
         assert (client.checkpoint(), client.checkpoint(), client.checkpoint(7)) == (1, 2, 7)
@@ -373,15 +363,15 @@ def test_all_tables_go_back_to_a_checkpoint(shared_url: str) -> None:
         client.reset("replay")
         with pickle.loads(pickle.dumps(client)) as again:
             assert again.restore() == 7
-            assert {info.current_size for info in again.server_info().values()} == {1}
+            assert {*sizes(again).values()} == {1}
 
 
 def test_tables_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match="two of the name replay"):
-        reverb.Client("memory://", tables=[kept_table(), kept_table()])
+        reverb.Client("memory://", tables=[table(None), table(None)])
     with pytest.raises(ConfigError, match="at least one"):
         reverb.Client("memory://", tables=[])
-    with reverb.Client("memory://", tables=[kept_table()]) as client:
+    with reverb.Client("memory://", tables=[table(None)]) as client:
         for call in (lambda: client.sample("other"), lambda: client.insert(1, {"other": 1.0})):
             with pytest.raises(InputError, match="there is no table 'other'; there are replay"):
                 call()
@@ -390,5 +380,5 @@ def test_tables_that_are_not_there_are_refused() -> None:
 
 
 def test_a_client_shows_no_password() -> None:
-    client = reverb.Client("postgresql://me:secret@host/db", tables=[kept_table()])
+    client = reverb.Client("postgresql://me:secret@host/db", tables=[table(None)])
     assert "secret" not in repr(client) + repr(client.table("replay"))

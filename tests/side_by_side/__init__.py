@@ -6,7 +6,7 @@ results, errors, groups with their rollouts, counts, and the SQL views of databa
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("keeping", "leasing", "machine", "pair", "seen")))
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("machine", "seen")))
 
 from tests.side_by_side.machine import SideBySide  # noqa: E402
 

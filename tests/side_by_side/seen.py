@@ -31,10 +31,8 @@ from tests.query.strategies import queries as all_queries
 
 
 async def outcome(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: ReplayBuffer) -> Any:
-    try:
-        return plain(await operation(buffer))
-    except ReplayBufError as error:
-        return plain_error(error)
+    result = await caught(operation, buffer)
+    return plain_error(result) if isinstance(result, BaseException) else plain(result)
 
 
 def plain_error(result: Any) -> Any:

@@ -14,8 +14,6 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 
-ROOT = Path(__file__).resolve().parents[2]
-
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 
 

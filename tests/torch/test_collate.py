@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,8 @@ from replaybuf.integrations.torch import GroupDataset, Pack, Pad, group_advantag
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.tasks.handles import ArrayHandle
 from replaybuf.values.rollouts.segments import Segments
-from tests.torch.conftest import ROOT, Ranks
+from tests.integrations.scripts import RANKS, ROOT, printed_by
+from tests.torch.conftest import Ranks
 from tests.torch.groups import TASK, group, totals
 
 TOKENS = st.lists(st.integers(0, 1000), max_size=12)
@@ -256,12 +254,8 @@ def _line(number: int) -> str:
     return f"{number} {[number * SIZE] * 2}"
 
 
-def handles(items: list[object]) -> list[object]:
-    return items
-
-
 def test_a_trainer_loads_what_its_worker_has_leased(filled: ReplayBufferConfig) -> None:
-    dataset = GroupDataset(filled, {TASK: 2}, collate=handles, timeout=0, deferred=["routed_experts"])
+    dataset = GroupDataset(filled, {TASK: 2}, timeout=0, deferred=["routed_experts"])
     with leased_steps(DataLoader(dataset, batch_size=None, num_workers=1)) as steps, next(steps) as step:
         assert all(type(one.routed_experts) is ArrayHandle for item in step.batch for one in item.item)
         sums = [int(one.routed_experts.sum()) for item in load_into(step.batch) for one in item.item]
@@ -274,16 +268,7 @@ def test_a_misspelt_field_is_refused_at_once(filled: ReplayBufferConfig) -> None
 
 
 def test_the_example_balances_by_sql_and_each_rank_reads_its_own(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(ROOT / "docs/examples/deferred_ranks.py")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = printed_by([*RANKS, str(ROOT / "docs/examples/deferred_ranks.py")], tmp_path)
     for number, tokens, size in ((1, 810, 607), (2, 2010, 1507)):
         for rank in range(2):
-            assert f"step {number}, rank {rank}: 2 groups, {tokens} tokens, {size} KB" in done.stdout
+            assert f"step {number}, rank {rank}: 2 groups, {tokens} tokens, {size} KB" in printed

@@ -14,11 +14,8 @@ import pytest
 import torch
 
 from replaybuf.integrations.torch import Pack, Pad
-from tests.integrations.scripts import files_of, output_of
-from tests.torch.conftest import ROOT
+from tests.integrations.scripts import RANKS, ROOT, files_of, output_of, printed_by
 from tests.torch.test_collate import DTYPES
-
-RANKS = ["--nproc-per-node=2"]
 
 
 def test_the_scripts_print_what_they_say(tmp_path: Path) -> None:
@@ -30,11 +27,7 @@ def test_the_scripts_print_what_they_say(tmp_path: Path) -> None:
 
 
 def run(folder: Path, name: str, *launched: str) -> str:
-    launcher = ["-m", "torch.distributed.run", "--standalone", *launched] if launched else []
-    with started(folder, *launcher, name) as process:
-        printed, problems = process.communicate(timeout=300)
-    assert process.returncode == 0, problems
-    return printed
+    return printed_by([*launched, name], folder, {"PYTHONPATH": f"{ROOT}:{folder}"})
 
 
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.integrations.scripts import printed_by
+from tests.xtuner.conftest import PROJECT
 
 pytestmark = pytest.mark.frameworks
 
 
 def output_of(arguments: list[str], environment: dict[str, str]) -> str:
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()[-1]
+    return printed_by(arguments, PROJECT, environment).splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "disaggregated"])

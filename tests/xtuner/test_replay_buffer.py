@@ -17,6 +17,7 @@ from replaybuf.errors import (
     SnapshotError,
 )
 from tests.frameworks import XtunerRollout, XtunerStatus
+from tests.pages import DOCS
 from tests.reasons import because
 from tests.xtuner import stand_in
 
@@ -208,7 +209,16 @@ async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path
         await buffer.resume(tmp_path)
 
 
-# Configs
+# Configs, and their page
+
+
+def test_there_are_two_lines_to_change() -> None:
+    lines = (DOCS / "xtuner.md").read_text("utf-8").splitlines()
+    changed = [line.partition("  # instead of ")[0].strip() for line in lines if "  # instead of" in line]
+    assert changed == [
+        "from replaybuf.integrations.xtuner import AsyncReplayBufferConfig",
+        'replay_buffer_config=AsyncReplayBufferConfig(url="sqlite:///run.db"),',
+    ]
 
 
 def test_a_trainer_takes_the_config_as_one_of_xtuners(xtuner: ModuleType) -> None:
