@@ -21,6 +21,7 @@ from tests.cli.doctored import (
     CHECKPOINTS,
     DAMAGE,
     LATER,
+    ONE,
     break_it,
     checkpoint_and_take,
     everything,
@@ -216,6 +217,19 @@ def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
     rows = json.loads(run("ls", url, "--status", "failed", "--format=json").stdout)
     assert ["payload is damaged" in row["error"] for row in rows] == [True]
     assert wrong(examine(url)) == {"payloads": "warning"}
+
+
+def test_a_payload_that_is_another_groups_is_found_by_its_size(url: str) -> None:
+    async def put() -> int | None:
+        async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
+            return await buffer.put(group(1, response="longer than others" * 9), "math")
+
+    other = asyncio.run(put())
+    execute(
+        url,
+        f"UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = {other}) WHERE uid = {ONE}",
+    )
+    assert wrong(examine(url, code=1)) == {"payloads": "problem"}
 
 
 def test_with_quick_a_sample_is_read_and_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

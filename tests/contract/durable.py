@@ -333,9 +333,9 @@ class FenceLaws(InOnePlace):
 
 
 class DamageLaws(Harness):
-    """Bit rot, and payloads of another rollout type."""
+    """Bit rot, payloads of another rollout type, and a payload that is another group's."""
 
-    @pytest.fixture(params=["bit rot", "other type"])
+    @pytest.fixture(params=["bit rot", "other group", "other type"])
     def kind(self, request: pytest.FixtureRequest) -> str:
         """The damage of the second of three groups."""
         return str(request.param)
@@ -344,10 +344,13 @@ class DamageLaws(Harness):
         """Return a buffer with three groups, whose second can't be decoded, and their uids."""
         storage = await open_storage()
         uids = [await storage.put(_new(0))]
-        if kind == "bit rot":
+        if kind != "other type":
             uids.append(await storage.put(_new(1)))
             uids.append(await storage.put(_new(2)))
+        if kind == "bit rot":
             await self.damage(storage, uids[1])
+        elif kind == "other group":
+            await self.spoil(storage, uids[1], CODEC.encode(group(1, response="of another group" * 9)))
         else:
             others = await open_storage(OTHER_CODEC)
             others.load_snapshot(storage.snapshot({}), {})

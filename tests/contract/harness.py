@@ -90,8 +90,12 @@ class Harness:
         """Flip a bit in the payload of a group."""
         payload = bytearray(await payload_of(storage, uid))
         payload[len(payload) // 2] ^= 1
+        await self.spoil(storage, uid, bytes(payload))
+
+    async def spoil(self, storage: SQLStorage, uid: int, payload: bytes) -> None:
+        """Store another payload as that of a group."""
         spoil = "UPDATE rb_payload SET data = :data WHERE uid = :uid"
-        await storage._write(lambda tx: tx.change(spoil, data=bytes(payload), uid=uid))
+        await storage._write(lambda tx: tx.change(spoil, data=payload, uid=uid))
 
 
 def rules_of(

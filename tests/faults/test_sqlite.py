@@ -156,6 +156,32 @@ def test_a_damaged_file(tmp_path: Path, sound: bytes, where: str, seeds: Sequenc
         assert refused(ledger) <= {"StorageError", "DecodeError", "AccessError"}, seed
 
 
+INDEXES = {"fifo": "rb_group_in_order", "staleness": "rb_group_by_step", "prioritized": "rb_group_by_random_key"}
+
+
+@pytest.mark.parametrize("policy", INDEXES)
+async def test_an_index_that_has_a_group_twice_gives_it_to_nobody(tmp_path: Path, policy: str) -> None:
+    """One of its cells is in the place of another one: SQLite itself takes the group twice then."""
+    path = tmp_path / "run.db"
+    async with build(f"sqlite:///{path}", policy=policy, seed=1) as buffer:
+        for number in range(5):
+            await buffer.put(group(number), TASK, model_step=number, current_train_step=8)
+        assert await buffer.get(1, TASK)
+    connection = sqlite3.connect(path)
+    find = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+    [[page]] = connection.execute(find, [INDEXES[policy]])
+    connection.close()
+    content = bytearray(path.read_bytes())
+    pointers = (page - 1) * PAGE + 8  # behind the header of a leaf
+    content[pointers + 2 : pointers + 4] = content[pointers : pointers + 2]
+    path.write_bytes(content)
+    async with build(f"sqlite:///{path}", policy=policy, seed=1) as buffer:
+        for call in (buffer.get(4, TASK), buffer.lease_batch({TASK: 4})):
+            with pytest.raises(StorageError, match=r"some of them twice.*nothing was", check=because("not a database")):
+                await call
+        assert await buffer.count(TASK, "completed") == 4
+
+
 def damaged(sound: bytes, where: str, chance: random.Random) -> bytes:
     """The content of a database with damage in this part."""
     size = len(sound)

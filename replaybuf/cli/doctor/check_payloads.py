@@ -23,7 +23,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import need_lane
-from replaybuf.values.codec.payload_format import is_apart, verify
+from replaybuf.values.codec.payload_format import has_size, is_apart, verify
 from replaybuf.values.rollouts.statuses import Status
 
 #: The number of groups read with `--quick`.
@@ -53,24 +53,23 @@ _TEXTS: Mapping[str, tuple[str, bool, str | None]] = {
 
 
 class _Stored(NamedTuple):
-    """A group as it is stored: its payload, and the names of the texts that can't be read."""
+    """A group as it is stored: its payload, its size if it is known, and the names of the texts that can't be read."""
 
     uid: int
     data: bytes | None
+    size: int | None = None
     bad: Sequence[str] = ()
 
 
 def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
     """Read those of these groups that are there, or whose payloads are."""
     texts = "".join(f", CAST({name} AS BLOB)" for name in _TEXTS) if tx.dialect_name == "sqlite" else ""
-    rows = tx.tuples(
-        f"SELECT p.uid, data{texts} FROM rb_payload p LEFT JOIN rb_group g ON g.uid = p.uid WHERE p.uid {{in:uids}}",  # noqa: S608
-        uids=list(uids),
-    )
+    tables = "rb_payload p LEFT JOIN rb_group g ON g.uid = p.uid"
+    rows = tx.tuples(f"SELECT p.uid, data, bytes{texts} FROM {tables} WHERE p.uid {{in:uids}}", uids=list(uids))  # noqa: S608
     found = []
-    for uid, data, *raw in rows:  # without texts on PostgreSQL
+    for uid, data, size, *raw in rows:  # without texts on PostgreSQL
         bad = [name for name, text in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, text)] if raw else ()
-        found.append(_Stored(uid, data, bad))
+        found.append(_Stored(uid, data, size, bad))
     bare = set(uids) - {item.uid for item in found}
     return found + [_Stored(uid, None) for uid in tx.values(_THERE, uids=list(bare))] if bare else found
 
@@ -114,7 +113,7 @@ class _Pass:
         found = {item.uid: f"it can't be read: {', '.join(item.bad)}" for item in stored if item.bad}
         self.texts |= found.keys()
         tails = self._tails(stored, places)
-        found |= {item.uid: why for item, tail in zip(stored, tails, strict=True) if (why := _why(item.data, tail))}
+        found |= {item.uid: why for item, tail in zip(stored, tails, strict=True) if (why := _why(item, tail))}
         if found:  # those whose payloads aren't there any more were swept meanwhile
             self.reasons |= {item.uid: found[item.uid] for item in self._about.read(lambda tx: _read(tx, found))}
 
@@ -140,7 +139,8 @@ def _place_of(data: bytes | None) -> int | None:
         return None
 
 
-def _why(data: bytes | None, tail: Any) -> str | None:
+def _why(item: _Stored, tail: Any) -> str | None:
+    data = item.data
     if data is None:
         return "its payload is missing"
     try:
@@ -149,6 +149,8 @@ def _why(data: bytes | None, tail: Any) -> str | None:
         verify(data, tail)
     except DecodeError as error:
         return str(error)
+    if item.size is not None and not has_size(data, item.size):
+        return f"its payload is another group's: it isn't of {item.size} bytes"
     return None
 
 

@@ -24,7 +24,7 @@ from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
 from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.statements import cursors, leases, matching, prompts, put
 from replaybuf.storage.sql.statements.annotate import Annotations, annotate
-from replaybuf.storage.sql.statements.buffer_facts import Tallied, histogram_of, read_contents, read_tallies
+from replaybuf.storage.sql.statements.buffer_facts import Tallied, read_histograms, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
 from replaybuf.storage.sql.statements.fence import check_fence
@@ -255,8 +255,7 @@ class SQLStorage(Store):
 
     async def histograms(self, fields: Iterable[str]) -> dict[str, dict[LaneName, dict[int, int]]]:
         """Return the number of groups by `staleness` or `times_sampled`, for each task and status. Reads all groups."""
-        contents = await self._read(read_contents, self.name)
-        return {field: histogram_of(contents, field) for field in fields}
+        return await self._read(read_histograms, self.name, fields)
 
     # Changing
 

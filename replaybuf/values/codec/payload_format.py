@@ -186,6 +186,11 @@ def is_apart(payload: Buffer) -> bool:
     return bool(blocks > 0 and len(payload) != size)
 
 
+def has_size(payload: Buffer, size: int) -> bool:
+    """Return whether a valid payload, or that of which this is the head, has so many bytes."""
+    return len(payload) == size or bool(_BLOCKS_AND_SIZE.unpack_from(payload)[1] == size)
+
+
 class _AsDamage:
     """A context that translates any exception caused by hostile bytes to DecodeError."""
 

@@ -125,6 +125,14 @@ def read_contents(tx: ReadTransaction, buffer: str) -> Contents:
     return tx.rows(_CONTENTS, buffer=buffer)
 
 
+def read_histograms(
+    tx: ReadTransaction, buffer: str, fields: Iterable[str]
+) -> dict[str, dict[LaneName, dict[int, int]]]:
+    """Return `histogram_of` of each of these fields, by field."""
+    contents = read_contents(tx, buffer)
+    return {field: histogram_of(contents, field) for field in fields}
+
+
 def histogram_of(contents: Contents, field: str) -> dict[LaneName, dict[int, int]]:
     """Return the number of groups by `staleness` or `times_sampled`, without leased ones, for each task and status."""
     found: dict[LaneName, dict[int, int]] = {}

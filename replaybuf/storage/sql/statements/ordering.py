@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, null, select
 
-from replaybuf.errors import ConfigError
+from replaybuf.errors import ConfigError, StorageError
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import compile_sql
@@ -148,7 +148,17 @@ class Source:
 
     def read(self, tx: Transaction, size: int, order: Order, *, payloads: bool = True) -> list[GroupRow]:
         """Return the first `size` groups as rows, with their payloads unless these are read later."""
-        rows = self._read(tx, _Query(order, whole=True, bare=not payloads), size)
+        return self._drawn(self._read(tx, _Query(order, whole=True, bare=not payloads), size))
+
+    def _drawn(self, rows: Sequence[Sequence[Any]]) -> list[GroupRow]:
+        """Return these rows. Raises StorageError if a group is among them twice, as a damaged index may have it."""
+        if len({row[0] for row in rows}) < len(rows):
+            raise StorageError(
+                f"task {self.lane.task_name!r:.200}: in order, its {self.lane.status} groups have some of them twice: "
+                "an index of the database is damaged, and nothing was taken; replaybuf doctor says how far, "
+                "docs/outages.md how to save it",
+                reason="not a database",
+            )
         return [GroupRow.drawn(row, self.lane) for row in rows]
 
     def is_sparse(self, tx: Transaction, size: int) -> bool:
@@ -197,7 +207,7 @@ class Source:
             if epoch != tx.scope.epoch or not unchanged:
                 return None
             tx.newest = newest
-        return [GroupRow.drawn(row, self.lane) for row in rows]
+        return self._drawn(rows)
 
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:

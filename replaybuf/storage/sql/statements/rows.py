@@ -23,7 +23,7 @@ from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import head_size, is_apart
+from replaybuf.values.codec.payload_format import has_size, head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.segments import entries_of
 
@@ -133,6 +133,7 @@ _RECORD = _columns("worker", "trained_step")
 _NEEDED = _columns(*NEEDED)
 _JSON = _columns(*JSON_COLUMNS)
 _WIDTH = len(PLACES)
+_BYTES = PLACES["bytes"]
 
 
 @dataclass(slots=True)
@@ -192,6 +193,12 @@ class GroupRow:
             deque(map(_parsed, _JSON(self.values)), maxlen=0)
         except DAMAGE as error:
             raise damaged(self.uid, error) from error
+
+    def check_size(self) -> None:
+        """Raise DecodeError if the payload, which is valid, isn't of the size that the group has: it is another's."""
+        size, payload = self.values[_BYTES], self.payload
+        if payload is not None and len(payload) != size and not has_size(payload, size):
+            raise DecodeError(f"group {self.uid}: its payload is another group's: it isn't of {size} bytes")
 
     @property
     def home(self) -> Lane:
@@ -273,6 +280,7 @@ class GroupRow:
             tail=self.tail,
             deferral=deferral,
         )
+        self.check_size()
         item = self.item(entries_of(rollouts, segments))
         item.segments = segments
         return item

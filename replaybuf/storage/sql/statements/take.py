@@ -122,6 +122,7 @@ def verify(row: GroupRow, codec: Codec) -> None:
     if row.payload is None:
         raise DecodeError(f"the payload of group {row.uid} is missing")
     codec.verify(row.payload)
+    row.check_size()
     row.verified = True
 
 
