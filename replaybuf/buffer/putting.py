@@ -74,7 +74,7 @@ _LOOK_COMPLETE = (
     "to COMPLETED, or put it with status='completed'"
 )
 
-#: The largest size of a group that fills: each put reads the places of its rollouts.
+#: The largest size of a group that fills: each put counts its rollouts, and the last one reads them.
 MOST_ROLLOUTS = 65_536
 
 #: Seconds that a put waits for room by default.

@@ -6,10 +6,11 @@ A long wait reports its target and the reason why it isn't over (`wait_reports`)
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -17,15 +18,16 @@ from typing import Any, TypeVar
 from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.rules.causes import diagnose
+from replaybuf.rules.causes import diagnose, never_put
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
+from replaybuf.rules.words import named
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import Draw, NewGroup
+from replaybuf.storage.values import Draw, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
 
@@ -42,7 +44,12 @@ _LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
+_logger = logging.getLogger("replaybuf.waits")
 _ADVICE = "Draw some, or raise the limit; with on_full='block' a put waits for room, and with 'evict' it makes some"
+_NOTHING_STAYS = (
+    "mix= has no group that was drawn before, and draws fresh ones instead: all groups leave with their first draw. "
+    "Keep some with archive= or max_times_sampled= in the config"
+)
 _NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
@@ -72,6 +79,9 @@ class Waits:
         self._worker = worker
         self._read_at = -math.inf
         self._read: Circumstances | None = None
+        self._looked_at = -math.inf
+        self._known: set[str] = set()  # tasks that groups were put into
+        self._said: set[str] = set()  # kinds of warnings
         # Queues of puts that wait for room: one for each event loop, task and status.
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
         self._queues = weakref.WeakKeyDictionary()
@@ -115,6 +125,33 @@ class Waits:
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
         return drawn
+
+    async def look_at(self, draw: Draw, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
+        """Warn once of what a draw asks for and can't ever get: groups to draw again where none stays, and groups of
+        tasks that never had any.
+
+        Nothing is awaited once groups were drawn, which a cancellation would lose.
+        """
+        items, limits = [item for some in drawn.values() for item in some], self._storage.rules.limits
+        if items:
+            stay = limits.archives or limits.keeps(Status.COMPLETED, 1) or any(item.times_sampled > 1 for item in items)
+            if draw.replay and not stay:
+                self._warn("mix", _NOTHING_STAYS)
+            return
+        unknown = drawn.keys() - self._known
+        if unknown and time.monotonic() - self._looked_at >= _READ_AGAIN_SECONDS:
+            self._looked_at = time.monotonic()
+            with suppress(StorageError):
+                self._known.update(Circumstances(time.time(), await self._storage.tallies()).tasks)
+            for task in unknown - self._known if self._known else ():
+                meant = ". ".join(never_put(task, sorted(self._known)))
+                self._warn(f"task {task}", f"a draw of task {named(task)} found nothing: {meant}")
+
+    def _warn(self, kind: str, sentence: str) -> None:
+        """Log a warning, once for each kind."""
+        if kind not in self._said:
+            self._said.add(kind)
+            _logger.warning("%s (said once)", sentence)
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> bool:
         """Wait until the groups that the draw needs are available; return whether they were missing before.

@@ -164,7 +164,7 @@ def _prompts_of(task: str, about: Circumstances) -> str:
     """Return the state of the prompts of a dataset that was read to its end, in words, from its prompt ledger."""
     drawn, waiting, flying = about.datasets[task], about.unfinished(task), about.unfinished(task, Tally.LEASED)
     return (
-        f"no prompt of {named(task)} is left in the dataset: of the {drawn:,} drawn, {drawn - waiting - flying:,} are "
+        f"no prompt of {named(task)} is left to draw: of the {drawn:,} drawn, {drawn - waiting - flying:,} are "
         f"finished, {flying:,} in flight and {waiting:,} to be handed out again"
     )
 

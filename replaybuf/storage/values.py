@@ -147,7 +147,7 @@ class StorageItem(Generic[R]):
     rollouts as they were put, empty where the payload can't be decoded; `segments` says of what its rollouts consist,
     None for whole ones. `probability` is the group's probability in the draw, and
     `weight` its importance weight, if the draw asked for them. `worker` is the worker name recorded with its put, and
-    `trained_step` the train step of its last consumption (draw without a lease, or acknowledgement), None if unknown.
+    `trained_step` the train step of its last consumption (draw without a lease, or acknowledgement) that had one.
     A FILLING item is one rollout, and `part` its place in its group, whose name is the `key`.
     """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -213,6 +215,19 @@ async def test_a_group_whose_time_is_over_goes_without_the_missing_rollouts(
         if status == "failed":
             [item] = [item async for item in buffer.find({})]
             assert item.error == "2 of 3 rollouts came in 0.2 s"
+
+
+async def test_a_group_whose_time_is_over_has_the_highest_priority_and_the_newest_step_of_its_rollouts(
+    shared_url: str,
+) -> None:
+    async with build(shared_url, fill_seconds=3600) as buffer:
+        for number, (priority, step) in enumerate([(1.0, None), (3.0, 7), (2.0, 9), (1.0, 8)]):
+            steps = {"current_train_step": step, "model_step": 4}
+            await buffer.put(one(number), TASK, group="p1", size=5, min_size=1, priority=priority, **steps)
+        give_up = partial(buffer.storage.filling.give_up, time.time() + 7200, 3600)
+        await buffer.storage.thread.run(give_up)
+        [item] = [item async for item in buffer.find({})]
+        assert (item.status, item.priority, item.staleness) == (Status.COMPLETED, 3.0, 9 - 4 - 1)
 
 
 async def test_a_group_waits_for_its_rollouts_until_its_time_is_over(shared_url: str) -> None:

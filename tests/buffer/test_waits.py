@@ -94,7 +94,7 @@ async def test_a_wait_that_a_dataset_ends_is_over(shared_url: str, monkeypatch: 
         assert not waiting.done()
         await third.finish(group(3))
         await _put_until(buffer, [waiting])
-        with pytest.raises(NotReadyError, match=f"for {TASK} .*no prompt.* is left in the dataset") as raised:
+        with pytest.raises(NotReadyError, match=f"for {TASK} .*no prompt.* is left to draw") as raised:
             await waiting
         assert (raised.value.diagnosis.task_name, raised.value.diagnosis.final) == (TASK, True)
         assert await buffer.count(TASK, Status.COMPLETED) == 2
@@ -213,6 +213,35 @@ async def test_a_refresh_of_a_task_without_groups_warns_once(caplog: pytest.LogC
         [line] = told(caplog, "replaybuf.puts")
     assert line.startswith("refresh_staleness of task mtah: nothing was ever put into this task; there are the tasks")
     assert "Did you mean math?" in line
+
+
+async def test_a_draw_of_a_task_without_groups_warns_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, shared_url: str
+) -> None:
+    """With the name that is near, but not while there is no task at all, and not of one whose groups have left."""
+    monkeypatch.setattr(waits, "_READ_AGAIN_SECONDS", 0.0)
+    async with build(shared_url) as buffer:
+        assert await buffer.get(1, "mathh") == []
+        await buffer.put(group(1), TASK)
+        assert told(caplog) == []
+        assert len(await buffer.get(1, TASK)) == 1
+        for _ in range(2):
+            assert await buffer.get(1, TASK) == []
+            assert (await buffer.take_batch({"mathh": 1, TASK: 1}))[1] == {"mathh": 0, TASK: 0}
+    [warning] = told(caplog)
+    assert warning.startswith("a draw of task mathh found nothing: nothing was ever put into this task; there is the")
+    assert warning.endswith(f"Did you mean {TASK}? (said once)")
+
+
+@pytest.mark.parametrize(("options", "warns"), [({}, True), ({"archive": 9}, False), ({"max_times_sampled": 2}, False)])
+async def test_a_mix_with_old_groups_where_none_stays_warns_once(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any], warns: bool
+) -> None:
+    async with build("memory://", **options) as buffer:
+        for _ in range(3):
+            await buffer.put(group(1), TASK)
+            await buffer.get(1, TASK, mix={"replay": 1.0})
+    assert [line.split(",")[0] for line in told(caplog)] == warns * ["mix= has no group that was drawn before"]
 
 
 async def refresh(buffer: ReplayBuffer, *tasks: str, step: int = 5) -> None:

@@ -164,7 +164,7 @@ SCENES = [
     Scene(Reason.OTHER_STATUS, "6 groups are there, but of another status: 6 init", alive=put(6, status=Status.INIT)),
     Scene(
         Reason.FINISHED,
-        "(2 of 4): no prompt of math is left in the dataset: of the 3 drawn, 2 are finished, 1 in flight",
+        "(2 of 4): no prompt of math is left to draw: of the 3 drawn, 2 are finished, 1 in flight",
         alive=_work_to_the_end,
         before=_publish,
     ),

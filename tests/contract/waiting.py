@@ -365,6 +365,21 @@ class RecordLaws(Harness):
             await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=9)
         assert seen == [(None, None), (3, 3), (9, 9)]
 
+    @pytest.mark.parametrize("leased", [False, True])
+    async def test_a_draw_without_a_train_step_leaves_that_of_an_earlier_one(
+        self, open_buffer: OpenBuffer, leased: bool
+    ) -> None:
+        buffer = await open_buffer(max_times_sampled=0)
+        await fill(buffer, 1)
+        await buffer.get(1, "math", current_train_step=3)
+        if leased:
+            async with buffer.lease_batch({"math": 1}) as lease:
+                pass
+            [item] = lease.items["math"]
+        else:
+            [item] = (await buffer.sample({"math": 1}))["math"]
+        assert (item.trained_step, (await only(buffer)).trained_step) == (3, 3)
+
     async def test_an_archived_group_knows_its_train_step(self, open_buffer: OpenBuffer) -> None:
         """So that a step's groups can be looked at afterwards."""
         buffer = await open_buffer(archive_groups=10)

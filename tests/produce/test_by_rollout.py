@@ -78,6 +78,31 @@ async def test_a_rollout_is_added_once_and_when_it_is_finished(url: str) -> None
         assert await contents(buffer) == {"filling": [["a"]]}
 
 
+@pytest.mark.parametrize("settle", ["save", "give_back"])
+async def test_a_tree_keeps_its_parents_when_it_is_saved_and_finished(url: str, settle: str) -> None:
+    """And who goes on with it knows them, and may add to it."""
+    parents = [None, 0, 0]
+    async with build(url) as buffer:
+        [prompt] = await ledger_of(buffer).draw(1)
+        assert prompt.parents is None
+        tree = [prompt.group[0].model_copy(update={"status": Status.ABORTED}) for _ in parents]
+        if settle == "save":
+            await prompt.save(tree, parents=parents)
+            await prompt.give_back()
+        else:
+            await prompt.give_back(tree, parents=parents)
+        [prompt] = await ledger_of(buffer, partial_rollouts=True).draw(1)
+        assert prompt.parents == parents
+        prompt.group.append(prompt.group[0].model_copy())
+        prompt.parents.append(1)
+        for number, rollout in enumerate(prompt.group):
+            finish(rollout, str(number))
+        await prompt.save()
+        await prompt.finish()
+        [item] = [item async for item in buffer.find({})]
+        assert (item.status, item.rollouts, item.segments.parents) == (Status.COMPLETED, 1, [None, 0, 0, 1])
+
+
 async def test_a_restore_takes_the_added_rollouts_back(url: str) -> None:
     async with build(url) as buffer:
         ledger = prompts_of(buffer)

@@ -222,23 +222,23 @@ CASES = {
         says="8 groups are there, but of another status: 8 completed. "),
     "the end of the dataset": case(wait(), FEW | T(init_leased=3, aborted=2), R.FINISHED, workers=[LIVE],
         waits=[FOR_TRAINER], trainer=PUBLISHED, datasets={"math": 50},
-        says="(8 of 64): no prompt of math is left in the dataset: of the 50 drawn, 45 are finished, 3 in flight "
+        says="(8 of 64): no prompt of math is left to draw: of the 50 drawn, 45 are finished, 3 in flight "
         'and 2 to be handed out again. Ask for no more (at_least={"math": 13}), read more epochs, '
         "let order= skip fewer prompts, or"),
     "the end of the only dataset": case(wait(1), T(completed_put=50), R.FINISHED, workers=[LIVE],
         datasets={"math": 50}, says="50 are finished, 0 in flight and 0 to be handed out again. Ask for no more"),
     "the end of one dataset of two": case(TWO, T(completed=8, completed_put=48) | T("code", completed_put=9),
         R.FINISHED, workers=[LIVE], datasets={"code": 9},
-        says="ready for code (0 of 8): no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 "
+        says="ready for code (0 of 8): no prompt of code is left to draw: of the 9 drawn, 9 are finished, 0 "
         'in flight and 0 to be handed out again. Ask for no more (at_least={"code": 0}), read'),
     "the end of the dataset, and enough in flight": case(wait(10), FEW | T(init_leased=3), R.SLOW, workers=[LIVE],
         datasets={"math": 50}, says="3 groups are being generated"),
     "a worker at the end of the dataset": case(FOR_TRAINER, FEW, R.FINISHED, trainer=PUBLISHED, datasets={"math": 50},
-        says="There is nothing to do for the workers: no prompt of math is left in the dataset: of the 50 drawn, "
+        says="There is nothing to do for the workers: no prompt of math is left to draw: of the 50 drawn, "
         "50 are finished, 0 in flight and 0 to be handed out again. They end when the trainer has published"),
     "a worker at the end of the dataset of which the trainer lacks groups": case(FOR_TRAINER,
         T(completed=8, completed_put=48) | T("code", completed_put=9), R.ABSENT, waits=[TWO], trainer=PUBLISHED,
-        datasets={"code": 9}, says="no prompt of code is left in the dataset: of the 9 drawn, 9 are finished, 0 in"),
+        datasets={"code": 9}, says="no prompt of code is left to draw: of the 9 drawn, 9 are finished, 0 in"),
     "both wait, though it has published": case(wait(), FEW, R.DEADLOCK, workers=[LIVE], waits=[FOR_TRAINER],
         trainer=PUBLISHED,
         says="deadlock: gen-1 waits for the trainer since 20:42:10 UTC, which has published nothing since step 3, "

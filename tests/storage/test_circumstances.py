@@ -232,7 +232,7 @@ async def test_the_end_of_a_dataset_is_known_until_the_ledger_goes_on(shared_url
             return (await read(shared_url)).datasets == {TASK: 3}
 
         await until(is_known)
-        text = "no prompt of math is left in the dataset: of the 3 drawn, 2 are finished, 1 in flight"
+        text = "no prompt of math is left to draw: of the 3 drawn, 2 are finished, 1 in flight"
         with pytest.raises(NotReadyError, match=rf"\(2 of 4\): {text}"):
             await buffer.take_batch({TASK: 4}, timeout=0.05)
         await buffer.take_batch({TASK: 2})

@@ -57,7 +57,8 @@ that it lacks.
 has them, NULL for none: a restore that keeps this group doesn't bring them back.
 
 `worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
-`trained_step` the train step of the group's last draw without a lease, or acknowledgement. NULL where not given.
+`trained_step` the train step of the group's last draw without a lease, or acknowledgement, that had one. NULL where not
+given.
 
 Batches are written in the transaction of their draw, and most events in the transaction that they are about. Workers
 and history are written every few seconds by their own process: a killed process leaves its last rows behind, with its

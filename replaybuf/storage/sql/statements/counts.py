@@ -171,6 +171,11 @@ def move(
     apply(tx, steps, known.values(), are_kept=True, draw=draw, **values)
 
 
+def trained_at(step: int | None) -> dict[str, Any]:
+    """Return the column of groups that are trained on at this step; without one, they keep that of earlier draws."""
+    return {} if step is None else {"trained_step": step}
+
+
 def apply(
     tx: Transaction,
     steps: Sequence[Step],

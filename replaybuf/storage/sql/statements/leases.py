@@ -15,7 +15,15 @@ from replaybuf.storage.places.store import Extent
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import settle
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, add_to_checkpoints, change, move
+from replaybuf.storage.sql.statements.counts import (
+    Counts,
+    add_counts,
+    add_step,
+    add_to_checkpoints,
+    change,
+    move,
+    trained_at,
+)
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import insert_payloads
@@ -56,7 +64,7 @@ def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     if len(mine) < len(uids):
         _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in mine))
     step, lanes = _trained_at(tx, lease, mine)
-    move(tx, mine, lambda row: transitions.acknowledged(row, limits), lanes, trained_step=step)
+    move(tx, mine, lambda row: transitions.acknowledged(row, limits), lanes, **trained_at(step))
     settle(tx, lease, [row.uid for row in mine], step)
 
 

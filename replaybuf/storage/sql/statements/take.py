@@ -20,7 +20,15 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
-from replaybuf.storage.sql.statements.counts import Counts, add_step, lock_tasks, move, read_levels, set_aside
+from replaybuf.storage.sql.statements.counts import (
+    Counts,
+    add_step,
+    lock_tasks,
+    move,
+    read_levels,
+    set_aside,
+    trained_at,
+)
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
@@ -169,7 +177,7 @@ FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL"""
 def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, draw: int = 0) -> None:
     """Consume drawn groups for this train step; those that leave are of the draw."""
     limits = tx.scope.rules.limits
-    move(tx, rows, lambda row: transitions.drawn(row, limits), draw=draw, trained_step=train_step)
+    move(tx, rows, lambda row: transitions.drawn(row, limits), draw=draw, **trained_at(train_step))
 
 
 # In one statement, and with the commit

@@ -212,7 +212,7 @@ class Drawing:
                 continue
             item.times_sampled += 1
             item.deliveries += leased
-            if not leased:
+            if not leased and taken.train_step is not None:
                 item.trained_step = taken.train_step
             items.append(item)
         if items:

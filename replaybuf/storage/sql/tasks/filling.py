@@ -15,7 +15,7 @@ from typing import Any
 
 from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError
 from replaybuf.storage.sql.engine.thread import DatabaseThread
-from replaybuf.storage.sql.statements.parts import LastRolloutError, overdue, read_parts
+from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
 from replaybuf.storage.sql.statements.rows import read_rows
 from replaybuf.storage.sql.tasks.encoding import Encoding
@@ -97,6 +97,7 @@ class Filling:
         others = await self._read(list(there))
         if others and others[0].part is not None:
             part = others[0].part
+            part.train_step = await self._transactions.read(partial(newest_step, uids=list(there)))
             await self._complete(part, others, why=f"{len(others)} of {part.size} rollouts came in {seconds:g} s")
 
     async def _complete(
@@ -141,7 +142,7 @@ class Filling:
             rollouts,
             time.time(),
             train_step=normal.train_step,
-            priority=others[0].priority if last is None else last.priority,
+            priority=max(item.priority for item in others) if last is None else last.priority,
             tags=tags,
             worker=self._transactions.scope.worker if last is None else last.worker,
             put_step=part.train_step,
