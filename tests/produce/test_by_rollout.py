@@ -83,7 +83,7 @@ async def test_a_tree_keeps_its_parents_when_it_is_saved_and_finished(url: str, 
     """And who goes on with it knows them, and may add to it."""
     parents = [None, 0, 0]
     async with build(url) as buffer:
-        [prompt] = await ledger_of(buffer).draw(1)
+        [prompt] = await prompts_of(buffer).draw(1)
         assert prompt.parents is None
         tree = [prompt.group[0].model_copy(update={"status": Status.ABORTED}) for _ in parents]
         if settle == "save":
@@ -91,7 +91,7 @@ async def test_a_tree_keeps_its_parents_when_it_is_saved_and_finished(url: str, 
             await prompt.give_back()
         else:
             await prompt.give_back(tree, parents=parents)
-        [prompt] = await ledger_of(buffer, partial_rollouts=True).draw(1)
+        [prompt] = await prompts_of(buffer, partial_rollouts=True).draw(1)
         assert prompt.parents == parents
         prompt.group.append(prompt.group[0].model_copy())
         prompt.parents.append(1)
