@@ -156,7 +156,13 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length."""
     doubts: dict[str, str] = {}
     for index, one in enumerate(group):
-        found = [_length(getattr(one, name)) for name in BY_TOKEN]
+        columns = one.response_ids, one.logprobs, one.response_mask, one.response_model_steps
+        try:
+            if len({*map(len, columns)}) == 1:
+                continue  # as nearly all are
+        except (TypeError, OverflowError):  # some are missing, or have no length
+            pass
+        found = [*map(_length, columns)]
         others = one.input_ids is not None or one.labels is not None  # which may be of other tokens
         if found[0] and len({0, *found}) > 2 and not others:
             listed = ", ".join(f"{length} {name}" for length, name in zip(found, BY_TOKEN, strict=True) if length)

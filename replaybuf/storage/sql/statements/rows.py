@@ -158,6 +158,7 @@ class GroupRow:
     weight: float | None = None
     tail: Any = None
     is_afresh: bool = False
+    _apart: bool | None = None
 
     @classmethod
     def unread(cls, uid: int, payload: bytes) -> GroupRow:
@@ -225,7 +226,9 @@ class GroupRow:
     @property
     def is_apart(self) -> bool:
         """Whether the arrays of the payload are kept apart."""
-        return self.payload is not None and is_apart(self.payload)
+        if self._apart is None:
+            self._apart = self.payload is not None and is_apart(self.payload)
+        return self._apart
 
     @property
     def priority(self) -> float:

@@ -21,7 +21,6 @@ from replaybuf.storage.sql.statements.files import home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import is_apart
 
 
 class PlaceReader:
@@ -45,7 +44,7 @@ class PlaceReader:
         Arrays in the fields `deferred` are left out. A damaged tail becomes an error when it is decoded. Raises
         PayloadStoreError if a place doesn't answer in time.
         """
-        apart = [row for row in rows if row.payload is not None and row.tail is None and is_apart(row.payload)]
+        apart = [row for row in rows if row.tail is None and row.is_apart]
         if not apart:
             return
         payloads = [row.payload for row in apart]
