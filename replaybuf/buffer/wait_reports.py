@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from replaybuf.rules.circumstances import Wait
@@ -26,22 +25,17 @@ _logger = logging.getLogger("replaybuf.waits")
 class WaitReport:
     """One wait of a worker, in the log and in the view `waiters`. A wait of less than `SHOW_SECONDS` isn't reported.
 
-    `wait()` returns its current description.
+    `wait` is its current description.
     """
 
-    def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Callable[[], Wait]) -> None:
+    def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Wait) -> None:
         self._storage = storage
         self._what = what
         self._began = time.monotonic()
         self._log_at, self._show_at = self._began + REPORT_SECONDS, self._began + SHOW_SECONDS
         self._worker = worker
-        self._wait = wait
+        self.wait = wait
         self._shown: Waiting | None = None
-
-    @property
-    def wait(self) -> Wait:
-        """The current description of the wait."""
-        return self._wait()
 
     @property
     def pause(self) -> float:

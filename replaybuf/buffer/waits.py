@@ -162,11 +162,8 @@ class Waits:
         check_possible(draw, self._storage.rules.limits)
         waited = False
         began = _began(deadline, timeout)
-
-        def described() -> Wait:
-            return self._wait_of(draw, began, timeout)
-
-        with ExitStack() as stack, closing(self.open_report("waiting for groups", described)) as report:
+        wait = self._wait_of(draw, began, timeout)
+        with ExitStack() as stack, closing(self.open_report("waiting for groups", wait)) as report:
             while True:
                 self.check_open()
                 seen = self.version()
@@ -195,7 +192,7 @@ class Waits:
     async def report_timeout(self, draw: Draw, since: float, timeout: float, why: Diagnosis | None = None) -> None:
         """Record the timeout of a draw that began at `since`; by default, that others hold some of the groups."""
         reason, task = ("Others hold some of the groups.", None) if why is None else (why.sentence, why.task_name)
-        await self.open_report("", lambda: self._wait_of(draw, since, timeout)).timed_out(reason, task)
+        await self.open_report("", self._wait_of(draw, since, timeout)).timed_out(reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether the groups that the draw needs are available."""
@@ -236,7 +233,7 @@ class Waits:
             if over:
                 self._read_at = time.monotonic()
             with suppress(StorageError):
-                about = await self._storage.circumstances(wait)
+                about = await self._storage.circumstances()
                 self._read = about
         return diagnose(wait, replace(about, tallies=tallies, matches=matches))
 
@@ -249,14 +246,14 @@ class Waits:
     def for_trainer(self, timeout: float) -> WaitReport:
         """Return the report of a producer's wait for the trainer, to be closed by the caller."""
         wait = self._described({}, time.time(), timeout, kind="trainer", worker=self._worker())
-        return self.open_report("waiting for the trainer", lambda: wait)
+        return self.open_report("waiting for the trainer", wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
         """Publish that a prompt ledger has exhausted its dataset after `drawn` prompts."""
         ended = WorkerEvent(EventKind.DATASET_ENDED, self._worker(), time.time(), drawn, ledger, task_name)
         self._storage.report(ended)
 
-    def open_report(self, what: str, wait: Callable[[], Wait]) -> WaitReport:
+    def open_report(self, what: str, wait: Wait) -> WaitReport:
         """Return the report of a wait, to be closed by the caller; `what` begins its warnings in the log."""
         return WaitReport(self._storage, what, self._worker(), wait)
 
@@ -288,24 +285,22 @@ class Waits:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored. {_ADVICE}", error)
 
-        def described() -> Wait:
-            wants, worker = {new.task_name: queue.waiting}, new.worker
-            return self._described(wants, began, timeout, kind="room", status=new.status, worker=worker)
-
+        wait = self._described({}, began, timeout, kind="room", status=new.status, worker=new.worker)
         queue.waiting += 1
         try:
-            with _timed(self.for_room, "room"), closing(self.open_report("waiting for room", described)) as report:
+            with _timed(self.for_room, "room"), closing(self.open_report("waiting for room", wait)) as report:
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
                         await queue.turn.acquire()
                 except TimeoutError as error:
                     why, found = f"task {new.task_name}: others wait for room, too", None
                     if report.is_long:
+                        report.wait = replace(wait, wants={new.task_name: queue.waiting})
                         found = await self.why(report.wait, await self.tallies(), over=True)
                         await report.timed_out(found.sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
                 try:
-                    return await self._put_in_turn(new, deadline, timeout, report, store)
+                    return await self._put_in_turn(new, queue, deadline, timeout, report, store)
                 finally:
                     queue.turn.release()
         finally:
@@ -314,6 +309,7 @@ class Waits:
     async def _put_in_turn(
         self,
         new: NewGroup,
+        queue: _WaitQueue,
         deadline: float,
         timeout: float,
         report: WaitReport,
@@ -334,6 +330,7 @@ class Waits:
                 why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
             if remaining <= 0 or report.due:
+                report.wait = replace(report.wait, wants={new.task_name: queue.waiting})
                 found = await self.why(report.wait, tallies, over=remaining <= 0)
                 full = found.reason == Reason.HELD_BACK  # otherwise only this group lacks room
                 sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 from replaybuf.errors import InputError
-from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.storage.reports import Waiting, WorkerEvent
 from tests.reference.state import Memory
@@ -29,7 +29,7 @@ class Presence(Memory):
     async def flush(self) -> None:
         """Nothing is kept back."""
 
-    async def circumstances(self, wait: Wait) -> Circumstances:
+    async def circumstances(self) -> Circumstances:
         tallies = await self.tallies()
         with self._lock:
             waits = [one.wait for one in self._waits.values()]

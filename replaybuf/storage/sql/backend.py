@@ -13,14 +13,14 @@ from typing import Any
 
 from replaybuf.common.progress import OnProgress, in_pieces
 from replaybuf.errors import ClosedError
-from replaybuf.rules.circumstances import Circumstances, Wait
+from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.wait_facts import circumstances_of
+from replaybuf.storage.sql.inspection.wait_facts import read_circumstances
 from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.statements import cursors, leases, matching, prompts, put
 from replaybuf.storage.sql.statements.annotate import Annotations, annotate
@@ -450,9 +450,9 @@ class SQLStorage(Store):
             with suppress(ClosedError):
                 await self.thread.run(self.presence.flush)
 
-    async def circumstances(self, wait: Wait) -> Circumstances:
-        """Return the facts about the buffer from which the reason of this wait is diagnosed."""
-        return await self._read(circumstances_of, wait)
+    async def circumstances(self) -> Circumstances:
+        """Return the facts about the buffer from which the reason of a wait is diagnosed, but for its query."""
+        return await self._read(read_circumstances, self.name)
 
     # Copies of the whole buffer
 

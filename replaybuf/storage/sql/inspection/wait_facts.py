@@ -23,7 +23,6 @@ from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
     from replaybuf.rules.train_state import TrainState
-    from replaybuf.storage.sql.engine.transaction import Transaction
 
 # Losses are those of this period, and everything before is known from the minute recorded before it.
 _LATELY_SECONDS = 3600
@@ -77,11 +76,6 @@ def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
     activities = [row["activity"] for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)]
     latest = [one for one in activities if one["draws"]] or activities
     return Limits.recorded(latest[0]["limits"]) if latest else None
-
-
-def circumstances_of(tx: Transaction, wait: Wait) -> Circumstances:
-    """Return the circumstances of one wait in the transaction's buffer."""
-    return matching(tx, tx.scope.buffer or "", wait, read_circumstances(tx, tx.scope.buffer or ""))
 
 
 def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
