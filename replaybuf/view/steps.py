@@ -9,7 +9,7 @@ from typing import Any
 
 from replaybuf.common import units
 from replaybuf.rules.comparison import Part, Table, all_along, mean, without
-from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, rows_of
+from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import (
     GONE,
@@ -205,8 +205,8 @@ def read_step(tx: ReadTransaction, buffer: str, step: int, worst: int) -> list[S
     return [_step(tx, buffer, drawn, tables, key, worst, worse) for key in drawn if key.step == step]
 
 
-_PROMPTS = "SELECT uid, prompt FROM groups WHERE uid IN ({uids})"
-_ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts WHERE uid IN ({uids})"
+_PROMPTS = "SELECT uid, prompt FROM groups WHERE uid {in:uids}"
+_ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts WHERE uid {in:uids}"
 
 
 def _step(
@@ -222,7 +222,7 @@ def _step(
     summary, compared, places = StepRow.of(key, drawn[key]), compare(drawn, tables, key), whereabouts(tx, drawn[key])
     members = sorted(groups_of(drawn[key]), key=by_reward)
     there = [one.uid for _, one in members if places[one.uid] != GONE]
-    prompts = {row["uid"]: row["prompt"] for row in rows_of(tx, _PROMPTS, there)}
+    prompts = {row["uid"]: row["prompt"] for row in tx.rows(_PROMPTS, uids=there)}
     groups = [
         {
             "step": key.step,
@@ -256,7 +256,7 @@ def _step(
 def _lowest(tx: ReadTransaction, buffer: str, uids: Sequence[int], most: int) -> list[Answer]:
     """Return the rollouts with the lowest rewards among these groups."""
     chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=uids)
-    found = {(row["uid"], row["position"]): row for row in rows_of(tx, _ANSWERS, [uid for uid, _ in chosen])}
+    found = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}
     return [Answer(**found[place]) for place in chosen]
 
 

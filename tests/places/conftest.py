@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf.storage.places.owners import claim, open_place
 from replaybuf.storage.places.store import PlaceStore
-from replaybuf.storage.sql.tasks import file_batch, sweeper
+from replaybuf.storage.sql.tasks import payload_files, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from tests.faults.conftest import _no_process_is_left, figures
 from tests.places.deferred import PLACES, Kept, kept_at
@@ -99,7 +99,7 @@ def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(file_batch, "FILE_BYTES", 450_000)
+    monkeypatch.setattr(payload_files, "FILE_BYTES", 450_000)
     monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
 
 

@@ -21,7 +21,7 @@ from replaybuf.storage.places import folder, objects
 from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.statements.past import sweep
-from replaybuf.storage.sql.tasks import file_batch, sweeper
+from replaybuf.storage.sql.tasks import payload_files, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks.handles import load_all
 from tests.faults.disks import own_mounts, small_disk
@@ -39,7 +39,7 @@ SIZES = (30_000, 100_000, 250_000)
 
 def cut_retries() -> None:
     """Let files be small, and sweeps frequent."""
-    file_batch.FILE_BYTES = 450_000
+    payload_files.FILE_BYTES = 450_000
     tasks._LOOK_SECONDS = 0.1
     sweeper.Sweeper.__init__.__defaults__ = (0.1,)  # type: ignore[misc]
     sweeper._IDLE_SECONDS = 0.05
@@ -194,16 +194,16 @@ def work(ledger: Ledger, url: str, place: str, stop: str, first: int, variables:
 def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
     """Put two groups, and stop after their arrays were written, until somebody lets this process go on."""
     os.environ.update(variables)
-    write = file_batch.FileBatch.flush
+    write = payload_files.FileBatch.flush
     stops: list[Callable[[], None]] = []
 
-    def flush(batch: file_batch.FileBatch) -> None:
+    def flush(batch: payload_files.FileBatch) -> None:
         write(batch)
         if stops:
             ledger.write("written", 0)
             stops.pop()()
 
-    file_batch.FileBatch.flush = flush  # type: ignore[method-assign]
+    payload_files.FileBatch.flush = flush  # type: ignore[method-assign]
 
     async def run() -> None:
         async with apart(url, place, **PATIENT) as buffer:
@@ -248,7 +248,7 @@ def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> Non
 def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
     """Put until the disk is full or can't be written to; read; go on with more room."""
     cut_retries()
-    file_batch.FILE_BYTES = 2_000_000
+    payload_files.FILE_BYTES = 2_000_000
     asyncio.run(_fill_up(ledger, url, place, what, small_disk(ledger, place, 5_000_000)))
 
 

@@ -17,7 +17,7 @@ from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.errors import PayloadStoreError
 from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.copies import whole
-from replaybuf.storage.sql.tasks import file_batch
+from replaybuf.storage.sql.tasks import payload_files
 from tests.contract.harness import plain
 from tests.stores import TASK, build, group, set_by, sweep_now
 
@@ -135,7 +135,7 @@ async def test_files_stay_while_they_are_copied(
 
     monkeypatch.setattr(whole, "tails_of", slow)
     monkeypatch.setattr(whole, "_RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(file_batch, "FILE_BYTES", 100_000)
+    monkeypatch.setattr(payload_files, "FILE_BYTES", 100_000)
     async with filled(shared_url, tmp_path / "payloads") as buffer:
         before = await everything(buffer)
         saving = asyncio.create_task(buffer.save(tmp_path / "snapshot"))

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.storage.sql.engine import lease_clock, postgres
+from replaybuf.storage.sql.engine import postgres, sqlite_dialect
 from replaybuf.storage.sql.engine.postgres import Notifications
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.files import keep_for_reading
@@ -74,9 +74,9 @@ async def buffer(tmp_path: Path) -> ReplayBuffer:
 
 def start_again(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     """Start the host: the time since then begins anew."""
-    monkeypatch.setattr(lease_clock, "this_start", lambda: name)
+    monkeypatch.setattr(sqlite_dialect, "this_start", lambda: name)
     began = time.monotonic()
-    monkeypatch.setattr(lease_clock, "since_start", lambda: time.monotonic() - began)
+    monkeypatch.setattr(sqlite_dialect, "since_start", lambda: time.monotonic() - began)
 
 
 async def test_after_another_start_the_wall_clock_counts_once(
@@ -107,7 +107,7 @@ async def test_hosts_that_share_a_file_have_clocks_of_their_own(
         await fill(buffer, 3)
         untils = []
         for host in ("a", "b", "a"):
-            monkeypatch.setattr(lease_clock, "this_start", lambda host=host: host)
+            monkeypatch.setattr(sqlite_dialect, "this_start", lambda host=host: host)
             untils.append((await lease_of(buffer, 1000)).until)
         assert untils == sorted(untils)
         assert untils[2] - untils[0] < 5
@@ -116,7 +116,7 @@ async def test_hosts_that_share_a_file_have_clocks_of_their_own(
 async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
     buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_clock, "this_start", lambda: None)
+    monkeypatch.setattr(sqlite_dialect, "this_start", lambda: None)
     async with buffer:
         await fill(buffer, 2)
         first = await lease_of(buffer, 1000)

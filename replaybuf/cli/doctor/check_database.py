@@ -149,11 +149,11 @@ def check_indexes(tx: Transaction, about: Examination) -> Iterator[Finding]:
 
 
 def _lost_indexes(tx: Transaction) -> list[str]:
-    return sorted(_INDEXES.keys() - set(tx.values(_USABLE_INDEXES[tx.dialect_name])))
+    return sorted(_INDEXES.keys() - set(tx.values(_USABLE_INDEXES[tx.dialect.name])))
 
 
 def _lost_views(tx: Transaction) -> list[str]:
-    return sorted(set(VIEWS).difference(tx.values(_VIEWS[tx.dialect_name])))
+    return sorted(set(VIEWS).difference(tx.values(_VIEWS[tx.dialect.name])))
 
 
 def _make_indexes(tx: Transaction) -> str:

@@ -63,7 +63,7 @@ class _Stored(NamedTuple):
 
 def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
     """Read those of these groups that are there, or whose payloads are."""
-    texts = "".join(f", CAST({name} AS BLOB)" for name in _TEXTS) if tx.dialect_name == "sqlite" else ""
+    texts = "".join(f", CAST({name} AS BLOB)" for name in _TEXTS) if tx.dialect.name == "sqlite" else ""
     tables = "rb_payload p LEFT JOIN rb_group g ON g.uid = p.uid"
     rows = tx.tuples(f"SELECT p.uid, data, bytes{texts} FROM {tables} WHERE p.uid {{in:uids}}", uids=list(uids))  # noqa: S608
     found = []

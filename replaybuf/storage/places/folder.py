@@ -15,7 +15,7 @@ import numpy as np
 from replaybuf.common.atomic_file import sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.places.filesystems import filesystem_type, is_network
-from replaybuf.storage.places.store import FILES, MARKER, Extent, GoneError, PlaceStore, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -31,13 +31,13 @@ class FolderStore(PlaceStore):
         self._folder: tuple[int, int] | None = None  # device and inode of the folder of files that is known to be ours
 
     def read_marker(self) -> bytes | None:
-        with self._as_ours("read"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with self.ours("read"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return (self.path / MARKER).read_bytes()
         return None
 
     def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
         new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
-        with self._as_ours("written to"):
+        with self.ours("written to"):
             try:
                 with new.open("wb") as file:
                     file.write(marker)
@@ -55,7 +55,7 @@ class FolderStore(PlaceStore):
         return True
 
     def check_writable(self) -> None:
-        with self._as_ours("written to"):
+        with self.ours("written to"):
             if not self.path.is_dir():
                 isnt = "isn't there: make it (mkdir -p), mount it, or name another one"
                 isnt = "is a file: name a folder" if self.path.exists() else isnt
@@ -112,28 +112,23 @@ class FolderStore(PlaceStore):
             self._folder = folder
 
     def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        return map(self._read, wanted, wanted.values())
+        return map(self.read_file, wanted, wanted.values())
 
-    def _read(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
-        with self._as_ours("read"):
-            try:
-                number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                self.check_there()
-                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(extents)
-            try:
-                return [_read_range(number, extent) for extent in extents]
-            finally:
-                os.close(number)
+    def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
+        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return [_read_range(number, extent) for extent in extents]
+        finally:
+            os.close(number)
 
     def delete(self, names: Iterable[str]) -> None:
-        with self._as_ours("written to"):
+        with self.ours("written to"):
             self.check_there()
             for name in names:
                 self._file(name).unlink(missing_ok=True)
 
     def files(self) -> Iterator[StoredFile]:
-        with self._as_ours("read"), os.scandir(self.path / FILES) as entries:
+        with self.ours("read"), os.scandir(self.path / FILES) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     found = entry.stat()
@@ -142,18 +137,7 @@ class FolderStore(PlaceStore):
     def _file(self, name: str) -> Path:
         return self.path / FILES / name
 
-    @contextlib.contextmanager
-    def _as_ours(self, what: str) -> Iterator[None]:
-        """Raise PayloadStoreError for operating system errors; replaybuf's own errors pass."""
-        try:
-            yield
-        except PayloadStoreError:
-            raise
-        except OSError as error:
-            raise self.error(error, what) from error
-
     def error(self, error: OSError, what: str) -> PayloadStoreError:
-        """Return the error for a folder that can't be read or written to, from the operating system's error."""
         reason = os.strerror(error.errno) if error.errno else str(error)
         return PayloadStoreError(
             f"the folder for payloads {self.path} can't be {what} ({reason}): see that it is mounted and writable"

@@ -15,7 +15,7 @@ import numpy as np
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.storage.places.store import FILES, MARKER, Extent, GoneError, PlaceStore, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
 
 #: The schemes of URLs, with the names of the services.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
@@ -45,6 +45,7 @@ class ObjectStore(PlaceStore):
                 f"payloads in {url.partition('://')[0]}:// need the package obstore, which is not installed: "
                 "pip install obstore"
             ) from error
+        self.errors = (self._errors.BaseError, OSError)
         self.url = url.rstrip("/")
         self._patience = _PART * patience
         client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": _endpoint().startswith("http://")}
@@ -60,7 +61,7 @@ class ObjectStore(PlaceStore):
         _run_here(self.url)
 
     def read_marker(self) -> bytes | None:
-        with self._as_ours("read"):
+        with self.ours("read"):
             try:
                 return bytes(self._obstore.get(self._store, MARKER).bytes())
             except FileNotFoundError:
@@ -68,7 +69,7 @@ class ObjectStore(PlaceStore):
 
     def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
         mode = "overwrite" if replace else "create"
-        with self._as_ours("written to"):
+        with self.ours("written to"):
             try:
                 self._obstore.put(self._store, MARKER, marker, mode=mode, use_multipart=False)
             except self._errors.AlreadyExistsError:
@@ -85,14 +86,14 @@ class ObjectStore(PlaceStore):
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         def put(one: tuple[str, Sequence[Any]]) -> None:
             name, buffers = one
-            with self._as_ours("written to"):
+            with self.ours("written to"):
                 self._obstore.put(self._store, f"{FILES}/{name}", b"".join(buffers), use_multipart=False)
 
         for waiting in [self._pool.submit(put, one) for one in files]:
             waiting.result()
 
     def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        for waiting in [self._pool.submit(self._read, name, extents) for name, extents in wanted.items()]:
+        for waiting in [self._pool.submit(self.read_file, name, extents) for name, extents in wanted.items()]:
             try:
                 yield waiting.result(timeout)
             except TimeoutError as error:
@@ -100,29 +101,24 @@ class ObjectStore(PlaceStore):
                     f"{self.url} didn't answer within {timeout:g} s while payloads were read; nothing was taken"
                 ) from error
 
-    def _read(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
-        with self._as_ours("read"):
-            try:
-                wanted = [one for one in extents if one.size]
-                starts, lengths = [one.at for one in wanted], [one.size for one in wanted]
-                path = f"{FILES}/{name}"
-                rest = iter(self._obstore.get_ranges(self._store, path, starts=starts, lengths=lengths))
-                # Copied, since obstore's buffers are read-only.
-                return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in extents]
-            except FileNotFoundError:
-                self.check_there()
-                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(extents)
-            except self._errors.GenericError as error:
-                if _status(error) != "416" and "Requested range was invalid" not in str(error):
-                    raise
-                return [DecodeError(f"the file {name} is shorter than it was: it was cut short")] * len(extents)
+    def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
+        wanted = [one for one in extents if one.size]
+        starts, lengths = [one.at for one in wanted], [one.size for one in wanted]
+        try:
+            rest = iter(self._obstore.get_ranges(self._store, f"{FILES}/{name}", starts=starts, lengths=lengths))
+        except self._errors.GenericError as error:
+            if _status(error) != "416" and "Requested range was invalid" not in str(error):
+                raise
+            return [DecodeError(f"the file {name} is shorter than it was: it was cut short")] * len(extents)
+        # Copied, since obstore's buffers are read-only.
+        return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in extents]
 
     def delete(self, names: Iterable[str]) -> None:
-        with self._as_ours("written to"), contextlib.suppress(FileNotFoundError):
+        with self.ours("written to"), contextlib.suppress(FileNotFoundError):
             self._obstore.delete(self._store, [f"{FILES}/{name}" for name in names])
 
     def files(self) -> Iterator[StoredFile]:
-        with self._as_ours("read"):
+        with self.ours("read"):
             for listed in self._obstore.list(self._store, prefix=FILES):
                 for one in listed:
                     yield StoredFile(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp())
@@ -130,15 +126,8 @@ class ObjectStore(PlaceStore):
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    @contextlib.contextmanager
-    def _as_ours(self, what: str) -> Iterator[None]:
-        """Raise PayloadStoreError for the errors of `obstore`, whose texts may contain anything."""
-        try:
-            yield
-        except PayloadStoreError:
-            raise
-        except (self._errors.BaseError, OSError) as error:
-            raise PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}") from None
+    def error(self, error: Exception, what: str) -> PayloadStoreError:
+        return PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}")
 
     def _reason(self, error: Exception) -> str:
         status, asked = _status(error), redact(_endpoint()) or "the store"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -115,6 +116,8 @@ class PlaceStore(ABC):
     """
 
     url: str
+    #: The exceptions for a place that can't be used.
+    errors: tuple[type[Exception], ...] = (OSError,)
     #: The marker, once known: another marker means another place.
     marker: bytes | None = None
 
@@ -158,7 +161,20 @@ class PlaceStore(ABC):
 
     @abstractmethod
     def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        """Return the answers of `read` for each file in turn."""
+        """Return the answers of `read` for each file in turn, by `read_file`."""
+
+    def read_file(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
+        """Return the answers of `read` for one file."""
+        with self.ours("read"):
+            try:
+                return self.read_ranges(name, extents)
+            except FileNotFoundError:
+                self.check_there()
+                return [GoneError(f"the file {name} isn't there any more: somebody deleted it")] * len(extents)
+
+    @abstractmethod
+    def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
+        """Return the bytes of ranges of a file as `read` does. Raises FileNotFoundError."""
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
@@ -181,6 +197,20 @@ class PlaceStore(ABC):
                 f"{self.url} is another place than before: its {MARKER} has changed; mount or put back the former one, "
                 "nothing is lost as long as its files are"
             )
+
+    @contextmanager
+    def ours(self, what: str) -> Iterator[None]:
+        """Raise PayloadStoreError for `errors` of a place that can't be "read" or "written to", by `error`."""
+        try:
+            yield
+        except PayloadStoreError:
+            raise
+        except self.errors as error:
+            raise self.error(error, what) from None  # its text may contain anything
+
+    @abstractmethod
+    def error(self, error: Any, what: str) -> PayloadStoreError:
+        """Return the error for a place that can't be "read" or "written to", from one of `errors`."""
 
     def close(self) -> None:  # noqa: B027
         """Release everything."""

@@ -147,7 +147,7 @@ async def _copy_rows(
     if convert is None:
         _begin_anew(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
-    await target.run(write_tallies, tallies, ids)
+    await target.run(_insert_rows, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
     there = (str(Tally.SIZE), str(Tally.LEASED))
     reporter = ProgressReporter(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
     after, size, copied = 0, 1, 0
@@ -226,11 +226,6 @@ def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, i
     _insert_rows(tx, lane, [row | {"buffer": tx.scope.buffer} for row in rows])
     found = {(row.task_name, row.status, row.leased): row.id for row in all_lanes(tx)}
     return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
-
-
-def write_tallies(tx: Transaction, tallies: Sequence[dict[str, Any]], ids: Mapping[int, int]) -> None:
-    """Write the tallies of these lanes; `ids` has the lanes' new ids by the old ones."""
-    _insert_rows(tx, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
 
 
 def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> None:

@@ -3,8 +3,8 @@
 Statements never compare a database's name. Most are texts with parameters `:name` and a few macros in braces, for which
 each database has its own SQL (`Dialect.macros`):
 
-    {in:uids}, {not_in:uids}  follow a column: it is, or isn't, one of the numbers of the list `uids`
-    {in_texts:tasks}, {not_in_texts:tasks}  the same for texts
+    {in:uids}                 follows a column: it is one of the numbers of the list `uids`
+    {in_texts:tasks}          the same for texts
     {json:tags}               the value `tags` as JSON
     {moment:at}               the moment `at` of the present, NULL for None: on a server its own time, as clocks differ
     {clock:now}               the time `now` of the lease clock, by which leases end: on a server its own time
@@ -12,10 +12,12 @@ each database has its own SQL (`Dialect.macros`):
     {now}                     the time in seconds since the epoch
     {connections}             the number of connections to the database, by the server's count
     {shard}                   the shard of `rb_tally` that the transaction updates
-    {tables}, {views}, {set_last_uid:last}  whole statements, for the methods of `Dialect`
+    {tables}, {views}, {set_last_uid:last}  whole statements: the names of all tables; the names and definitions of
+                              all views; the next uid is `last + 1`
 
 Statements that vary with a user's query or with the policy are SQLAlchemy Core, which its public methods compile. All
-else that differs is a method of `Dialect`, which `sqlite_dialect` and `postgres_dialect` implement.
+else that differs is a method of `Dialect`, which `sqlite_dialect` and `postgres_dialect` implement. Frequent read
+commands use texts alone, and don't import SQLAlchemy, which takes longer than their queries.
 """
 
 from __future__ import annotations
@@ -27,17 +29,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic_core import from_json, to_json
-from sqlalchemy import BigInteger, ColumnElement, Select, Table, bindparam
-from sqlalchemy import Dialect as Compiler
-
 from replaybuf.common import units
 from replaybuf.errors import StorageError
-from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
-from replaybuf.storage.sql.schema.tables import group
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+    from sqlalchemy import Dialect as Compiler
+
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 Convert = Callable[[Any], Any]
@@ -63,28 +62,21 @@ class RowLimit:
             )
 
 
-#: The drivers' JSON values are text.
-JSON_OPTIONS: dict[str, Any] = {
-    "json_serializer": lambda value: to_json_text(value),
-    "json_deserializer": from_json,
-}
-
-#: The parameters of `first_of_lane`.
-LANE, SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
-
-
 class Dialect(ABC):
     """The SQL of one kind of database."""
 
     #: SQLAlchemy's name for it, used by `query.compile_sql` and the views.
     name: str
-    #: SQLAlchemy's dialect, by which statements are compiled and values are converted.
-    compiler: Compiler
     #: Whether it is a server: each statement is a round trip, and transactions write concurrently, with row locks.
     is_remote: bool
     #: What begins the number of a parameter, and the macros of statements.
     parameter: str
     macros: ClassVar[Mapping[str, str]]
+
+    @property
+    @abstractmethod
+    def compiler(self) -> Compiler:
+        """SQLAlchemy's dialect, by which statements are compiled and values are converted. JSON values are text."""
 
     @abstractmethod
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
@@ -96,14 +88,10 @@ class Dialect(ABC):
 
     # Locks, which a database with one writer at a time has none of.
 
-    def for_update(self, query: Select[Any], *, of: Table | None = None, skip_locked: bool = False) -> Select[Any]:
-        """Return the query with FOR UPDATE, which SQLAlchemy leaves out for SQLite; `skip_locked` as in SQL."""
-        return query.with_for_update(of=of, skip_locked=skip_locked)
-
     def lock(self, tx: Transaction, key: Lock) -> None:
         """Take an advisory lock exclusively, until the end of the transaction."""
         if self.is_remote:
-            tx.run(locks.TAKE, key)
+            tx.run("SELECT pg_advisory_xact_lock($1)", key)
 
     def lock_schema(self, tx: Transaction) -> None:
         """Take the lock for creating the schema, until the end of the transaction."""
@@ -111,13 +99,13 @@ class Dialect(ABC):
 
     def try_lock(self, tx: Transaction, key: Lock) -> bool:
         """Try to take an advisory lock without waiting; return whether it was free."""
-        return not self.is_remote or bool(tx.run(locks.TRY, key)[0][0])
+        return not self.is_remote or bool(tx.run("SELECT pg_try_advisory_xact_lock($1)", key)[0][0])
 
     def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
         """Take the advisory locks of these names exclusively, in sorted order."""
         if self.is_remote:
             for name in sorted(names):
-                tx.run(locks.TAKE_NAMED, name, kind)
+                tx.run("SELECT pg_advisory_xact_lock(hashtextextended($1, $2))", name, kind)
 
     @abstractmethod
     def clock(self, tx: Transaction) -> float:
@@ -126,13 +114,6 @@ class Dialect(ABC):
     def start_clock(self, tx: Transaction) -> float:
         """Return the time of `clock` in a write transaction, and make the clock monotonic from now on."""
         return self.clock(tx)
-
-    @abstractmethod
-    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
-        """Return a query for the first groups of a lane by these keys, locked, with the parameters LANE and SIZE.
-
-        `backwards`: the order of the keys is a backward scan of the index.
-        """
 
     @abstractmethod
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
@@ -152,18 +133,6 @@ class Dialect(ABC):
     @abstractmethod
     def row_limit(self, tx: Transaction) -> RowLimit:
         """Return the maximum size of a row."""
-
-    def set_last_uid(self, tx: Transaction, last: int) -> None:
-        """Make `last + 1` the next uid."""
-        tx.change("{set_last_uid:last}", last=last)
-
-    def tables(self, tx: Transaction) -> set[str]:
-        """Return the names of all tables."""
-        return set(tx.values("{tables}"))
-
-    def views(self, tx: Transaction) -> dict[str, str]:
-        """Return the definitions of all views, by name."""
-        return {name: definition or "" for name, definition in tx.tuples("{views}")}
 
 
 # Statements
@@ -191,28 +160,11 @@ class Form:
         return tuple([converts[name](given[name]) if name in converts else given[name] for name in self.names])
 
 
-class Statement:
-    """A function that returns a statement of SQLAlchemy, which is compiled once for each dialect."""
-
-    __slots__ = ("_build", "_forms")
-
-    def __init__(self, build: Callable[[Dialect], Any]) -> None:
-        self._build = build
-        self._forms: dict[Dialect, Form] = {}
-
-    def form(self, dialect: Dialect) -> Form:
-        """Return the statement compiled for a dialect."""
-        form = self._forms.get(dialect)
-        if form is None:
-            form = self._forms[dialect] = of_core(self._build(dialect), dialect)
-        return form
-
-
 def form_of(statement: Any, dialect: Dialect) -> Form:
-    """Return a text, a Statement, or a statement of SQLAlchemy compiled for a dialect; the last each time."""
+    """Return a text or a statement of SQLAlchemy compiled for a dialect, the latter each time; a Form as it is."""
     if isinstance(statement, str):
         return of_text(statement, dialect)
-    return statement.form(dialect) if isinstance(statement, Statement) else of_core(statement, dialect)
+    return statement if isinstance(statement, Form) else of_core(statement, dialect)
 
 
 _PART = re.compile(r"\{(?P<macro>\w+)(?::(?P<argument>\w+))?\}|(?<![:\w]):(?P<name>[a-z_]\w*)")
@@ -235,11 +187,11 @@ def of_text(text: str, dialect: Dialect) -> Form:
             return parameter(found["name"])
         if argument is None:
             return dialect.macros[macro]
-        if macro in ("lock", "skip"):
-            return dialect.macros[f"{macro}_of"].format(argument)
+        if macro == "lock":
+            return dialect.macros["lock_of"].format(argument)
         if macro == "json":
             converts[argument] = to_json_text
-        elif "in" in macro.split("_"):
+        elif macro in ("in", "in_texts"):
             converts[argument] = dialect.listed
         return dialect.macros[macro].format(parameter(argument))
 
@@ -248,6 +200,8 @@ def of_text(text: str, dialect: Dialect) -> Form:
 
 def to_json_text(value: Any) -> str | None:
     """Return a value as JSON, None as NULL."""
+    from pydantic_core import to_json
+
     return None if value is None else to_json(value).decode()
 
 

@@ -45,8 +45,3 @@ class NamedLock(IntEnum):
 def first(*, alone: bool) -> str:
     """Return a write transaction's first statement: it locks WRITERS, exclusively if `alone`."""
     return f"SELECT pg_advisory_xact_lock{'' if alone else '_shared'}({Lock.WRITERS:d});"
-
-
-TAKE = "SELECT pg_advisory_xact_lock($1)"
-TRY = "SELECT pg_try_advisory_xact_lock($1)"
-TAKE_NAMED = "SELECT pg_advisory_xact_lock(hashtextextended($1, $2))"

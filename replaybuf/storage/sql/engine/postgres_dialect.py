@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import JSON, ColumnElement, Select, Text, bindparam, cast, func
+from sqlalchemy import JSON, ColumnElement, Text, bindparam, cast, func
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
+from replaybuf.storage.sql.engine.dialect import Dialect, RowLimit, to_json_text
 from replaybuf.storage.sql.schema.tables import group, uid_sequence
 
 if TYPE_CHECKING:
@@ -39,14 +39,12 @@ _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnam
 
 class PostgresDialect(Dialect):
     name = "postgresql"
-    compiler = asyncpg.dialect(**JSON_OPTIONS)  # type: ignore[no-untyped-call]
+    compiler = asyncpg.dialect(json_serializer=to_json_text)  # type: ignore[no-untyped-call]
     is_remote = True
     parameter = "$"
     macros: ClassVar = {
         "in": f"= ANY ({array('{}', 'bigint')})",
-        "not_in": f"<> ALL ({array('{}', 'bigint')})",
         "in_texts": "= ANY (CAST({} AS text[]))",
-        "not_in_texts": "<> ALL (CAST({} AS text[]))",
         "json": "CAST({} AS jsonb)",
         "moment": f"CAST({{}} AS double precision) * 0 + {NOW}",
         # In a subquery, evaluated once: a volatile function would rule out an index.
@@ -71,13 +69,6 @@ class PostgresDialect(Dialect):
     def clock(self, tx: Transaction) -> float:
         [(seconds,)] = tx.run(f"SELECT {NOW}")
         return float(seconds)
-
-    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
-        # With `lane = n` the planner treats the lane as a constant and may walk the primary key from its beginning,
-        # past the groups of other lanes. With a range of one lane only indexes that begin with the lane qualify.
-        query = query.where(group.c.lane.between(LANE, LANE))
-        query = query.order_by(group.c.lane.desc() if backwards else group.c.lane, *keys).limit(SIZE)
-        return query.with_for_update(skip_locked=True)
 
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         if not ranges:

@@ -42,9 +42,7 @@ class SqliteDatabase(Database):
         self._turn = asyncio.Lock()
         self._writer: SqliteConnection | None = None
         self._checkpointer: SqliteConnection | None = None
-        self._log: WalCheckpoints | None = None
-        if self.path is not None:
-            self._log = WalCheckpoints(f"{self.path}-wal", self._checkpoint)
+        self._log = WalCheckpoints(None if self.path is None else f"{self.path}-wal", self._checkpoint)
 
     async def read(
         self,
@@ -77,7 +75,7 @@ class SqliteDatabase(Database):
         # A commit either succeeds or raises: no unknown outcome, no retry.
         with translated(self.access, patience):
             result = await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
-        self._committed()
+        self._log.committed()
         return result
 
     async def _in_turn(
@@ -113,7 +111,7 @@ class SqliteDatabase(Database):
                     await asyncio.shield(connection.in_thread(lambda own: own.roll_back()))
                     raise
         if write:
-            self._committed()
+            self._log.committed()
 
     @asynccontextmanager
     async def _connection(self, write: bool) -> AsyncIterator[SqliteConnection]:
@@ -123,10 +121,6 @@ class SqliteDatabase(Database):
         else:
             async with self.connections.lend() as connection:
                 yield connection
-
-    def _committed(self) -> None:
-        if self._log is not None:
-            self._log.committed()
 
     async def _checkpoint(self) -> None:
         if self._checkpointer is None:
@@ -141,8 +135,7 @@ class SqliteDatabase(Database):
         return CommitWatch() if self.path is None else DataVersion(self.connections, self.path)
 
     async def dispose(self) -> None:
-        if self._log is not None:
-            await self._log.close()
+        await self._log.close()
         async with self._turn:
             connections = (self._checkpointer, self._writer)
             self._checkpointer = self._writer = None
@@ -174,9 +167,9 @@ def checkpoint_wal(connection: sqlite3.Connection) -> None:
 
 
 class WalCheckpoints:
-    """Schedules checkpoints by `copy`."""
+    """Schedules checkpoints of the WAL at this path by `copy`; None for a database in memory."""
 
-    def __init__(self, path: str, copy: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, path: str | None, copy: Callable[[], Awaitable[object]]) -> None:
         self._path, self._copy = path, copy
         self._copying: asyncio.Task[None] | None = None
         self._commits = self._bytes = 0  # since the last checkpoint, and the size of the WAL file then
@@ -184,6 +177,8 @@ class WalCheckpoints:
 
     def committed(self) -> None:
         """Count a commit, and checkpoint the WAL in a task of its own if that is due (database's thread)."""
+        if self._path is None:
+            return
         self._commits += 1
         try:
             size = os.stat(self._path).st_size

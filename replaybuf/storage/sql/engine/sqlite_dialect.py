@@ -1,36 +1,32 @@
-"""The SQL of SQLite, where the two databases differ inside a transaction."""
+"""The SQL of SQLite, where the two databases differ inside a transaction, and the clock of its leases."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic_core import to_json
-from sqlalchemy import ColumnElement, Select, Text, bindparam, func, select
-from sqlalchemy.dialects.sqlite import pysqlite
-
-from replaybuf.storage.sql.engine import lease_clock
-from replaybuf.storage.sql.engine.dialect import JSON_OPTIONS, LANE, SIZE, Dialect, RowLimit
-from replaybuf.storage.sql.engine.lease_clock import host_start, lease_time
-from replaybuf.storage.sql.schema.tables import group, payload
+from replaybuf.storage.sql.engine.dialect import Dialect, RowLimit, to_json_text
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+    from sqlalchemy import Dialect as Compiler
+
     from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 
 class SqliteDialect(Dialect):
     name = "sqlite"
-    compiler = pysqlite.dialect(**JSON_OPTIONS)
     is_remote = False
     parameter = "?"
     macros: ClassVar = {
         "in": "IN (SELECT value FROM json_each({}))",
-        "not_in": "NOT IN (SELECT value FROM json_each({}))",
         "in_texts": "IN (SELECT value FROM json_each({}))",
-        "not_in_texts": "NOT IN (SELECT value FROM json_each({}))",
         "json": "{}",
         "moment": "{}",
         "clock": "{}",
@@ -45,28 +41,35 @@ class SqliteDialect(Dialect):
         "set_last_uid": "UPDATE rb_info SET number = {} WHERE name = 'uid'",
     }
 
+    @cached_property
+    def compiler(self) -> Compiler:
+        from sqlalchemy.dialects.sqlite import pysqlite
+
+        serializer: Any = to_json_text
+        return pysqlite.dialect(json_serializer=serializer)
+
     def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        from sqlalchemy import Text, bindparam, func, select
+
         return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
-        return to_json(list(values)).decode()
+        return to_json_text(list(values))
 
     def clock(self, tx: Transaction) -> float:
-        return lease_time(tx)
+        start = _host_start(tx)
+        return time.time() if start is None else start + since_start()
 
     def start_clock(self, tx: Transaction) -> float:
-        name = lease_clock.this_start()
-        if name is not None and host_start(tx) is None:
-            start = repr(time.time() - lease_clock.since_start())
+        name = this_start()
+        if name is not None and _host_start(tx) is None:
+            start = repr(time.time() - since_start())
             tx.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=name, value=start)
         return self.clock(tx)
 
-    def first_of_lane(self, query: Select[Any], keys: Sequence[ColumnElement[Any]], *, backwards: bool) -> Select[Any]:
-        return query.where(group.c.lane == LANE).order_by(*keys).limit(SIZE)
-
     def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         session = _session(tx)
-        return [session.read_blob(payload.name, payload.c.data.name, uid, at, size) for uid, at, size in ranges]
+        return [session.read_blob("rb_payload", "data", uid, at, size) for uid, at, size in ranges]
 
     def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
@@ -90,3 +93,41 @@ def _session(tx: Transaction) -> SqliteSession:
 
 
 SQLITE = SqliteDialect()
+
+
+# The clock of leases is monotonic, unaffected by changes of the host's wall clock.
+#
+# A host knows the time since its boot, including sleep; it can't be set, and is the same for all its processes. The
+# database has the moment of the boot by the wall clock, as of the host's first lease (`rb_info`); the sum is the time.
+# After a reboot, a host begins again with its wall clock. So does each of several hosts that share a file: their clocks
+# differ by as much as their wall clocks did then.
+#
+# Where a boot has no id (systems other than Linux), the wall clock is used.
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/time")
+
+
+@cache
+def this_start() -> str | None:
+    """Return an id of the host's current boot, as seen by this process; None if the system has none."""
+    namespace = ""  # containers may have a time namespace
+    try:
+        name = _BOOT_ID.read_text("utf-8").strip()
+        with suppress(OSError):
+            namespace = f" {_NAMESPACE.readlink()}"
+    except (OSError, ValueError):
+        return None
+    return f"start of {name}{namespace}" if name and hasattr(time, "CLOCK_BOOTTIME") else None
+
+
+def since_start() -> float:
+    """Return the seconds since the host's boot, including sleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _host_start(tx: Transaction) -> float | None:
+    """Return this host's boot time as recorded in the database, or None."""
+    name = this_start()
+    found = None if name is None else tx.value("SELECT value FROM rb_info WHERE name = :name", name=name)
+    return None if found is None else float(found)

@@ -10,13 +10,15 @@ import time
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from replaybuf.storage.sql.engine.database import Function
 from replaybuf.storage.sql.engine.hooks import HOOKS, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
 from replaybuf.storage.sql.engine.transaction import Row, Scope, Session, Transaction
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.database import Function
 
 T = TypeVar("T")
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from sqlalchemy import ColumnElement, and_, false, true
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialect import Dialect, form_of
 from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.engine.read_transaction import ReadTransaction, Table
-from replaybuf.storage.sql.schema.tables import lane
+from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
 
 if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.dialect import Dialect
+    from sqlalchemy import ColumnElement
+
+#: Column names and rows.
+Table = tuple[list[str], list[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class Scope:
     @property
     def lanes(self) -> ColumnElement[bool]:
         """The lanes of the groups in the buffer, without leased ones except for readers."""
+        from sqlalchemy import and_, false, true
+
+        from replaybuf.storage.sql.schema.tables import lane
+
         return true() if self.buffer is None else and_(lane.c.buffer == self.buffer, lane.c.leased == false())
 
 
@@ -71,11 +79,11 @@ class Session(ABC):
 
 
 @dataclass(slots=True)
-class Transaction(ReadTransaction):
-    """A running transaction, which may write. `scope` is the buffer as seen by the transaction (`statements.fence`).
+class Transaction:
+    """A running transaction. Statements are SQL text with parameters `:name`, or of SQLAlchemy (`dialect`).
 
-    `last` are statements to be sent in one message with COMMIT. `newest` is the id of the buffer's newest checkpoint
-    once it was read (`statements.past`).
+    `scope` is the buffer as seen by the transaction (`statements.fence`). `last` are statements to be sent in one
+    message with COMMIT. `newest` is the id of the buffer's newest checkpoint once it was read (`statements.past`).
     """
 
     session: Session
@@ -91,18 +99,62 @@ class Transaction(ReadTransaction):
         """Return the same transaction for another buffer."""
         return Transaction(self.session, scope)
 
-    @property
-    def dialect_name(self) -> str:
-        return self.dialect.name
+    # Reading
 
     def table(self, statement: str, /, **values: Any) -> Table:
+        """Run a statement; return its column names (none if it returns no rows) and its rows.
+
+        Without values, the text is the driver's own, without macros.
+        """
         form = form_of(statement, self.dialect) if values else None
         names, rows = self.session.table(form.sql, form.values(values)) if form else self.session.table(statement)
         return names, [tuple(row) for row in rows]
 
     def tuples(self, statement: Any, /, **values: Any) -> Sequence[Row]:
+        """Run a statement and return the driver's rows: JSON may be text, a boolean a number."""
         form = form_of(statement, self.dialect)
         return self.session.fetch(form.sql, form.values(values))
+
+    def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
+        """Run a statement and return its rows, with the same Python types from both databases (`tidy`)."""
+        names, found = self.table(statement, **values)
+        return [tidy(dict(zip(names, row, strict=True))) for row in found]
+
+    def value(self, statement: str, /, **values: Any) -> Any:
+        """Run a statement and return the first value of its first row; None when there is no row."""
+        found = self.tuples(statement, **values)
+        return found[0][0] if found else None
+
+    def values(self, statement: str, /, **values: Any) -> list[Any]:
+        """Run a statement and return the first value of each row."""
+        return [row[0] for row in self.tuples(statement, **values)]
+
+    def now(self) -> datetime:
+        """Return the time of the store's clock."""
+        return datetime.fromtimestamp(self.seconds(), UTC)
+
+    def revision(self) -> str | None:
+        """Return the revision of the schema, None where there is none."""
+        table = self.value(_FIND_TABLE[self.dialect.name], name=VERSION_TABLE)
+        return None if table is None else self.value(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608
+
+    def places(self) -> tuple[dict[int, str], str | None]:
+        """Return the places of payloads by id, and the unique id of the database that owns their payloads."""
+        return dict(map(tuple, self.tuples("SELECT id, url FROM rb_place"))), self.value(_OWNER)
+
+    def database_bytes(self) -> int:
+        """Return the size of the database on disk."""
+        found = self.value(_SIZE[self.dialect.name])
+        if self.dialect.name == "postgresql":
+            return int(found)
+        files = (Path(f"{found}{suffix}") for suffix in ("", "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def seconds(self) -> float:
+        """Return the time of the store's clock, which decides when leases end, in seconds since the epoch."""
+        return self.dialect.clock(self)
+
+    # Writing
 
     def change(self, statement: Any, /, **values: Any) -> int:
         """Run a statement that returns no rows; return the number of changed rows."""
@@ -118,9 +170,6 @@ class Transaction(ReadTransaction):
                 rows = [[one if to is None else to(one) for to, one in zip(converts, row, strict=True)] for row in rows]
             self.session.run_many(form.sql, rows)
 
-    def seconds(self) -> float:
-        return self.dialect.clock(self)
-
     def finish(self, statement: str) -> None:
         """Queue a statement to be sent together with COMMIT; no other statement may follow it."""
         on_statement(statement)
@@ -132,3 +181,36 @@ class Transaction(ReadTransaction):
 
 
 Row = Sequence[Any]
+#: A transaction of a function that only reads.
+ReadTransaction = Transaction
+
+_JSON = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits")
+_TIMES = (
+    *("created_at", "leased_until", "archived_at", "oldest", "newest", "taken_at", "since", "until", "deadline"),
+    *("seen_at", "last_seen", "started_at", "ended_at", "happened_at"),
+)
+_OWNER = "SELECT value FROM rb_info WHERE name = 'identity'"
+_FIND_TABLE = {
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
+    # Not `to_regclass`: it may answer from the backend's catalogue cache, which may lack tables committed while this
+    # transaction waited for the schema lock.
+    "postgresql": "SELECT oid FROM pg_class WHERE relname = :name AND pg_table_is_visible(oid)",
+}
+# SQLite: the path of the file, whose size is read from the file system.
+_SIZE = {
+    "sqlite": "SELECT file FROM pragma_database_list WHERE name = 'main'",
+    "postgresql": "SELECT pg_database_size(current_database())",
+}
+
+
+def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a row of a view with the same Python types from both databases."""
+    values = dict(row)
+    for name, value in values.items():
+        if isinstance(value, Decimal):
+            values[name] = int(value) if value == value.to_integral_value() else float(value)
+        elif isinstance(value, str) and name in _JSON:
+            values[name] = json.loads(value)
+        elif isinstance(value, str) and name in _TIMES:
+            values[name] = datetime.fromisoformat(value).replace(tzinfo=UTC)
+    return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -64,9 +64,6 @@ def choose(tx: ReadTransaction, buffer: str | None) -> str:
     return buffer or (there[0] if len(there) == 1 else DEFAULT)
 
 
-_CHUNK = 1000
-
-
 @dataclass(slots=True)
 class Listing:
     """Metadata of groups, the number that match, the time of the read, and whether other buffers exist."""
@@ -93,12 +90,12 @@ SELECT
     uid, buffer, task_name, status, staleness, reward, priority, times_sampled, created_at, leased_until, archived_at,
     deliveries, rollouts, prompt_tokens, response_tokens, finish_reasons, bytes, key, tags, error, prompt, response,
     worker, put_step, leased_by, trained_step, group_size, group_index
-FROM groups WHERE uid IN ({uids})"""
+FROM groups WHERE uid {in:uids}"""
 _ROLLOUTS = """
 SELECT
     uid, position, rollout_id, status, staleness, oldest_model_step, reward, rewards, prompt_tokens, response_tokens,
     finish_reason, response, error_msg, rollout, parent
-FROM rollouts WHERE uid IN ({uids}) ORDER BY uid, position"""
+FROM rollouts WHERE uid {in:uids} ORDER BY uid, position"""
 
 #: The last draw of a group that has annotations, as text of SQL.
 LAST_ANNOTATED = "(SELECT max(batch) FROM annotations WHERE uid = :uid)"
@@ -108,14 +105,8 @@ WHERE uid = :uid AND batch = {LAST_ANNOTATED} ORDER BY name"""  # noqa: S608
 
 def read_metadata(tx: ReadTransaction, uids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the metadata of these groups, of any buffer, in this order; missing groups are left out."""
-    found = {row["uid"]: row for row in rows_of(tx, _GROUPS, uids)}
+    found = {row["uid"]: row for row in tx.rows(_GROUPS, uids=uids)}
     return [found[uid] for uid in uids if uid in found]
-
-
-def rows_of(tx: ReadTransaction, statement: str, uids: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a statement for these uids, which replace its `{uids}`."""
-    for listed in _listed(uids):
-        yield from tx.rows(statement.format(uids=listed))
 
 
 def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
@@ -127,7 +118,7 @@ def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
     for position, name, value, text, *array in tx.tuples(_ANNOTATIONS, uid=uid):
         figures = dict(zip(("mean", "min", "max", "tokens"), (value, *array), strict=True))
         noted.setdefault(position, {})[name] = figures if figures["tokens"] is not None else text or value
-    rollouts = [row | {"annotations": noted.get(row["position"], {})} for row in rows_of(tx, _ROLLOUTS, [uid])]
+    rollouts = [row | {"annotations": noted.get(row["position"], {})} for row in tx.rows(_ROLLOUTS, uids=[uid])]
     return Described(found[0] | {"annotations": noted.get(None, {})}, rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
@@ -155,9 +146,9 @@ def list_oldest(
 _EXTREMES = """
 SELECT uid, position, nth, reward FROM (
     SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
-    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL{where} AND uid IN ({{uids}})
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
 ) of_groups
-ORDER BY reward {order}, nth, uid DESC LIMIT {count}"""
+ORDER BY reward {order}, nth, uid DESC LIMIT :count"""
 # Marks have the rewards of all rollouts, completed or not: no completed rollout is beyond its group's extreme there.
 _EXTREME = {
     "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
@@ -165,7 +156,7 @@ _EXTREME = {
 }
 _CANDIDATES = """
 SELECT g.uid, {extreme} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.reward IS NOT NULL{where}
-ORDER BY 2 {order}, 1 DESC LIMIT {most}"""
+ORDER BY 2 {order}, 1 DESC LIMIT :most"""
 
 
 def extreme_rollouts(
@@ -183,33 +174,22 @@ def extreme_rollouts(
     of each group comes before a second one of any, newest group first.
     """
     check_buffer(tx, buffer)
-    given = {name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None}
+    given: dict[str, Any] = {
+        name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None
+    }
     sign, order, lowest = (1, "ASC", "min") if worst else (-1, "DESC", "max")
-    where = "".join(f" AND {name} = :{name}" for name in given)
-    of_lanes = "".join(f" AND l.{name} = :{name}" for name in given)
-    extreme = _EXTREME[tx.dialect_name].format(lowest=lowest)
-    most = 8 * count + 100
+    where = "".join(f" AND l.{name} = :{name}" for name in given)
+    extreme = _EXTREME[tx.dialect.name].format(lowest=lowest)
+    find, most = _CANDIDATES.format(extreme=extreme, where=where, order=order), 8 * count + 100
     while True:
         candidates: Sequence[Sequence[Any]] = [(uid, 0.0) for uid in among or ()]
         if among is None:
-            candidates = tx.tuples(
-                _CANDIDATES.format(extreme=extreme, where=of_lanes, order=order, most=int(most)), **given
-            )
-        statement = _EXTREMES.format(order=order, where=where, count=int(count))
-        parts = (tx.tuples(statement.format(uids=uids), **given) for uids in _listed([uid for uid, _ in candidates]))
-        found = sorted((row for part in parts for row in part), key=lambda row: (sign * row[3], row[2], -row[0]))[
-            :count
-        ]
+            candidates = tx.tuples(find, **given, most=most)
+        found = tx.tuples(_EXTREMES.format(order=order), uids=[uid for uid, _ in candidates], count=count)
         is_whole = among is not None or len(candidates) < most
         if is_whole or (len(found) == count and sign * found[-1][3] < sign * float(candidates[-1][1])):
             return [(uid, position) for uid, position, *_ in found]
         most *= 16
-
-
-def _listed(uids: Sequence[int]) -> Iterator[str]:
-    """Yield the uids as comma-separated SQL lists, in chunks."""
-    for start in range(0, len(uids), _CHUNK):
-        yield ", ".join(str(int(uid)) for uid in uids[start : start + _CHUNK])
 
 
 # Texts about groups, for the terminal and the page

@@ -76,9 +76,9 @@ def life_of(tx: ReadTransaction, uid: int) -> Life | None:
     buffers = buffers_of(tx)
     for buffer in [rows[0]["buffer"]] if rows else buffers:
         draws = batches_with(tx, buffer, uid)
-        events = tx.tuples(_EVENTS[tx.dialect_name].format(uid=int(uid)), buffer=buffer)
+        events = tx.tuples(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
         happenings = [Happening(time_of(at), *more) for at, *more in events]
-        later = tx.tuples(_LATER[tx.dialect_name].format(uid=int(uid)), buffer=buffer)
+        later = tx.tuples(_LATER[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
         if rows or draws or happenings or later:
             break
     else:

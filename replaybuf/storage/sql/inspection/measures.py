@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import ReadTransaction
 from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_workers

@@ -1,7 +1,7 @@
 """Opens a database for reading: creates and writes nothing, and holds no lock for long.
 
 A reader runs one function in one read transaction, which ends before anything is printed. On SQLite the transaction
-imports SQLAlchemy, which takes longer than common reads do, only for queries (`ReadTransaction.of`).
+imports SQLAlchemy, which takes longer than common reads do, only for queries.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import re
 import sqlite3
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
-from replaybuf.storage.sql.engine.lease_clock import lease_time
-from replaybuf.storage.sql.engine.read_transaction import ReadTransaction as ReadTransaction
-from replaybuf.storage.sql.engine.read_transaction import Table as Table
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
+from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
+from replaybuf.storage.sql.engine.transaction import ReadTransaction as ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Table as Table
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
 from replaybuf.storage.sql.schema.revisions import State as State
 from replaybuf.storage.sql.schema.revisions import check_revision
@@ -30,8 +31,6 @@ from replaybuf.storage.sql.schema.revisions import state_of as state_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
-
-    from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 
 
 T = TypeVar("T")
@@ -135,15 +134,15 @@ class SqliteReader(Reader):
             raise StorageError(str(error).removesuffix(", or of a file to create"), reason="not a database") from error
 
     def _quietly_or_not(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:
-        quiet = self._quiet_state()
+        quiet = quiet_state(self._path)
         if quiet is not None:
             try:
                 result = self._read(function, timeout, immutable=True)
             except Exception:
-                if self._quiet_state() == quiet:
+                if quiet_state(self._path) == quiet:
                     raise
             else:
-                if self._quiet_state() == quiet:
+                if quiet_state(self._path) == quiet:
                     return result
         try:
             return self._read(function, timeout, immutable=False)
@@ -155,16 +154,12 @@ class SqliteReader(Reader):
                 "writable: copy both files to a folder that is, and read them there"
             ) from error
 
-    def _quiet_state(self) -> tuple[int, ...] | None:
-        """Return a value that changes with every write; None while another process may be writing."""
-        return quiet_state(self._path)
-
     def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
         try:
             with closing(self._connect(clock, immutable)) as connection:
                 connection.execute("BEGIN")
-                return function(SqliteReadTransaction(connection))
+                return function(Transaction(SqliteSession(connection)))
         except sqlite3.Error as error:
             if "interrupted" in str(error):
                 clock.explain(error)
@@ -178,31 +173,6 @@ class SqliteReader(Reader):
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files
         connection.set_progress_handler(clock.is_over, _STEPS_BETWEEN_CHECKS)
         return connection
-
-
-class SqliteReadTransaction(ReadTransaction):
-    """A transaction that has begun on a connection of `sqlite3`."""
-
-    dialect_name = "sqlite"
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def table(self, statement: str, /, **values: Any) -> Table:
-        cursor = self._connection.execute(statement, values or ())
-        return [name for name, *_ in cursor.description or ()], cursor.fetchall()
-
-    def tuples(self, statement: str, /, **values: Any) -> Sequence[Sequence[Any]]:
-        return self._connection.execute(statement, values or ()).fetchall()
-
-    def of(self, scope: Scope) -> Transaction:
-        from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
-        from replaybuf.storage.sql.engine.transaction import Transaction
-
-        return Transaction(SqliteSession(self._connection), scope)
-
-    def seconds(self) -> float:
-        return lease_time(self)
 
 
 class _Clock:

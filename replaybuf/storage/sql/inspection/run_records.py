@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from replaybuf.common.units import time_of
-from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order, rows_of
+from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.wait_facts import read_workers
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
@@ -200,7 +200,7 @@ SELECT
 FROM rb_batch WHERE buffer = :buffer AND """
 _MEMBERS = """
 SELECT p.draw, p.uid, l.task_name, p.worker, p.reward, p.staleness, p.oldest_step, p.created_at
-FROM rb_past p LEFT JOIN rb_lane l ON l.id = p.lane WHERE p.draw IN ({uids}) AND p.draw > 0 ORDER BY p.draw, p.uid"""
+FROM rb_past p LEFT JOIN rb_lane l ON l.id = p.lane WHERE p.draw {in:draws} AND p.draw > 0 ORDER BY p.draw, p.uid"""
 
 # Draws except those whose groups all came back, such as the ones a DataLoader had prefetched at its end.
 _DRAWN = """buffer = :buffer AND (settled > 0 OR lease IS NULL
@@ -267,13 +267,13 @@ def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
 
 
 _ANNOTATIONS = """SELECT batch, uid, name, avg(value) AS value FROM annotations
-WHERE batch IN ({uids}) AND value IS NOT NULL GROUP BY batch, uid, name ORDER BY name"""
+WHERE batch {in:batches} AND value IS NOT NULL GROUP BY batch, uid, name ORDER BY name"""
 
 
 def annotations_of(tx: ReadTransaction, batches: Sequence[Batch]) -> dict[tuple[int, int], dict[str, float]]:
     """Return the means of the numeric annotations of each group of these draws, by draw and uid."""
     found: dict[tuple[int, int], dict[str, float]] = {}
-    for row in rows_of(tx, _ANNOTATIONS, [one.id for one in batches]):
+    for row in tx.rows(_ANNOTATIONS, batches=[one.id for one in batches]):
         found.setdefault((row["batch"], row["uid"]), {})[row["name"]] = row["value"]
     return found
 
@@ -285,13 +285,13 @@ def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]
     "archived".
     """
     drawn = {member.uid: one for one in batches for member in one.members}
-    there = rows_of(tx, _THERE, list(drawn))
+    there = tx.rows(_THERE, uids=list(drawn))
     return dict.fromkeys(drawn, GONE) | {row["uid"]: _place(row, drawn[row["uid"]]) for row in there}
 
 
 _THERE = """
 SELECT g.uid AS uid, g.trained_step AS trained_step, l.status AS status, l.leased AS leased
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid IN ({uids})"""
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid {in:uids}"""
 
 
 def _place(row: dict[str, Any], drawn: Batch) -> str:
@@ -319,7 +319,7 @@ def _read(tx: ReadTransaction, where: str, values: dict[str, Any], *, members: b
     rows = list(tx.rows(_SELECT + where, **values))
     held: dict[int, int] = dict(tx.table(_HELD)[1])
     drawn: dict[int, list[Member]] = {}
-    for one in rows_of(tx, _MEMBERS, [row["id"] for row in rows]) if members else ():
+    for one in tx.rows(_MEMBERS, draws=[row["id"] for row in rows]) if members else ():
         number, uid, task, worker, reward, staleness, oldest, created_at = one.values()
         mine = Member(uid, task or "", worker, _finite(reward), staleness, oldest, time_of(created_at))
         drawn.setdefault(number, []).append(mine)

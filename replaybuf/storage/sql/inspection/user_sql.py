@@ -70,7 +70,7 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
 
 def read_columns(tx: ReadTransaction) -> dict[tuple[str, str], bool]:
     """Return the columns of all tables and views, in order, and whether each may be NULL."""
-    return {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect_name])[1]}
+    return {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect.name])[1]}
 
 
 def _unique(names: Sequence[str]) -> list[str]:

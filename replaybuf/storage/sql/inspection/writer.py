@@ -31,7 +31,7 @@ from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.thread import KeepaliveLoop
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
@@ -111,8 +111,8 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
 
 
 def _check_owner(tx: ReadTransaction, where: str) -> None:
-    revision, whole = tx.revision(), tx.of(DEFAULT)
-    if revision is None and (tables := whole.dialect.tables(whole)):
+    revision = tx.revision()
+    if revision is None and (tables := tx.values("{tables}")):
         some = ", ".join(sorted(tables)[:3])
         raise StorageError(
             f"{where} belongs to something else (it has tables {some}); nothing was changed", reason="not a database"

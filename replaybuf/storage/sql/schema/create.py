@@ -34,7 +34,7 @@ def create_schema(tx: Transaction, where: str) -> None:
     tx.dialect.lock_schema(tx)
     if check_schema(tx, where):
         return
-    taken = (tx.dialect.tables(tx) & metadata.tables.keys()) | _taken_by_others(tx)
+    taken = (metadata.tables.keys() & tx.values("{tables}")) | _taken_by_others(tx)
     if taken:
         raise StorageError(
             f"{where} already has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; "
@@ -95,5 +95,5 @@ def drop_views(tx: Transaction) -> None:
 
 def _taken_by_others(tx: Transaction) -> set[str]:
     """Return the names of our views that foreign tables or views have (our own views read our tables)."""
-    views = {name for name, definition in tx.dialect.views(tx).items() if "rb_" not in definition}
-    return (views | tx.dialect.tables(tx)) & set(VIEWS)
+    views = {name for name, definition in tx.tuples("{views}") if "rb_" not in (definition or "")}
+    return views.union(tx.values("{tables}")) & set(VIEWS)

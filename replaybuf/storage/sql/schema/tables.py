@@ -15,7 +15,7 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_prompt   the states of prompts in datasets that are read in an order by difficulty (`statements.prompts`)
     rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
-                (`engine.lease_clock`), and counters (SQLite: the last uid; PostgreSQL: each connection's commit stamp)
+                (`sqlite_dialect`), and counters (SQLite: the last uid; PostgreSQL: each connection's commit stamp)
 
 The history of a run, for people:
 

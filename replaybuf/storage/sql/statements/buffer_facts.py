@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.sql.engine.read_transaction import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import ReadTransaction
 from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ _LAST_UID = {
 
 def find_last_uid(tx: ReadTransaction) -> int | None:
     """Return the last uid of the database, 0 before the first; None when the counter is missing."""
-    last: int | None = tx.value(_LAST_UID[tx.dialect_name])
+    last: int | None = tx.value(_LAST_UID[tx.dialect.name])
     return last
 
 

@@ -177,7 +177,7 @@ def free_shift(tx: Transaction, last: int) -> int:
 
 def raise_uid(tx: Transaction, last: int) -> None:
     """Prevent that a uid up to `last` is used again."""
-    tx.dialect.set_last_uid(tx, max(last, last_uid(tx)))
+    tx.change("{set_last_uid:last}", last=max(last, last_uid(tx)))
 
 
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:

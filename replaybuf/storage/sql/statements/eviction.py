@@ -150,7 +150,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
 _SIZES = f"""SELECT {COLUMNS}, (
     SELECT coalesce(sum(amount), 0) FROM rb_tally t WHERE t.lane = rb_lane.id AND t.name = 'size'
 ) FROM rb_lane
-WHERE buffer = :buffer AND NOT leased AND status {{not_in_texts:aside}} AND task_name {{in_texts:tasks}} ORDER BY id"""  # noqa: S608
+WHERE buffer = :buffer AND NOT leased AND NOT status {{in_texts:aside}} AND task_name {{in_texts:tasks}} ORDER BY id"""  # noqa: S608
 
 
 def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidate]:

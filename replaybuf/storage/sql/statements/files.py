@@ -124,7 +124,7 @@ def count_back(tx: Transaction, number: int) -> bool:
 def empty_files(tx: Transaction, limit: int, but: Sequence[int] = ()) -> dict[int, list[int]]:
     """Return files that no group has any more, by the id of their place, which is none of `but`."""
     now = tx.dialect.clock(tx)
-    empty = """SELECT place, id FROM rb_file WHERE groups = 0 AND place {not_in:but}
+    empty = """SELECT place, id FROM rb_file WHERE groups = 0 AND NOT place {in:but}
 AND NOT EXISTS (SELECT 1 FROM rb_place WHERE kept_until BETWEEN :now AND :until) LIMIT :limit"""
     found: dict[int, list[int]] = {}
     for number, one in tx.tuples(empty, but=but, now=now, until=now + SILENT_SECONDS, limit=limit):

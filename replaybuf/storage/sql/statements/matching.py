@@ -21,7 +21,7 @@ from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows, uid_in
+from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows
 from replaybuf.storage.values import Changes, Unset
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.statuses import Status
@@ -84,8 +84,9 @@ def read_metadata(tx: Transaction, uids: Sequence[int], query: Node) -> list[Gro
 
 
 def _read_rows(tx: Transaction, uids: Sequence[int], query: Node, *, payloads: bool) -> list[GroupRow]:
-    chosen = uid_in(tx, uids), tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
-    found = tx.tuples(select_rows(payloads=payloads).where(*chosen))
+    named = tx.dialect.one_of(group.c.uid, "uids")
+    chosen = named, tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
+    found = tx.tuples(select_rows(payloads=payloads).where(*chosen), uids=tx.dialect.listed(uids))
     rows = {row.uid: row for row in map(GroupRow.of, found)}
     return [rows[uid] for uid in uids if uid in rows]
 
@@ -225,5 +226,6 @@ def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]
         if tx.dialect.is_remote:
             uids = [uid for uid, _ in some]
             lock_groups(tx, WITH_UIDS, uids=uids)
-            some = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.where(uid_in(tx, uids)))]
+            again = matching.where(tx.dialect.one_of(group.c.uid, "uids"))
+            some = [(uid, lane_id) for uid, lane_id in tx.tuples(again, uids=tx.dialect.listed(uids))]
         yield _by_lane(tx, some)

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, and_, bindparam, func, null, select
+from sqlalchemy import BigInteger, ColumnElement, Select, String, and_, bindparam, func, null, select
 
 from replaybuf.errors import ConfigError, StorageError
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import compile_sql
-from replaybuf.storage.sql.engine.dialect import Dialect, Statement
+from replaybuf.storage.sql.engine.dialect import Dialect, Form, of_core
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane, payload, step_order
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, set_race
@@ -171,7 +171,8 @@ class Source:
             return False
         last = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
         [[last_uid]] = tx.tuples(last, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
-        [[matching]] = tx.tuples(_matching(self._where, counted=True), **self._values(tx, size), last=last_uid)
+        counted = _matching(tx.dialect, self._where, counted=True)
+        [[matching]] = tx.tuples(counted, **self._values(tx, size), last=last_uid)
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
@@ -180,7 +181,7 @@ class Source:
         home, race = self.lane, self.lane.race
         assert race is not None
         values, skip = self._values(tx, size), set(self._skip)
-        members = [row for row in tx.tuples(_matching(self._where), **values) if row[0] not in skip]
+        members = [row for row in tx.tuples(_matching(tx.dialect, self._where), **values) if row[0] not in skip]
         race.tick()
         keys = race.draw_keys((ticket, priority) for _, ticket, priority in members)
         race.tick()  # the drawn ones may come back, with other keys
@@ -190,7 +191,7 @@ class Source:
         while left and len(rows) < size:  # others may have locked some
             chosen, left = left[: size - len(rows)], left[size - len(rows) :]
             uids = tx.dialect.listed(chosen)
-            found = {row[0]: row for row in tx.tuples(_BY_UID[payloads], lane=home.id, uids=uids)}
+            found = {row[0]: row for row in tx.tuples(_by_uid(tx.dialect, payloads), lane=home.id, uids=uids)}
             rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
         for row in rows:
             row.is_afresh = True
@@ -212,7 +213,7 @@ class Source:
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skip:
             query = query._replace(skipping=True)
-        return tx.tuples(_statement(query, self._where), **self._values(tx, size))
+        return tx.tuples(_statement(tx.dialect, query, self._where), **self._values(tx, size))
 
     def _values(self, tx: Transaction, size: int) -> dict[str, Any]:
         return {
@@ -239,9 +240,9 @@ class _Query(NamedTuple):
 
 
 @lru_cache(maxsize=128)
-def _statement(query: _Query, where: Node | None) -> Statement:
+def _statement(dialect: Dialect, query: _Query, where: Node | None) -> Form:
     """Return the statement for the groups that match, with the parameters of `Source`."""
-    return Statement(lambda dialect: _select(dialect, query, where))
+    return of_core(_select(dialect, query, where), dialect)
 
 
 def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
@@ -258,12 +259,18 @@ def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
     if query.skipping:
         statement = statement.where(~dialect.one_of(group.c.uid, "skip"))
     keys = [_sort_key(term) for term in order]
+    if not dialect.is_remote:
+        return statement.where(group.c.lane == _LANE).order_by(*keys).limit(_SIZE)
+    # With `lane = n` PostgreSQL's planner treats the lane as a constant and may walk the primary key from its
+    # beginning, past the groups of other lanes. With a range of one lane only indexes that begin with the lane qualify.
     newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
-    return dialect.first_of_lane(statement, keys, backwards=newest_first)
+    lanes = group.c.lane.desc() if newest_first else group.c.lane  # else the order would be no scan of an index
+    statement = statement.where(group.c.lane.between(_LANE, _LANE)).order_by(lanes, *keys).limit(_SIZE)
+    return statement.with_for_update(skip_locked=True)
 
 
 # Checks before the rows are used: the epoch, the newest checkpoint, and whether the lane is as cached.
-_LANE = bindparam("lane", type_=group.c.lane.type)
+_LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
 _TASK, _STATUS = bindparam("task_name", type_=String()), bindparam("status", type_=String())
 _BUFFER = bindparam("buffer", type_=buffer.c.name.type)
 # After a failover the server may lack the lane, and have given its id to another.
@@ -289,33 +296,24 @@ def _whole(payloads: bool) -> Select[Any]:
     return select(*STORED, _PAYLOAD if payloads else null())
 
 
-def _locked_by_uid(payloads: bool) -> Statement:
+@lru_cache
+def _by_uid(dialect: Dialect, payloads: bool) -> Form:
     """Return the SELECT of all columns of those groups by uid that are in a lane, FOR UPDATE SKIP LOCKED."""
-
-    def build(dialect: Dialect) -> Select[Any]:
-        found = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
-        return dialect.for_update(found, of=group, skip_locked=True)
-
-    return Statement(build)
-
-
-_BY_UID = {payloads: _locked_by_uid(payloads) for payloads in (False, True)}
+    found = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
+    # (SQLAlchemy leaves FOR UPDATE out for SQLite.)
+    return of_core(found.with_for_update(of=group, skip_locked=True), dialect)
 
 
 @lru_cache(maxsize=128)
-def _matching(where: Node | None, *, counted: bool = False) -> Statement:
+def _matching(dialect: Dialect, where: Node | None, *, counted: bool = False) -> Form:
     """Return the statement for the members of a lane that match, or for their number up to a uid."""
-
-    def build(dialect: Dialect) -> Select[Any]:
-        columns = (
-            (func.count(),) if counted else (group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
-        )
-        found = select(*columns).select_from(group).where(group.c.lane == _LANE)
-        if where is not None:
-            found = found.where(compile_sql(where, _FIELDS, dialect.name))
-        return found.where(group.c.uid <= bindparam("last", type_=group.c.uid.type)) if counted else found
-
-    return Statement(build)
+    columns = (group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
+    found = select(*((func.count(),) if counted else columns)).select_from(group).where(group.c.lane == _LANE)
+    if where is not None:
+        found = found.where(compile_sql(where, _FIELDS, dialect.name))
+    if counted:
+        found = found.where(group.c.uid <= bindparam("last", type_=group.c.uid.type))
+    return of_core(found, dialect)
 
 
 #: The columns of the query language's fields; those of the lane are parameters.

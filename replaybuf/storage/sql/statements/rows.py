@@ -14,8 +14,6 @@ from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
 
 from replaybuf.errors import DecodeError
 from replaybuf.rules.query import FIELDS as QUERIED
-from replaybuf.rules.query import SetNode
-from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.storage.decoding import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -54,11 +52,6 @@ JSON_COLUMNS = tuple(column.name for column in group.columns if isinstance(colum
 #: The index of each of these columns, and the names of NOT NULL ones.
 PLACES = {column.name: place for place, column in enumerate(group.columns)}
 NEEDED = tuple(column.name for column in group.columns if not column.nullable)
-
-
-def uid_in(tx: Transaction, uids: Iterable[int], column: ColumnElement[int] = group.c.uid) -> ColumnElement[bool]:
-    """Return `uid IN (...)`, for any number of uids."""
-    return compile_sql(SetNode("uid", "$in", tuple(uids)), {"uid": column}, tx.dialect.name)
 
 
 def select_rows(*, payloads: bool = False) -> Select[Any]:

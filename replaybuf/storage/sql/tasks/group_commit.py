@@ -21,8 +21,8 @@ from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored, put_behind_fence
 from replaybuf.storage.sql.tasks.encoding import Encoding
-from replaybuf.storage.sql.tasks.file_batch import FileBatch
 from replaybuf.storage.sql.tasks.heartbeats import Presence
+from replaybuf.storage.sql.tasks.payload_files import FileBatch
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 from replaybuf.values.codec.object_refs import UnfetchedError

@@ -8,23 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.errors import PayloadStoreError, ReplayBufError
 from replaybuf.storage.decoding import in_thread
 from replaybuf.storage.places.owners import unregister_url
-from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name, file_number
+from replaybuf.storage.places.store import ALIGNMENT, MARKER, Extent, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
-from replaybuf.storage.sql.statements.files import READING_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
-from replaybuf.storage.sql.tasks.file_batch import FileBatch
-from replaybuf.storage.sql.tasks.place_reader import PlaceReader, claimed, open_own_place
+from replaybuf.storage.sql.tasks.place_reader import PlaceReader
 from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_format import SplitPayload
+
+#: The size and the number of groups from which a file has no more: it is deleted when its last group has gone.
+FILE_BYTES, FILE_GROUPS = 4 << 20, 64
+#: Buffers with a smaller average size are joined first: a system call is slower for many small buffers.
+_JOINED = 8 << 10
 
 #: Files that are deleted at once.
 _DELETED = 256
@@ -50,12 +56,10 @@ class PayloadFiles:
 
     def __init__(self, engine: Database, codec: Codec, place: str | None, threshold: int) -> None:
         self._engine = engine
-        self._scope = Scope()
         self._place = place
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = engine.dialect.is_remote or engine.access.durability == "full"
-        self._patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
-        self.reader = PlaceReader(engine, codec, self._patience)
+        self.reader = PlaceReader(engine, codec)
         self._here: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
         self._due = False  # there may be files to delete
@@ -74,10 +78,9 @@ class PayloadFiles:
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if any is to be written; a new place is claimed for this database."""
-        self._scope = self.reader.scope = scope
+        self.reader.scope = scope
         if self._place is not None and self._here is None and writes:
-            number, store = self._here = await open_own_place(self._engine, scope, self._place, self._patience)
-            self.reader.stores[number] = store
+            self._here = await self.reader.open_own(self._place)
 
     async def close(self) -> None:
         """Release everything; other processes delete what is left to be deleted."""
@@ -92,7 +95,7 @@ class PayloadFiles:
         except (ReplayBufError, TimeoutError) as error:
             _logger.debug("files were left: %s", error)
         if self._here is not None:
-            unregister_url(self._scope.database or "", self._here[0], self._here[1].url)
+            unregister_url(self.reader.scope.database or "", self._here[0], self._here[1].url)
         stores = [*self.reader.stores.values()]
         if stores:  # at the end of the interpreter no thread can be started
             with contextlib.suppress(TimeoutError, RuntimeError):
@@ -164,7 +167,7 @@ class PayloadFiles:
     async def _delete(self) -> bool:
         """Delete files that no group has any more; return whether there may be more."""
         empty = partial(statements.empty_files, limit=_DELETED, but=sorted(self._unreachable))
-        by_place = await self._engine.read(empty, self._scope)
+        by_place = await self._engine.read(empty, self.reader.scope)
         unnamed, self._unnamed = self._unnamed, set()
         if unnamed and self._here is not None:
             by_place.setdefault(self._here[0], []).extend(unnamed)
@@ -182,7 +185,7 @@ class PayloadFiles:
         """Delete files in a place, if it is this database's. Raises PayloadStoreError, ConfigError."""
         await self.reader.open({number})
         store = self.reader.stores[number]
-        if await claimed(self._engine, self._scope, store, None, self._patience) != number:
+        if await self.reader.claimed(store) != number:
             raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
         await self._in_thread(partial(store.delete, [file_name(one) for one in files]))
 
@@ -200,17 +203,64 @@ class PayloadFiles:
 
         listed = await self._in_thread(list_old)
         old = [one for name in listed if (one := file_number(name)) is not None]
-        unknown = await self._engine.read(partial(statements.unknown, files=old), self._scope)
+        unknown = await self._engine.read(partial(statements.unknown, files=old), self.reader.scope)
         nobodys = await self._write(partial(statements.disown, number=number, files=unknown)) if unknown else []
         if nobodys:
             await self._delete_from(number, nobodys)
             _logger.info("%d files in %s that no commit had named were deleted", len(nobodys), store.url)
 
     async def _write(self, function: Callable[[Transaction], Any]) -> Any:
-        return await self._engine.write(function, self._scope)
+        return await self._engine.write(function, self.reader.scope)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        return await in_thread(function, self._patience, self._place or "")
+        return await in_thread(function, self.reader.patience, self._place or "")
+
+
+@dataclass(slots=True)
+class FileBatch:
+    """Payloads to be written together, to a place with this number.
+
+    `threshold` is the tail size from which payloads are kept apart. With `sync`, files are durable once written.
+    """
+
+    threshold: int
+    _number: int
+    _store: PlaceStore
+    _sync: bool
+    _files: list[_NewFile] = field(default_factory=list)
+
+    def add(self, split: SplitPayload) -> Extent:
+        """Return the extent of a payload's tail, which is written by `flush`."""
+        file = self._files[-1] if self._files else None
+        if file is None or file.groups == FILE_GROUPS or (file.groups and file.end + split.size > FILE_BYTES):
+            file = _NewFile()
+            self._files.append(file)
+        extent = Extent(self._number, file.number, file.end, split.size)
+        file.add(split)
+        return extent
+
+    def flush(self) -> None:
+        """Write the added tails. Raises PayloadStoreError or StorageError."""
+        files, self._files = self._files, []
+        if files:
+            self._store.write([(file_name(one.number), one.buffers) for one in files], sync=self._sync)
+
+
+class _NewFile:
+    """A file to be written, under a random name: of two transactions, none names the same."""
+
+    __slots__ = ("buffers", "end", "groups", "number")
+
+    def __init__(self) -> None:
+        self.number = secrets.randbits(63)
+        self.buffers: list[Any] = []
+        self.end = self.groups = 0
+
+    def add(self, split: SplitPayload) -> None:
+        buffers = [*split.tail, bytes(-split.size % ALIGNMENT)]
+        self.buffers += [b"".join(buffers)] if split.size < _JOINED * len(buffers) else buffers
+        self.end += split.size + -split.size % ALIGNMENT
+        self.groups += 1
 
 
 def _files_of(groups: Iterable[EncodedGroup]) -> set[int]:

@@ -17,7 +17,7 @@ from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements import files as statements
-from replaybuf.storage.sql.statements.files import home_of
+from replaybuf.storage.sql.statements.files import READING_SECONDS, home_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.values.codec.payload import Codec
@@ -26,14 +26,14 @@ from replaybuf.values.codec.payload import Codec
 class PlaceReader:
     """Reads payloads from the places known to the database, which are opened on demand.
 
-    Reads time out after `patience` seconds.
+    Reads and writes time out after the reconnect timeout.
     """
 
-    def __init__(self, engine: Database, codec: Codec, patience: float) -> None:
+    def __init__(self, engine: Database, codec: Codec) -> None:
         self._codec = codec
         self._engine = engine
         self.scope = Scope()
-        self.patience = patience
+        self.patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
         self.stores: dict[int, PlaceStore] = {}
         #: The database's URL in handles; a database in memory has none that other processes could use.
         self.url = database_url(engine)
@@ -84,33 +84,40 @@ class PlaceReader:
         places = {number: store.url for number, store in self.stores.items()}
         return Deferral(deferred, partial(handles_of, self.url, self.scope.database or "", places))
 
+    # The place of this process
 
-# The place of this process
+    async def open_own(self, url: str) -> tuple[int, PlaceStore]:
+        """Return the id of the place at a configured URL, and the place, claimed for this database if it is new.
 
-
-async def open_own_place(engine: Database, scope: Scope, url: str, patience: float) -> tuple[int, PlaceStore]:
-    """Return the id of the place at a configured URL, and the place, claimed for this database if it is new.
-
-    The URL is this process's own, and is recorded for processes without one, which use the last one recorded.
-    """
-    store = open_place(url, patience)
-    await in_thread(store.check_writable, patience, url)
-    number = await claimed(engine, scope, store, None, patience)
-    if number is None:
-        new = await engine.write(partial(statements.add_place, url=store.url), scope)
-        if engine.path is not None:
-            await asyncio.to_thread(_make_durable, engine.path)
-        number = await claimed(engine, scope, store, new, patience)  # or that of a faster process
+        The URL is this process's own, and is recorded for processes without one, which use the last one recorded.
+        """
+        engine, scope, store = self._engine, self.scope, open_place(url, self.patience)
+        await in_thread(store.check_writable, self.patience, url)
+        number = await self.claimed(store)
         if number is None:
-            raise PayloadStoreError(
-                f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
-                "wrote to or, if this is it, write the marker again (replaybuf doctor URL --take-over); to keep new "
-                "ones elsewhere, name another place (payloads=)"
-            )
-    if (await engine.read(Transaction.places, scope))[0].get(number) != store.url:
-        await engine.write(partial(statements.note_url, number=number, url=store.url), scope)
-    register_url(scope.database or "", number, store.url)
-    return number, store
+            new = await engine.write(partial(statements.add_place, url=store.url), scope)
+            if engine.path is not None:
+                await asyncio.to_thread(_make_durable, engine.path)
+            number = await self.claimed(store, new)  # or that of a faster process
+            if number is None:
+                raise PayloadStoreError(
+                    f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
+                    "wrote to or, if this is it, write the marker again (replaybuf doctor URL --take-over); to keep "
+                    "new ones elsewhere, name another place (payloads=)"
+                )
+        if (await engine.read(Transaction.places, scope))[0].get(number) != store.url:
+            await engine.write(partial(statements.note_url, number=number, url=store.url), scope)
+        register_url(scope.database or "", number, store.url)
+        self.stores[number] = store
+        return number, store
+
+    async def claimed(self, store: PlaceStore, number: int | None = None) -> int | None:
+        """Return the id of a place, which is claimed for this database unless another one, or a copy of it, has it.
+
+        None if it has none yet and `number` is None. Raises ConfigError.
+        """
+        home = await self._engine.read(home_of, self.scope)
+        return await in_thread(partial(claim, store, self.scope.database or "", number, home), self.patience, store.url)
 
 
 def _make_durable(path: str) -> None:
@@ -118,12 +125,3 @@ def _make_durable(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):  # there is no WAL: all was copied, and synced
         sync_wal(f"{path}-wal")
     sync_folder(Path(path).absolute().parent)
-
-
-async def claimed(engine: Database, scope: Scope, store: PlaceStore, number: int | None, patience: float) -> int | None:
-    """Return the id of a place, which is claimed for this database unless another one, or a copy of this one, has it.
-
-    None if it has none yet and `number` is None. Raises ConfigError.
-    """
-    home = await engine.read(home_of, scope)
-    return await in_thread(partial(claim, store, scope.database or "", number, home), patience, store.url)
