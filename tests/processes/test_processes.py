@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy.ext.asyncio
 
-from replaybuf.storage.sql.engine.sqlite_connection import _patiently
+from replaybuf.storage.sql.engine.sqlite_session import patiently
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.faults.ledger import entries, numbers, wait_for_lines
 from tests.faults.processes import end, reap, start
@@ -104,15 +104,17 @@ def test_many_files_are_made_by_several_processes_at_once(tmp_path: Path) -> Non
 
 
 def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
-    answers = [sqlite3.OperationalError("database is locked"), sqlite3.OperationalError("database is locked"), None]
+    locked = sqlite3.OperationalError("database is locked")
+    locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    answers = [locked, locked, None]
 
     def ask() -> None:
         if (answer := answers.pop(0)) is not None:
             raise answer
 
-    _patiently(ask, 5)
+    patiently(ask, 5)
     assert answers == []
-    for answers in ([sqlite3.OperationalError("no such table")] * 2, [sqlite3.OperationalError("is locked")] * 1000):
+    for answers in ([sqlite3.OperationalError("no such table")] * 2, [locked] * 1000):
         with pytest.raises(sqlite3.OperationalError):
-            _patiently(ask, 0.02)
+            patiently(ask, 0.02)
         assert answers

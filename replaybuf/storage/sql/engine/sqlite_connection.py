@@ -27,7 +27,7 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     read_only_files,
     refuse_others,
 )
-from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, SqliteSession
+from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, SqliteSession, patiently
 
 T = TypeVar("T")
 
@@ -217,7 +217,7 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
     check_version()
     path, patience = access.path, access.lock_timeout
     if access.ours_only and path is not None and uri is None:
-        _patiently(partial(refuse_others, path, access.where), patience)
+        patiently(partial(refuse_others, path, access.where), patience)
     raw = sqlite3.connect(
         uri or path or ":memory:",
         uri=uri is not None,
@@ -228,28 +228,11 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
     )
     try:
         for pragma in _pragmas(access):
-            _patiently(partial(raw.execute, f"PRAGMA {pragma}"), patience)
+            patiently(partial(raw.execute, f"PRAGMA {pragma}"), patience)
     except BaseException:
         raw.close()
         raise
     return raw
-
-
-def _patiently(function: Callable[[], object], seconds: float) -> None:
-    """Call the function, and retry while the database is locked, for up to `seconds`.
-
-    When several processes create a database at once, all but the first to switch it to WAL fail immediately: SQLite
-    ignores the busy timeout there.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            function()
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-        time.sleep(0.005)
 
 
 def _pragmas(access: Access) -> list[str]:

@@ -8,7 +8,8 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -90,18 +91,7 @@ class SqliteSession(Session):
         """Begin a transaction."""
         # A read transaction that is upgraded to a write fails at once when another connection has written in between,
         # whatever the busy timeout; so write transactions begin with BEGIN IMMEDIATE.
-        statement = "BEGIN IMMEDIATE" if write else "BEGIN"
-        deadline, pause = time.monotonic() + patience, _FIRST_PAUSE
-        while True:
-            try:
-                on_statement(statement)
-                self.raw.execute(statement)
-                return
-            except sqlite3.OperationalError as error:
-                if not is_busy(error) or time.monotonic() > deadline:
-                    raise
-            time.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 1.5 * pause)
+        patiently(partial(self.change, "BEGIN IMMEDIATE" if write else "BEGIN"), patience)
 
     def commit(self) -> None:
         """Commit the transaction."""
@@ -133,6 +123,24 @@ def _forget_blobs(raw: sqlite3.Connection) -> None:
 def is_busy(error: sqlite3.Error) -> bool:
     """Return whether another connection held a lock."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def patiently(function: Callable[[], object], seconds: float) -> None:
+    """Call the function, and retry while another connection holds a lock, for up to `seconds`.
+
+    When several processes create a database at once, all but the first to switch it to WAL fail immediately: SQLite
+    ignores the busy timeout there.
+    """
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    while True:
+        try:
+            function()
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(pause)
+        pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
 
 # Forks wait for calls of SQLite, and these for forks: a forked process inherits SQLite's in-memory record of the file
