@@ -14,7 +14,7 @@ from replaybuf import ConfigError, ReplayBufferConfig
 from replaybuf.common.redact import redact, redact_path
 from replaybuf.common.worker_name import worker_name, working_as
 from replaybuf.errors import InputError
-from replaybuf.view.tokens import strip
+from replaybuf.view.conversation import strip
 
 
 @pytest.mark.parametrize("password", ["secret", "sec@ret", "@secret@", "sec/ret", "sec:ret", "se?c#ret", "sec\nret"])

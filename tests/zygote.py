@@ -20,7 +20,7 @@ STDIN, STDOUT, STDERR = range(3)
 def _preload() -> None:
     import httpx  # noqa: F401
 
-    import replaybuf.cli.demo.demo_command  # noqa: F401
+    import replaybuf.cli.demo  # noqa: F401
     from replaybuf import ReplayBufferConfig, produce  # noqa: F401
 
     for url in ("memory://", "postgresql://nobody@nowhere/none"):

@@ -22,8 +22,8 @@ from replaybuf.cli.commands import (
     ask,
     buffer_option,
     on_storage,
+    open_buffer,
     option,
-    whole_number,
     with_bar,
 )
 from replaybuf.cli.output import Output
@@ -31,7 +31,6 @@ from replaybuf.common import units
 from replaybuf.common.checks import check_step
 from replaybuf.common.units import iso, time_of
 from replaybuf.errors import ConfigError
-from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, find_stored, read_checkpoints, since
 from replaybuf.view.columns import CHECKPOINTS, Column, columns
@@ -61,7 +60,7 @@ def ls(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls")(ls)
 
-_Step = Annotated[str, argument("STEP", "The train step of the checkpoint.")]
+_Step = Annotated[int, argument("STEP", "The train step of the checkpoint.")]
 _Yes = Annotated[bool, YES]
 
 
@@ -80,9 +79,8 @@ def make(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None) ->
     Examples:
       replaybuf checkpoint make run.db 400
     """
-    wanted = check_step(whole_number(step, "STEP"), "STEP")
-    reader = open_reader(url)
-    name = reader.read(lambda tx: choose(tx, buffer))
+    wanted = check_step(step, "STEP")
+    reader, name = open_buffer(url, buffer)
     on_storage(reader.url, name, lambda storage: storage.checkpoint(wanted, None))
     _tell(output, reader, reader.read(lambda tx: find_stored(tx, name, wanted)))
 
@@ -137,12 +135,10 @@ def drop(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None, ye
     output.note("dropped")
 
 
-def _find(url: str, step: str, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
+def _find(url: str, step: int, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
     """Return the reader of the database, the name of the buffer, and the checkpoint of the step."""
-    wanted = whole_number(step, "STEP")
-    reader = open_reader(url)
-    name = reader.read(lambda tx: choose(tx, buffer))
-    return reader, name, reader.read(lambda tx: find_stored(tx, name, wanted))
+    reader, name = open_buffer(url, buffer)
+    return reader, name, reader.read(lambda tx: find_stored(tx, name, step))
 
 
 def _what(made: StoredCheckpoint) -> str:
@@ -192,8 +188,7 @@ def save(url: Url, folder: Folder, output: Out = TEXT, buffer: OneBuffer = None)
     from replaybuf.buffer.copies import snapshot_file
     from replaybuf.storage.sql.inspection.writer import save_snapshot
 
-    reader = open_reader(url)
-    name = reader.read(lambda tx: choose(tx, buffer))
+    reader, name = open_buffer(url, buffer)
     file = snapshot_file(Path(folder), make=True)
     _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), tell))
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}

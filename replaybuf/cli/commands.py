@@ -19,6 +19,8 @@ from replaybuf.cli.output import Format, Output
 from replaybuf.common.progress import OnProgress, Progress, progress_bar
 from replaybuf.common.redact import escape_line, redact, redact_words
 from replaybuf.errors import InputError, ReplayBufError
+from replaybuf.storage.sql.inspection.group_metadata import choose
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -49,9 +51,9 @@ COMMANDS = {
     "rm": ("replaybuf.cli.groups:rm", "Delete groups, by a query."),
     "requeue": ("replaybuf.cli.groups:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "serve": ("replaybuf.cli.watch:serve", "Show a database in the browser."),
-    "doctor": ("replaybuf.cli.doctor.doctor_command:doctor", "Check a database, mend it, or upgrade its schema."),
-    "bench": ("replaybuf.cli.bench.bench_command:bench", "Put load on a database, and say what it does under it."),
-    "demo": ("replaybuf.cli.demo.demo_command:demo", "Train a small policy by GRPO through a replay buffer."),
+    "doctor": ("replaybuf.cli.doctor.examine:doctor", "Check a database, mend it, or upgrade its schema."),
+    "bench": ("replaybuf.cli.bench:bench", "Put load on a database, and say what it does under it."),
+    "demo": ("replaybuf.cli.demo:demo", "Train a small policy by GRPO through a replay buffer."),
 }
 
 
@@ -239,6 +241,12 @@ def ask(question: str, *, yes: bool) -> None:
     raise InputError("nothing was done")
 
 
+def open_buffer(url: str, buffer: str | None) -> tuple[Reader, str]:
+    """Return the reader of a database, and the name of this buffer, or of the only or the default one."""
+    reader = open_reader(url)
+    return reader, reader.read(lambda tx: choose(tx, buffer))
+
+
 T = TypeVar("T")
 
 
@@ -276,14 +284,6 @@ def on_storage(
             await storage.close()
 
     return asyncio.run(run())
-
-
-def whole_number(text: str, name: str) -> int:
-    """Parse an argument as a whole number. Raises a usage error."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{redact(text)!r:.100} is not a whole number.", param_hint=name) from None
 
 
 def status_of(text: str | None) -> Status | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from replaybuf.cli import commands
-from replaybuf.cli.groups import nothing_in, order_of, query_of
+from replaybuf.cli.groups import nothing_in, order_of
 from replaybuf.cli.output import Output
 from replaybuf.common import units
 from replaybuf.common.progress import OnProgress
@@ -20,11 +20,10 @@ from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, choose
-from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns
-from replaybuf.view.queries import unknown_task
+from replaybuf.view.queries import query_of, unknown_task
 
 _ToFile = Annotated[str, commands.argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
 _UNREADABLE_SHOWN = 5
@@ -56,8 +55,7 @@ def export(
       replaybuf export run.db - --limit 1 | jq .response
     """
     chosen = ExportQuery(query_of(where, task, status), order_of(order_by), commands.read_limit(limit))
-    reader = open_reader(url)
-    name = reader.read(lambda tx: choose(tx, buffer))
+    reader, name = commands.open_buffer(url, buffer)
     if unknown := reader.read(lambda tx: unknown_task(tx, name, task)):
         raise InputError(f"nothing was exported: {unknown}")
 

@@ -14,15 +14,15 @@ from replaybuf.common import units
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, parse
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.group_metadata import archived_at, choose, list_oldest, place_in_group
+from replaybuf.storage.sql.inspection.group_metadata import list_oldest
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
-from replaybuf.view.queries import read_query, unknown_task
+from replaybuf.view.queries import listed, query_of, unknown_task
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
@@ -51,16 +51,6 @@ def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | 
 
 
 # Selected by options
-
-
-def query_of(where: str | None, task: str | None, status: str | None) -> Node:
-    """Return the query of the options. Raises QueryError."""
-    nodes = [read_query(where)] if where else []
-    if task is not None:
-        nodes.append(parse({"task_name": task}))
-    if status is not None:
-        nodes.append(parse({"status": redact(status)}))
-    return LogicNode("$and", tuple(nodes))
 
 
 def order_of(order_by: list[str] | None) -> Order:
@@ -112,10 +102,11 @@ def ls(
     if not rows and at_most != 0 and output.for_people:
         output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
-    if output.for_people:
-        rows = [row | {"archived_at": archived_at(row), "prompt": row["error"] or row["prompt"]} for row in rows]
-        rows = [row | {"place": place_in_group(row)} for row in rows]
-    output.rows(rows, [one for one in GROUPS if found.several or one.name != "buffer"], found.now)
+    output.rows(
+        listed(rows) if output.for_people else rows,
+        [one for one in GROUPS if found.several or one.name != "buffer"],
+        found.now,
+    )
     if found.matching > len(rows):
         output.note(f"{len(rows):,} of {found.matching:,} groups; --limit all shows all")
 
@@ -231,8 +222,7 @@ def _change(
     """
     from replaybuf.storage.sql.inspection.group_queries import removable  # imports SQLAlchemy
 
-    reader = open_reader(url)
-    name = reader.read(lambda tx: choose(tx, buffer))
+    reader, name = commands.open_buffer(url, buffer)
     found = reader.read(lambda tx: removable(tx, name, query))
     if found.groups and output.for_people:
         total = [{"task_name": "total", "status": "", "groups": found.groups}] if len(found.rows) > 1 else []

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf.cli.commands import TEXT, Buffer, OfTask, Out, Url, Where, argument, option, whole_number
-from replaybuf.cli.groups import ARCHIVE, gone_of, query_of
+from replaybuf.cli.commands import TEXT, Buffer, OfTask, Out, Url, Where, argument, option
+from replaybuf.cli.groups import ARCHIVE, gone_of
 from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, escape_line
@@ -17,7 +17,7 @@ from replaybuf.storage.sql.inspection.group_metadata import Described, describe_
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.view.columns import ROLLOUTS, annotated
-from replaybuf.view.queries import unknown_task
+from replaybuf.view.queries import query_of, unknown_task
 
 if TYPE_CHECKING:
     from replaybuf.view.conversation import Message, Text
@@ -33,7 +33,7 @@ _CUT = 2000
 def show(
     url: Url,
     output: Out = TEXT,
-    uids: Annotated[list[str] | None, argument("UID", "The uids of groups, from replaybuf ls.")] = None,
+    uids: Annotated[list[int] | None, argument("UID", "The uids of groups, from replaybuf ls.")] = None,
     full: Annotated[
         bool, option("--full", "Decode the payload: messages and responses in full, all fields in JSON.")
     ] = False,
@@ -73,7 +73,7 @@ def show(
             raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
     if not uids:
         raise typer.BadParameter("it is missing. --worst N and --best N choose the rollouts instead.", param_hint="UID")
-    found = [_read(reader, number, full=full) for number in [whole_number(uid, "UID") for uid in uids]]
+    found = [_read(reader, number, full=full) for number in uids]
     values = [_value(*one) for one in found]
     rollouts = [row for one in values for row in one["rollouts"]]
     if output.printed(lambda: values[0] if len(values) == 1 else values, lambda: rollouts):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.commands import TEXT, OneBuffer, Out, Url, argument, option, read_limit, whole_number
+from replaybuf.cli.commands import TEXT, OneBuffer, Out, Url, argument, option, read_limit
 from replaybuf.cli.groups import ARCHIVE
 from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
 from replaybuf.common import units
@@ -21,8 +21,8 @@ from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, no
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
+from replaybuf.view.drawn import ByTask, by_task_columns, read_shares
 from replaybuf.view.steps import STEPS, STEPS_SHOWN, Step, Steps, no_draw, read_step, read_steps
-from replaybuf.view.workers import ByTask, by_task_columns, read_shares
 
 _KINDS = ("steps", "step", "uid")
 _GROUPS = 10
@@ -91,9 +91,12 @@ def _words(what: str, which: str | None) -> tuple[str, str | None]:
 def _number(text: str | None, what: str) -> int:
     if text is None:
         raise typer.BadParameter(f"it is missing; replaybuf trace URL {what} N", param_hint="WHICH")
-    if abs(number := whole_number(text, "WHICH")) >= 2**63:
-        raise typer.BadParameter(f"{number:.3g} is too large.", param_hint="WHICH")
-    return number
+    try:
+        if abs(number := int(text)) < 2**63:
+            return number
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"{redact(text)!r:.100} is no number of a {what}.", param_hint="WHICH")
 
 
 def _or(limit: str | None, default: int) -> int | None:
@@ -152,23 +155,7 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 
 def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     """Print a step: the verdict, then the workers, the groups of lowest reward, the tasks and the draws."""
-    one = run.summary
-    again = ", before a restore undid it" if one.undone else f", after restore {one.restores}" if one.resumed else ""
-    facts = {
-        "": run.verdict,
-        "taken": f"{units.iso(one.first_at)} ({units.ago(one.first_at, now)}) "
-        f"by {', '.join(one.taken_by) or 'nobody with a name'}",
-        "consumed": "" if one.consumed is None else f"{units.number(one.settled)} of {units.number(one.groups)}",
-        "reward": run.reward_text,
-        "staleness": f"mean {units.number(one.staleness, 1)}, max {units.number(one.max_staleness)}"
-        if one.staleness is not None
-        else "",
-        "weights": "" if one.oldest_model_step is None else f"of {one.weights}",
-        "means": units.annotated(run.annotations),
-    }
-    draws = units.number_of(one.batches, "draw")
-    title = f"step {one.step}{again}: {units.number_of(one.groups, 'group')} in {draws}"
-    print_facts(title, facts, 11, {"": "red" if run.stands_out else ""})
+    print_facts(run.title, {"": run.verdict, **run.facts(now)}, 11, {"": "red" if run.stands_out else ""})
     for worse in run.worse:
         print_line(f"over the last steps up to this one (replaybuf trace), {worse}", "red", indent="  ")
     _print_some(run.workers, BY_WORKER, limit, "workers", now)

@@ -7,13 +7,14 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from replaybuf.cli import commands
-from replaybuf.cli.groups import query_of, trainer_text
+from replaybuf.cli.groups import trainer_text
 from replaybuf.cli.output import print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
+from replaybuf.view.queries import query_of
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
 
 _MOST_WAITS = 20

@@ -17,33 +17,16 @@ import numpy as np
 
 from replaybuf.common.checks import needed
 from replaybuf.errors import FileError
-from replaybuf.files.row_format import MORE, PAYLOAD, PREFIX, Placed, PlainValues, Row
+from replaybuf.files.row_format import JSON, METADATA, MORE, PAYLOAD, PREFIX, Placed, PlainValues, Row
 
 #: What pyarrow raises for values that a column can't hold; some of its errors are none of ValueError or TypeError.
 _MISFITS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
+#: The Arrow types of all columns beside the fields of rollouts.
 _METADATA: Final = {
-    "uid": "int64",
-    "task_name": "string",
-    "status": "string",
-    "staleness": "int64",
-    "priority": "float64",
-    "times_sampled": "int64",
-    "created_at": "float64",
-    "reward": "float64",
-    "tags": "string",
-    "key": "string",
-    "error": "string",
-    "deliveries": "int64",
-    "worker": "string",
-    "trained_step": "int64",
+    **{name: kind for name, (_, kind) in METADATA.items()},
     "payload": "binary",
-    "index": "int32",
-    "size": "int32",
-    "rollout": "int32",
-    "parent": "int32",
-    "segments": "int32",
+    **dict.fromkeys(("index", "size", "rollout", "parent", "segments"), "int32"),
 }
-_TAGS: Final = f"{PREFIX}tags"
 #: The metadata of columns with JSON.
 _JSON: Final = {b"replaybuf": b"json"}
 
@@ -115,7 +98,12 @@ class _Columns:
         pa = arrow()
         self._plain = plain
         names = [one for one in _METADATA if PREFIX + one != PAYLOAD or PAYLOAD in rows[0]]
-        self._metadata = [pa.field(PREFIX + name, pa.type_for_alias(_METADATA[name])) for name in names]
+        self._metadata = [
+            _json_field(PREFIX + name)
+            if _METADATA[name] == JSON
+            else pa.field(PREFIX + name, pa.type_for_alias(_METADATA[name]))
+            for name in names
+        ]
         #: The names in rows that are no fields of rollouts.
         self._beside = {MORE, *(one.name for one in self._metadata)}
         found = dict.fromkeys(name for row in rows for name in row if name not in self._beside and _is_unicode(name))
@@ -126,8 +114,7 @@ class _Columns:
             else pa.field(name, array.type)
             for name, array in typed.items()
         ]
-        metadata = [one.with_metadata(_JSON) if one.name == _TAGS else one for one in self._metadata]
-        self.schema = pa.schema([*metadata, *self._fields, _json_field(MORE)])
+        self.schema = pa.schema([*self._metadata, *self._fields, _json_field(MORE)])
 
     def table(self, rows: Sequence[Row]) -> Any:
         """Return rows as a table of these columns."""
@@ -135,7 +122,7 @@ class _Columns:
         arrays = []
         for field in self._metadata:
             values = [row.get(field.name) for row in rows]
-            if field.name == _TAGS:
+            if field.metadata:
                 values = [None if one is None else json.dumps(one) for one in values]
             arrays.append(pa.array(values, field.type))
         return pa.Table.from_arrays([*arrays, *self._columns(rows)], schema=self.schema)

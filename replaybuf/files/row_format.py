@@ -24,8 +24,7 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from replaybuf.common.checks import Tags
 from replaybuf.errors import FileError
@@ -41,6 +40,8 @@ PREFIX: Final = "group."
 #: The fields of a rollout whose names or values don't fit the columns of the file.
 MORE: Final = f"{PREFIX}more"
 PAYLOAD: Final = f"{PREFIX}payload"
+#: In place of an Arrow type: JSON as text.
+JSON: Final = "json"
 _OF_SEGMENTS: Final = (f"{PREFIX}rollout", f"{PREFIX}parent", f"{PREFIX}segments")
 
 _PLAIN: Final = frozenset({type(None), bool, int, str})
@@ -123,31 +124,29 @@ class FileGroup:
 _Count = Annotated[int, Field(ge=0)]
 
 
-class _Metadata(TypedDict):
-    """The metadata of a group in a file."""
-
-    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
-    uid: int
-    task_name: str
-    status: Annotated[Status, Field(strict=False)]
-    staleness: int
-    priority: Annotated[float, Field(allow_inf_nan=False)]
-    times_sampled: _Count
-    created_at: Annotated[float, Field(allow_inf_nan=False)]
-    reward: Any
-    tags: dict[str, Any] | None
-    key: str | None
-    error: str | None
-    deliveries: _Count
-    worker: str | None
-    trained_step: int | None
-    part: (
-        Annotated[list[_Count], Field(min_length=3, max_length=3)] | None
-    )  # of a group that fills: its size and min_size, and the index
-
-
-METADATA: Final = tuple(_Metadata.__annotations__)
-_METADATA: Final = TypeAdapter(_Metadata)
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Three = Annotated[list[_Count], Field(min_length=3, max_length=3)]
+#: The metadata of a group in a file: the type of each, and its type in Arrow; `part` is the place of a rollout in a
+#: group that fills: its size and min_size, and the index.
+METADATA: Final[dict[str, tuple[Any, str]]] = {
+    "uid": (int, "int64"),
+    "task_name": (str, "string"),
+    "status": (Annotated[Status, Field(strict=False)], "string"),
+    "staleness": (int, "int64"),
+    "priority": (_Number, "float64"),
+    "times_sampled": (_Count, "int64"),
+    "created_at": (_Number, "float64"),
+    "reward": (Any, "float64"),
+    "tags": (dict[str, Any] | None, JSON),
+    "key": (str | None, "string"),
+    "error": (str | None, "string"),
+    "deliveries": (_Count, "int64"),
+    "worker": (str | None, "string"),
+    "trained_step": (int | None, "int64"),
+    "part": (_Three | None, JSON),
+}
+_FIELDS: Final[dict[str, Any]] = {name: (kind, ...) for name, (kind, _) in METADATA.items()}
+_Metadata: Final = create_model("_Metadata", __config__=ConfigDict(strict=True), **_FIELDS)
 
 
 def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: bytes | None) -> list[Row]:
@@ -237,7 +236,7 @@ def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
             "missing, or not in their order"
         )
     try:
-        values: Any = _METADATA.validate_python({name: row.get(PREFIX + name) for name in METADATA})
+        values = vars(_Metadata.model_validate({name: row.get(PREFIX + name) for name in METADATA}))
     except ValidationError as error:
         wrong = error.errors()[0]
         name = ".".join(map(str, wrong["loc"]))

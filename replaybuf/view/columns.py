@@ -110,7 +110,6 @@ COLUMNS = {
         Column("batch", "draw", "id"),
         Column("position", "#", "id"),
         Column("rollout_id", "id", "id"),
-        Column("last_uid", "last uid", "id"),
         Column("pid", "pid", "id"),
         Column("buffer", "buffer", "name"),
         Column("file", "file", "name"),

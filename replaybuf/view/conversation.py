@@ -1,8 +1,13 @@
-"""A rollout as people read it: its conversation, its response and its other fields, as texts that may be cut."""
+"""A rollout as people read it: its conversation, its response and its other fields, as texts that may be cut; tokens.
+
+Tokens are coloured by log-probability, mask or model step, if the rollout has these. Without its tokenizer, a response
+can be split into tokens only if the data suffices: token texts in one of its fields, or ids that are bytes or
+characters. Otherwise the tokens' ids are shown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,3 +115,132 @@ def _brief(value: Any) -> Any:
     if isinstance(value, list) and len(value) > _FEW_NUMBERS and isinstance(value[0], int | float):
         return f"{len(value):,} numbers"
     return f"{len(value):,} bytes" if isinstance(value, bytes) else value
+
+
+#: The colourings of tokens, in order of preference.
+SHADES = ("logprob", "mask", "step")
+_FIELDS = {
+    "ids": ("response_ids", *SYNONYMS["response_ids"]),
+    "logprob": ("logprobs", *SYNONYMS["logprobs"]),
+    "mask": ("response_mask", *SYNONYMS["response_mask"]),
+    "step": ("response_model_steps",),
+}
+#: Bounds between the shades of log-probabilities: probabilities of some 90, 60, 37, 14, 2 and 0.1 %.
+_BOUNDS = (-0.1, -0.5, -1.0, -2.0, -4.0, -7.0)
+_STEP_CLASSES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token for display: its text or its id, the class of its colour, and its values."""
+
+    text: str
+    shade: str
+    facts: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The tokens of a response, or the first of them.
+
+    `texts` is true if the tokens' texts are known. `shades` are the colourings with data, `by` is the selected one, and
+    `legend` explains its colours.
+    """
+
+    tokens: list[Token]
+    count: int
+    texts: bool
+    shades: tuple[str, ...]
+    by: str
+    legend: tuple[tuple[str, str], ...]
+
+
+def strip(
+    rollout: Mapping[str, Any], response: Any, by: str | None, limit: int, annotations: Mapping[str, list[float]] = {}
+) -> Strip | None:
+    """Return the tokens of a rollout's response, coloured by one of its shades or annotations; None without ids."""
+    values = {name: _listed(rollout, fields) for name, fields in _FIELDS.items()}
+    ids = values.pop("ids")
+    values |= annotations  # one that is named as a shade takes its place
+    if not ids:
+        return None
+    # One value for each token of the response; some rollouts also have values for the prompt, before these.
+    values = {name: found[-len(ids) :] for name, found in values.items() if found and len(found) >= len(ids)}
+    shades = tuple(dict.fromkeys(name for name in (*SHADES, *annotations) if name in values))
+    chosen = by if by in shades else next(iter(shades), "")
+    texts = _texts(ids, response, rollout)
+    steps = {step: f"step{place % _STEP_CLASSES}" for place, step in enumerate(sorted(set(values.get("step", ()))))}
+    low, high = (of(values.get(chosen) or [0]) for of in (min, max))
+    tokens = [
+        Token(
+            str(ids[place]) if texts is None else texts[place],
+            _shade(chosen, values[chosen][place], steps, low, high) if chosen else "",
+            "  ".join([f"token {place}", f"id {ids[place]}", *(f"{n} {values[n][place]:.4g}" for n in shades)]),
+        )
+        for place in range(min(limit, len(ids)))
+    ]
+    return Strip(tokens, len(ids), texts is not None, shades, chosen, _legend(chosen, steps))
+
+
+def _shade(by: str, value: float, steps: Mapping[Any, str], low: float, high: float) -> str:
+    if by == "step":
+        return steps[value]
+    if by == "mask":
+        return "mask1" if value else "mask0"
+    if by == "logprob":
+        return f"lp{sum(value < bound for bound in _BOUNDS)}"
+    return f"lp{round(6 * (value - low) / ((high - low) or 1))}"
+
+
+def _legend(by: str, steps: Mapping[Any, str]) -> tuple[tuple[str, str], ...]:
+    if by == "step":
+        return tuple((name, f"model step {step:g}") for step, name in steps.items())
+    if by == "mask":
+        return (("mask1", "trained on"), ("mask0", "masked out"))
+    if by == "logprob":
+        names = [f"above {_BOUNDS[0]:g}", *(f"to {bound:g}" for bound in _BOUNDS[1:]), f"below {_BOUNDS[-1]:g}"]
+        return tuple((f"lp{place}", name) for place, name in enumerate(names))
+    return (("lp0", "lowest of the response"), ("lp3", "middle"), ("lp6", "highest")) if by else ()
+
+
+def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """Return the numbers in the first of these fields with a list or an array of numbers; [] if there is none."""
+    for name in names:
+        value = rollout.get(name)
+        if value is not None and hasattr(value, "tolist"):
+            value = value.tolist()
+        if isinstance(value, list | tuple) and value and all(type(one) in (int, float, bool) for one in value):
+            return list(value)
+    return []
+
+
+def _texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> list[str] | None:
+    """Return the texts of the tokens, which together are the response; None if unknown."""
+    if not isinstance(response, str) or not response:
+        return None
+    extra = rollout.get("extra_fields")
+    for value in (*rollout.values(), *(extra.values() if isinstance(extra, dict) else ())):
+        if (
+            isinstance(value, list)
+            and len(value) == len(ids)
+            and all(isinstance(one, str) for one in value)
+            and "".join(value) == response
+        ):
+            return value
+    if list(response.encode(errors="replace")) == list(ids):  # bytes: each character is shown at its first byte
+        return [piece for one in response for piece in (one, *[""] * (len(one.encode(errors="replace")) - 1))]
+    return _characters(ids, response)
+
+
+def _characters(ids: Sequence[Any], response: str) -> list[str] | None:
+    """Return the characters if each token is one: ids and characters correspond one to one; else None.
+
+    One further token is the end of the response.
+    """
+    end = [""] if len(ids) == len(response) + 1 else []
+    if len(ids) - len(end) != len(response):
+        return None
+    pairs = set(zip(ids, response, strict=False))
+    if len(pairs) != len({one for one, _ in pairs}) or len(pairs) != len({one for _, one in pairs}):
+        return None
+    return [*response, *end]

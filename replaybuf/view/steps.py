@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -24,8 +24,17 @@ from replaybuf.storage.sql.inspection.run_records import (
     whereabouts,
 )
 from replaybuf.view.columns import Column, columns
-from replaybuf.view.drawn import Drawn, StepRow, by_reward, compare, groups_of, tables_of, with_steps_before
-from replaybuf.view.workers import ByTask, rewards_by_task
+from replaybuf.view.drawn import (
+    ByTask,
+    Drawn,
+    StepRow,
+    by_reward,
+    compare,
+    groups_of,
+    rewards_by_task,
+    tables_of,
+    with_steps_before,
+)
 
 #: The number of the last steps that are shown together.
 STEPS_SHOWN = 20
@@ -176,6 +185,31 @@ class Step:
     @property
     def stands_out(self) -> bool:
         return any(part.stands_out for part in (*self.workers, *self.tasks))
+
+    @property
+    def title(self) -> str:
+        """Its step, the run if there are several, and the number of its groups and draws."""
+        one = self.summary
+        again = (
+            ", before a restore undid it" if one.undone else f", after restore {one.restores}" if one.resumed else ""
+        )
+        groups, draws = units.number_of(one.groups, "group"), units.number_of(one.batches, "draw")
+        return f"step {one.step}{again}: {groups} in {draws}"
+
+    def facts(self, now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:
+        """Return the known facts of the step as texts, by name; "" for unknown ones."""
+        one = self.summary
+        mean, most = units.number(one.staleness, 1), units.number(one.max_staleness)
+        by = ", ".join(one.taken_by) or "nobody with a name"
+        consumed = "" if one.consumed is None else f"{units.number(one.settled)} of {units.number(one.groups)}"
+        return {
+            "taken": f"{time(one.first_at)} ({units.ago(one.first_at, now)}) by {by}",
+            "consumed": consumed,
+            "reward": self.reward_text,
+            "staleness": "" if one.staleness is None else f"mean {mean}, max {most}",
+            "weights": "" if one.oldest_model_step is None else f"of {one.weights}",
+            "means": units.annotated(self.annotations),
+        }
 
     @property
     def gone(self) -> int:

@@ -76,7 +76,7 @@ DAMAGE = {
         ],
     ),
     "an annotation is of no draw": (
-        "orphans",
+        "annotations",
         ["INSERT INTO rb_annotation (draw, uid, name, rows) VALUES (10000, 1, 'advantage', '[]')"],
     ),
     "a size is wrong": ("counts", ["UPDATE rb_tally SET amount = amount + 3 WHERE name = 'size'"]),

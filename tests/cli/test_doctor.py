@@ -126,8 +126,8 @@ def test_rollouts_that_belong_to_no_group_that_fills_are_found(url: str, stateme
             buffer.put(group(index), "math", group="a", size=3, index=index)
     assert wrong(examine(url)) == {}
     execute(url, statement.format(last="(SELECT max(uid) FROM rb_group)"))
-    assert wrong(examine(url, code=1)) == {"orphans": "problem"}
-    assert wrong(examine(url, "--repair", code=1)) == {"orphans": "problem"}
+    assert wrong(examine(url, code=1)) == {"filling": "problem"}
+    assert wrong(examine(url, "--repair", code=1)) == {"filling": "problem"}
 
 
 def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:

@@ -144,7 +144,7 @@ MISTAKES = [
     ("ls - --order-by nope", 1, "order_by"),
     ("ls - --status nope", 1, "completed"),
     ("show -", 2, "UID"),
-    ("show - abc", 2, "whole number"),
+    ("show - abc", 2, "valid integer"),
     ("show - 9999", 1, "Error: there is no group 9999"),
     ("show - 9999", 1, ": uids go from 1 to"),
     (f"show - {10**30}", 1, "there is no group"),

@@ -23,8 +23,8 @@ from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, flatten
 from replaybuf.produce import TrainState, publish
 from replaybuf.view.metrics import METRICS, prometheus, read_figures
-from replaybuf.view.metrics.catalogue import OF_DATABASE
 from replaybuf.view.metrics.completions import KINDS, NAMES
+from replaybuf.view.metrics.exposition import OF_DATABASE
 from tests import sql_example
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill

@@ -14,8 +14,8 @@ from sqlalchemy import make_url
 from replaybuf.common import units
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web.app import create_app
-from replaybuf.web.ask import Ask
 from replaybuf.web.pages import PAGES
+from replaybuf.web.tables import Ask
 from tests.postgres import execute, new_url
 from tests.web.example import fill
 

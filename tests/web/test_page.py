@@ -17,12 +17,11 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.columns import columns
-from replaybuf.web import html_tables
+from replaybuf.web import tables
 from replaybuf.web.app import create_app
-from replaybuf.web.ask import Ask
-from replaybuf.web.html_tables import Table, table_of
 from replaybuf.web.pages import PAGES
 from replaybuf.web.server import MIN_TOKEN, READ_SECONDS, check_token, is_loopback
+from replaybuf.web.tables import Ask, Table, table_of
 from tests.cli.test_help import execute
 from tests.pages import Page
 from tests.web.conftest import Client, client_of
@@ -73,7 +72,7 @@ def test_rows_without_a_value_come_last_in_both_directions(order: str | None, ex
 
 
 def test_every_row_is_on_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html_tables, "SIZE", 3)
+    monkeypatch.setattr(tables, "SIZE", 3)
     rows, found, after = [{"n": n} for n in range(10)], [], 0
     while True:
         page = listed(rows, Ask({"after": str(after)}), ("n",))

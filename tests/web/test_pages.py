@@ -20,7 +20,7 @@ from replaybuf.common.worker_name import working_as
 from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_now, rates_of
-from replaybuf.web import html_tables
+from replaybuf.web import tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
 from tests.stores import group, until
@@ -244,7 +244,7 @@ def test_annotations_are_columns_of_steps_and_facts_and_colours_of_groups(url: s
             buffer.annotate({item.uid: [{"advantage": (item.uid - 2) ** 2, **(arrays if item.uid == 2 else {})}]})
     page = client_of(url)
     text = read(page, "/steps/1", order="annotations.advantage")
-    assert "<dt>mean advantage</dt><dd>0.667</dd>" in text
+    assert "<dt>means</dt><dd>advantage 0.666667</dd>" in text
     assert re.findall(r'<a href="/groups/(\d+)"', text) == ["2", "1", "3"]
     assert "4 tokens, " in read(page, "/groups/2")
     assert "advantage 0, flat 1 (1 to 1), kl 0.875 (0 to 2)" in read(page, "/groups/2")
@@ -427,7 +427,7 @@ def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_
 def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(html_tables, "SIZE", 3)
+    monkeypatch.setattr(tables, "SIZE", 3)
     with ReplayBufferConfig(url=url, archive=1000).build_sync() as buffer:
         for number in range(7):
             rewards = (0.21 if number == 6 else 0.9, 0.5 - 0.05 * number)

@@ -1,5 +1,76 @@
-"""A load generator: processes that put and take groups as workers and trainers do, against any database.
+"""The command `replaybuf bench`: processes that put and take groups as workers and trainers do, against any database.
 
 `run` checks the database, starts a process for each worker and trainer, which run the loops of `load`, collects what
 they report, and cleans up. `report` makes figures and sentences of it.
 """
+
+from __future__ import annotations
+
+import sys
+import uuid
+from typing import Annotated
+
+import typer
+
+from replaybuf.cli.commands import TEXT, Url, format_option, option
+from replaybuf.cli.output import Output, print_json
+from replaybuf.common.redact import escape_line
+
+
+def bench(
+    url: Url,
+    workers: Annotated[int, option("--workers", "Processes that put groups.", min=1, max=1024)] = 8,
+    trainers: Annotated[int, option("--trainers", "Processes that take batches.", min=0, max=256)] = 1,
+    group: Annotated[
+        str, option("--group", "Rollouts in a group, and response tokens of each.", metavar="NxTOKENS")
+    ] = "8x4000",
+    minutes: Annotated[float, option("--minutes", "How long; 0.5 is half a minute.", metavar="N")] = 1.0,
+    groups: Annotated[int, option("--groups", "Groups of each worker, then it ends; 0: any number.", min=0)] = 0,
+    rate: Annotated[float, option("--rate", "Groups a second of each worker; 0: as fast as it can.", min=0)] = 0.0,
+    take: Annotated[int, option("--take", "Groups in a batch.", min=1)] = 64,
+    leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
+    step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
+    most: Annotated[int, option("--most", "Workers wait while there are so many groups; 0: never.", min=0)] = 4096,
+    payloads: Annotated[
+        str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
+    ] = "database",
+    output: Annotated[Output, format_option("text or json.")] = TEXT,
+) -> None:
+    """Put load on a database: processes that put and take groups, as workers and trainers do.
+
+    It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), and how long the
+    processes waited for groups and for room. Every group is accounted for. It ends by itself, and removes what it has
+    put, and a SQLite file that it has made. A database that holds groups of anybody else is refused.
+
+    Ctrl-C ends it early. Exit status 1: errors, a process that died, or groups that were lost or doubled.
+
+    \b
+    Examples:
+      replaybuf bench bench.db
+      replaybuf bench postgresql://rl@db/bench --workers 64 --trainers 4
+      replaybuf bench URL --rate 2 --group 16x8000 --leases --step-seconds 10
+      replaybuf bench URL --format json > bench.json
+    """
+    from replaybuf.cli.bench.load import BenchSettings, parse_group
+    from replaybuf.cli.bench.report import passed, print_results, results_of
+    from replaybuf.cli.bench.run import PREFIX, run
+
+    rollouts, tokens = parse_group(group)
+    buffer, database = PREFIX + uuid.uuid4().hex[:8], url if "://" in url else f"sqlite:///{url}"
+    settings = BenchSettings(
+        *(database, buffer, workers, trainers, rollouts, tokens, minutes * 60, groups, rate, take, leases),
+        *(step_seconds, most, payloads),
+    )
+    outcome = run(settings, _tell)
+    results = results_of(outcome)
+    print_results(results) if output.for_people else print_json(results)
+    if outcome.signalled:
+        raise typer.Exit(128 + outcome.signalled)
+    if not passed(results):
+        raise typer.Exit(1)
+
+
+def _tell(line: str) -> None:
+    """Print a line of progress on stderr, if that is a terminal."""
+    if sys.stderr.isatty():
+        typer.echo(escape_line(line), err=True)

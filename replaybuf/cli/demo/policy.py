@@ -200,27 +200,26 @@ class Engine:
         self._paused.clear()
 
     async def generate_group(self, group: list[RolloutState], *, partial: bool) -> list[RolloutState]:
-        """Generate the rollouts of a group and write them in place at the end: COMPLETED, or ABORTED after a pause."""
+        """Generate the rollouts of a group in place: COMPLETED, or ABORTED after a pause."""
         policy, prompt, number = self._policy, prompt_of(group), int(group[0].group_id or 0)
         seconds = token_seconds(number, self._token_seconds)
-        rng = np.random.default_rng([number, _TOKENS, self._step])
-        randoms = rng.random((len(group), MAX_RESPONSE_TOKENS))
-        ids: list[list[int]] = []
-        logprobs: list[list[float]] = []
-        for rollout in group:
-            kept = rollout.response_ids is not None and (partial or rollout.status == Status.COMPLETED)
-            ids.append(list(map(int, rollout.response_ids)) if kept else [])
-            logprobs.append(list(map(float, rollout.logprobs)) if ids[-1] else [])
-        while (going := [i for i, said in enumerate(ids) if not is_over(said)]) and await self._goes_on(seconds):
-            rows = np.stack([rows_of(prompt, ids[i])[-1] for i in going])
-            for i, log_probs in zip(going, policy.log_probs(rows), strict=True):
+        randoms = np.random.default_rng([number, _TOKENS, self._step]).random((len(group), MAX_RESPONSE_TOKENS))
+        begun = {place: one for place, one in enumerate(group) if one.status != Status.COMPLETED}
+        for one in begun.values():
+            one.response_ids = [*map(int, one.response_ids)] if partial and one.response_ids is not None else []
+            one.logprobs = [*map(float, one.logprobs)] if one.response_ids else []
+        while (going := {n: one for n, one in begun.items() if not is_over(one.response_ids)}) and (
+            await self._goes_on(seconds)
+        ):
+            rows = np.stack([rows_of(prompt, one.response_ids)[-1] for one in going.values()])
+            for (place, one), log_probs in zip(going.items(), policy.log_probs(rows), strict=True):
                 cumulative = np.exp(log_probs).cumsum()
-                token = int(np.searchsorted(cumulative, randoms[i, len(ids[i])] * cumulative[-1], side="right"))
-                ids[i].append(token)
-                logprobs[i].append(float(log_probs[token]))
-        for rollout, said, its in zip(group, ids, logprobs, strict=True):
-            if rollout.status != Status.COMPLETED:
-                _write(rollout, said, its)
+                chance = randoms[place, len(one.response_ids)] * cumulative[-1]
+                token = int(np.searchsorted(cumulative, chance, side="right"))
+                one.response_ids.append(token)
+                one.logprobs.append(float(log_probs[token]))
+        for one in begun.values():
+            _finish(one, prompt, one.response_ids)
         return group
 
     async def _goes_on(self, seconds: float) -> bool:
@@ -231,13 +230,12 @@ class Engine:
         return not self._paused.is_set()
 
 
-def _write(rollout: RolloutState, ids: list[int], log_probs: list[float]) -> None:
+def _finish(rollout: RolloutState, prompt: str, ids: list[int]) -> None:
     rollout.response, rollout.response_ids = decode(ids), np.array(ids, dtype=np.int32)
-    rollout.logprobs, rollout.response_mask = np.array(log_probs, dtype=np.float32), np.ones(len(ids), np.int32)
+    rollout.logprobs, rollout.response_mask = np.array(rollout.logprobs, np.float32), np.ones(len(ids), np.int32)
     rollout.status = Status.COMPLETED if is_over(ids) else Status.ABORTED
     if rollout.status == Status.COMPLETED:
-        rollout.finish_reason = "stop" if ids[-1] == END else "length"
-        rollout.reward = verify(prompt_of([rollout]), ids)
+        rollout.finish_reason, rollout.reward = "stop" if ids[-1] == END else "length", verify(prompt, ids)
 
 
 def token_seconds(number: int, median: float = TOKEN_SECONDS) -> float:

@@ -16,7 +16,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli.demo.policy import Policy
 from replaybuf.cli.demo.worker import (
     BATCH_GROUPS,
+    STOP,
     TASK,
     Run,
     RunFolder,
@@ -60,39 +60,35 @@ class Workers:
     @property
     def pids(self) -> str:
         """The process ids, by worker."""
-        return ", ".join(str(process.pid) for process, _ in self._running.values())
+        return ", ".join(str(process.pid) for process in self._running.values())
 
     def restart_killed(self) -> None:
         """Restart killed workers. Raises ReplayBufError for one that ended by itself."""
-        for settings, (process, pipe) in self._running.items():
+        for settings, process in self._running.items():
             if (code := process.exitcode) is None:
                 continue
             if code >= 0:
                 raise ReplayBufError(f"worker {settings.number} failed; what it wrote is above")
-            pipe.close()
-            again, _ = self._running[settings] = _start(settings)
+            again = self._running[settings] = _start(settings)
             how = f"was killed ({signal.Signals(-code).name})"
             say(f"worker {settings.number} (pid {process.pid}) {how}; started again as pid {again.pid}")
 
     def stop(self) -> None:
-        """End the workers by closing their pipes, or kill them if that takes too long."""
-        for _, pipe in self._running.values():
-            pipe.close()
+        """End the workers, or kill them if that takes too long."""
+        for process in self._running.values():
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, STOP)
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        for process, _ in self._running.values():
+        for process in self._running.values():
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
 
 
-def _start(settings: WorkerSettings) -> tuple[BaseProcess, Connection]:
-    """Start a worker; return its process, and the end of a pipe that tells it to end when it is closed."""
-    context = multiprocessing.get_context("spawn")  # a fork would have the ends of the other workers' pipes
-    theirs, ours = context.Pipe(duplex=False)
-    process = context.Process(target=main, args=(settings, theirs), daemon=True)
+def _start(settings: WorkerSettings) -> BaseProcess:
+    process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,), daemon=True)
     process.start()
-    theirs.close()
-    return process, ours
+    return process
 
 
 # How a run begins

@@ -4,22 +4,21 @@
 reader always opens the newest complete file, and a kill -9 during a save leaves the one before. The numbers of the
 prompts that the weights were trained on are in the same file, so both always belong together.
 
-The end of the pipe from the trainer means that the run is over or the trainer dead, also by kill -9: then the worker
-gives back its groups in flight, and ends. The prompts of a killed worker are handed out again.
+When the run is over, or the trainer dead, also by kill -9, a worker gives back its groups in flight, and ends. The
+prompts of a killed worker are handed out again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 import zipfile
-from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +41,7 @@ _LAGS = (1, 2)  # a worker loads new weights when it is more than this many step
 _CONCURRENCY = 24  # groups that a worker generates at the same time
 _GRACE_SECONDS = 1.0
 _REJOIN_SECONDS = 0.2
+STOP = signal.SIGUSR1  # ends a worker, which gives its groups back
 
 
 @dataclass
@@ -136,19 +136,18 @@ class WorkerSettings(NamedTuple):
 async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
     """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer again."""
     folder, number = RunFolder(Path(settings.folder)), settings.number
-
-    def load() -> Run:
-        if (run := folder.load()) is None:
-            raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
-        return run
-
-    first = await asyncio.to_thread(load)
     engine = Engine()
 
-    async def load_weights(state: TrainState) -> int:
-        run = await asyncio.to_thread(load)
+    async def load() -> Run:
+        if (run := await asyncio.to_thread(folder.load)) is None:
+            raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
         engine.load(run.policy, run.step)
-        return run.step
+        return run
+
+    async def load_weights(state: TrainState) -> int:
+        return (await load()).step
+
+    first = await load()
 
     while not stop.is_set():
         try:
@@ -168,27 +167,28 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
             await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is dead, `stop` is set by then
 
 
-async def _work_until_closed(settings: WorkerSettings, pipe: Connection) -> None:
-    """Work until the trainer closes its end of a pipe, or dies."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def end_with_trainer() -> None:
-        with suppress(EOFError, OSError):
-            pipe.recv()
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(stop.set)
-        time.sleep(_GRACE_SECONDS)
-        os._exit(0)
-
-    threading.Thread(target=end_with_trainer, daemon=True).start()
+async def _work_until_told(settings: WorkerSettings) -> None:
+    """Work until the trainer says that it is over, by STOP, or is dead."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(STOP, stop.set)
+    threading.Thread(target=_end_with_trainer, daemon=True).start()
     await work(settings, stop)
 
 
-def main(settings: WorkerSettings, pipe: Connection) -> None:
-    """Run a worker in a process of its own, until the other end of the pipe is closed."""
+def _end_with_trainer() -> None:
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+    trainer.join()  # also of one that was killed by kill -9
+    os.kill(os.getpid(), STOP)
+    time.sleep(_GRACE_SECONDS)
+    os._exit(0)
+
+
+def main(settings: WorkerSettings) -> None:
+    """Run a worker in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
     try:
-        asyncio.run(_work_until_closed(settings, pipe))
+        asyncio.run(_work_until_told(settings))
     except ReplayBufError as error:
         print(f"worker {settings.number}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

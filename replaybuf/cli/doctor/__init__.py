@@ -6,7 +6,7 @@ A check is a name and a function that yields findings: a sentence each, and a cu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -71,9 +71,9 @@ class Examination:
 Check = Callable[[Examination], Iterable[Finding]]
 
 
-def in_one_transaction(find: Callable[[Transaction, Examination], Iterator[Finding]]) -> Check:
+def in_one_transaction(find: Callable[[Transaction, Examination], Finding]) -> Check:
     """Return the check that runs a function in one transaction."""
-    return lambda about: about.read(lambda tx: list(find(tx, about)))
+    return lambda about: [about.read(lambda tx: find(tx, about))]
 
 
 def fine(text: str) -> Finding:
@@ -86,6 +86,11 @@ def problem(
 ) -> Finding:
     """Return a problem, which `--repair` mends if it has a cure."""
     return Finding(Severity.PROBLEM, text, mend, cure, groups_missing, deletes)
+
+
+def verdict(wrong: str, otherwise: str, mend: str = REPAIR, cure: Cure | None = None, **effects: bool) -> Finding:
+    """Return the problem that `wrong` says; if it is "", that `otherwise` is fine."""
+    return problem(wrong, mend, cure, **effects) if wrong else fine(otherwise)
 
 
 def warning(text: str, mend: str = "") -> Finding:

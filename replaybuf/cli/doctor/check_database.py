@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, warning
+from replaybuf.cli.doctor import REPAIR, Examination, Finding, fine, in_one_transaction, problem, verdict, warning
 from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.storage.places.filesystems import filesystem_type, is_network
@@ -68,18 +68,14 @@ _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non
 
 
 @in_one_transaction
-def check_integrity(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_integrity(tx: Transaction, about: Examination) -> Finding:
     """Run SQLite's own check of all pages; a quick one doesn't compare indexes with their tables."""
     name = "quick_check" if about.quick else "integrity_check"
     rows = tx.values(f"PRAGMA {name}({_MOST_MESSAGES})")
     messages = [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
-    found = f"PRAGMA {name}: {some(messages, 3)}"
-    if not messages:
-        yield fine(f"PRAGMA {name} found nothing")
-    elif all(map(_OF_AN_INDEX.search, messages)):
-        yield problem(found, cure=_reindex, groups_missing=True)
-    else:
-        yield problem(found, SAVE_THE_REST, groups_missing=True)
+    found = f"PRAGMA {name}: {some(messages, 3)}" if messages else ""
+    mend = (REPAIR, _reindex) if all(map(_OF_AN_INDEX.search, messages)) else (SAVE_THE_REST, None)
+    return verdict(found, f"PRAGMA {name} found nothing", *mend, groups_missing=True)
 
 
 def _reindex(tx: Transaction) -> str:
@@ -91,27 +87,27 @@ def _reindex(tx: Transaction) -> str:
 
 
 @in_one_transaction
-def check_revision(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_revision(tx: Transaction, about: Examination) -> Finding:
     """Check the revision of the schema."""
     found = tx.revision()
     match state_of(found):
         case State.CURRENT:
-            yield fine(f"schema {HEAD}")
+            return fine(f"schema {HEAD}")
         case State.MISSING if about.reader.path is None:
             mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
-            yield warning("no replaybuf tables yet", mend)
+            return warning("no replaybuf tables yet", mend)
         case State.MISSING:
-            yield problem("no replaybuf tables", "check the name, or wait until a run has opened it")
+            return problem("no replaybuf tables", "check the name, or wait until a run has opened it")
         case State.OLDER:
             mend = f"close all users of it, then: replaybuf doctor {about.reader.where} --upgrade"
-            yield problem(f"schema {found} of an older replaybuf, wanted {HEAD}", mend)
+            return problem(f"schema {found} of an older replaybuf, wanted {HEAD}", mend)
         case State.NEWER:
             newer = f"schema {found}, which this replaybuf doesn't know (newest known {HEAD})"
-            yield problem(newer, "upgrade replaybuf here, to the version that its run has")
+            return problem(newer, "upgrade replaybuf here, to the version that its run has")
 
 
 @in_one_transaction
-def check_tables(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_tables(tx: Transaction, about: Examination) -> Finding:
     """Check whether all tables exist, with their columns."""
     nullable = read_columns(tx)
     wrong = [
@@ -120,11 +116,9 @@ def check_tables(tx: Transaction, about: Examination) -> Iterator[Finding]:
         for column in table.columns
         if nullable.get((table.name, column.name)) != column.nullable
     ]
-    if wrong:
-        mend = "restore the database from a snapshot or a backup"
-        yield problem(f"columns that are missing or not as they were made: {some(wrong)}", mend)
-    else:
-        yield fine(f"{len(metadata.tables)} tables with their columns")
+    what = f"columns that are missing or not as they were made: {some(wrong)}" if wrong else ""
+    mend = "restore the database from a snapshot or a backup"
+    return verdict(what, f"{len(metadata.tables)} tables with their columns", mend)
 
 
 _USABLE_INDEXES = {
@@ -140,12 +134,11 @@ _INDEXES = {str(index.name): index for table in metadata.tables.values() for ind
 
 
 @in_one_transaction
-def check_indexes(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_indexes(tx: Transaction, about: Examination) -> Finding:
     """Check whether all indexes and views exist, and whether all indexes were finished."""
-    if missing := [*_lost_indexes(tx), *_lost_views(tx)]:
-        yield problem(f"missing, or not finished: {some(missing)}", cure=_make_indexes)
-    else:
-        yield fine(f"all indexes, and all {len(VIEWS)} views")
+    missing = [*_lost_indexes(tx), *_lost_views(tx)]
+    what = f"missing, or not finished: {some(missing)}" if missing else ""
+    return verdict(what, f"all indexes, and all {len(VIEWS)} views", cure=_make_indexes)
 
 
 def _lost_indexes(tx: Transaction) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem
+from replaybuf.cli.doctor import Examination, Finding, groups, in_one_transaction, problem, verdict
 from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.rules.transitions import Tally
@@ -30,15 +29,13 @@ _MAKE_LANE = f"""INSERT INTO rb_lane ({", ".join(LaneRow._fields)}) VALUES (:{",
 
 
 @in_one_transaction
-def check_lanes(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_lanes(tx: Transaction, about: Examination) -> Finding:
     """Check whether every group has a lane, and every checkpoint those that it was made with."""
     lost, uids = _lost_lanes(tx), tx.values(_LANELESS)
-    if lost or uids:
-        more = f"; {units.number_of(len(lost), 'lane')} of checkpoints gone" if lost else ""
-        yield problem(f"{groups(len(uids))} of no task and status: {some(uids)}{more}", cure=_mend_lanes)
-    else:
-        lanes = units.number_of(tx.value("SELECT count(*) FROM rb_lane"), "lane")
-        yield fine(f"every group is in one of {lanes} (a task's groups of one status)")
+    more = f"; {units.number_of(len(lost), 'lane')} of checkpoints gone" if lost else ""
+    wrong = f"{groups(len(uids))} of no task and status: {some(uids)}{more}" if lost or uids else ""
+    lanes = units.number_of(tx.value("SELECT count(*) FROM rb_lane"), "lane")
+    return verdict(wrong, f"every group is in one of {lanes} (a task's groups of one status)", cure=_mend_lanes)
 
 
 def _lost_lanes(tx: Transaction) -> list[dict[str, Any]]:
@@ -101,14 +98,12 @@ ORDER BY 1, 2"""
 
 
 @in_one_transaction
-def check_counts(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_counts(tx: Transaction, about: Examination) -> Finding:
     """Check whether the tallies equal the numbers of groups."""
-    if wrong := tx.tuples(_WRONG_COUNTS):
-        said = [f"{label}: {counted:,} {name} counted, {there:,} there" for _, name, label, counted, there in wrong]
-        yield problem(some(said), cure=mend_counts, groups_missing=True)
-    else:
-        count = tx.value("SELECT count(*) FROM rb_group")
-        yield fine(f"{groups(count)}, as counted")
+    wrong = tx.tuples(_WRONG_COUNTS)
+    said = [f"{label}: {counted:,} {name} counted, {there:,} there" for _, name, label, counted, there in wrong]
+    count = tx.value("SELECT count(*) FROM rb_group")
+    return verdict(some(said), f"{groups(count)}, as counted", cure=mend_counts, groups_missing=True)
 
 
 def mend_counts(tx: Transaction) -> str:
@@ -129,15 +124,13 @@ SELECT max(uid) FROM (
 
 
 @in_one_transaction
-def check_uids(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_uids(tx: Transaction, about: Examination) -> Finding:
     """Check whether the next uid is unused."""
     used, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
     if last is None:
-        yield problem("the counter of uids is gone", cure=_raise_uids)
-    elif last < used:
-        yield problem(f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail", cure=_raise_uids)
-    else:
-        yield fine(f"the last one given is {last:,}")
+        return problem("the counter of uids is gone", cure=_raise_uids)
+    wrong = f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail" if last < used else ""
+    return verdict(wrong, f"the last one given is {last:,}", cure=_raise_uids)
 
 
 def _raise_uids(tx: Transaction) -> str:
@@ -152,12 +145,11 @@ def _raise_uids(tx: Transaction) -> str:
 _FILLING = """SELECT g.uid, g.scoped_key, l.buffer, l.task_name FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE l.status = 'filling' ORDER BY g.uid"""
 _WHOLE = "SELECT scoped_key FROM rb_group WHERE scoped_key {in_texts:keys}"
-_UNDRAWN = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = rb_annotation.draw)"
 
 
 @in_one_transaction
-def check_orphans(tx: Transaction, about: Examination) -> Iterator[Finding]:
-    """Check whether the rollouts of each group that fills belong together, and annotations to recorded draws."""
+def check_filling(tx: Transaction, about: Examination) -> Finding:
+    """Check whether the rollouts of each group that fills belong together."""
     kinds: dict[str, dict[int, tuple[str, int, int]]] = {}
     odd = []
     for uid, key, buffer, task in tx.tuples(_FILLING):
@@ -168,13 +160,20 @@ def check_orphans(tx: Transaction, about: Examination) -> Iterator[Finding]:
             kinds.setdefault(name_key(buffer, part.name), {})[uid] = (task, part.size, part.least)
     whole = set(tx.values(_WHOLE, keys=list(kinds)) if kinds else ())
     odd += [uid for name, found in kinds.items() if name in whole or len({*found.values()}) > 1 for uid in found]
-    if odd:
-        what = f"{units.number_of(len(odd), 'rollout')} of groups that fill, which don't belong together: {some(odd)}"
-        yield problem(what, "replaybuf rm --uid, and put them again")
-    if noted := tx.value(f"SELECT count(*) FROM {_UNDRAWN}"):  # noqa: S608
-        yield problem(f"{units.number_of(noted, 'annotation')} of draws that are not on record", cure=_delete_undrawn)
-    if not (odd or noted):
-        yield fine("none")
+    rollouts = units.number_of(len(odd), "rollout")
+    what = f"{rollouts} of groups that fill, which don't belong together: {some(odd)}" if odd else ""
+    return verdict(what, units.number_of(len(kinds), "group"), "replaybuf rm --uid, and put them again")
+
+
+_UNDRAWN = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = rb_annotation.draw)"
+
+
+@in_one_transaction
+def check_annotations(tx: Transaction, about: Examination) -> Finding:
+    """Check whether every annotation is of a draw that is on record."""
+    count = tx.value(f"SELECT count(*) FROM {_UNDRAWN}")  # noqa: S608
+    wrong = f"{units.number_of(count, 'annotation')} of draws that are not on record" if count else ""
+    return verdict(wrong, "all are of draws on record", cure=_delete_undrawn)
 
 
 def _delete_undrawn(tx: Transaction) -> str:
@@ -194,14 +193,13 @@ LEFT JOIN rb_payload p ON p.uid = v.uid GROUP BY c.id, c.step, c.groups, c.bytes
 
 
 @in_one_transaction
-def check_checkpoints(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_checkpoints(tx: Transaction, about: Examination) -> Finding:
     """Check whether each checkpoint has as many groups as it records, and their payloads."""
     made = tx.tuples(_RECORDED)
-    if wrong := [text for row in made if (text := _wrong_checkpoint(*map(int, row)))]:
-        mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
-        yield problem(some(wrong, 3), mend, groups_missing=True)
-    else:
-        yield fine(f"{len(made):,}, all whole (steps {some([row[0] for row in made])})" if made else "none")
+    wrong = [text for row in made if (text := _wrong_checkpoint(*map(int, row)))]
+    whole = f"{len(made):,}, all whole (steps {some([row[0] for row in made])})" if made else "none"
+    mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
+    return verdict(some(wrong, 3), whole, mend, groups_missing=True)
 
 
 def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, bare: int) -> str:

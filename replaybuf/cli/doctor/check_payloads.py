@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, warning
+from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, verdict, warning
 from replaybuf.common.progress import in_pieces
 from replaybuf.common.units import some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
@@ -230,13 +230,11 @@ _LEAKED = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid =
 
 
 @in_one_transaction
-def check_leaked(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_leaked(tx: Transaction, about: Examination) -> Finding:
     """Check whether every payload belongs to a group, or waits for the sweep."""
-    if count := tx.value(f"SELECT count(*) FROM {_LEAKED}"):  # noqa: S608
-        said = f"{count:,} payloads of groups that are gone, which nobody would delete"
-        yield problem(said, cure=_delete_leaked, deletes=True)
-    else:
-        yield fine("none")
+    count = tx.value(f"SELECT count(*) FROM {_LEAKED}")  # noqa: S608
+    wrong = f"{count:,} payloads of groups that are gone, which nobody would delete" if count else ""
+    return verdict(wrong, "none", cure=_delete_leaked, deletes=True)
 
 
 def _delete_leaked(tx: Transaction) -> str:

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, warning
+from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, verdict, warning
 from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
@@ -33,21 +33,19 @@ WHERE p.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_file f WHERE f.id = p.
 
 
 @in_one_transaction
-def check_payload_files(tx: Transaction, about: Examination) -> Iterator[Finding]:
+def check_payload_files(tx: Transaction, about: Examination) -> Finding:
     """Check whether payloads and the rows of their files agree."""
     lost, wrong = tx.values(_UNKNOWN), wrong_counts(tx)
     said = [f"{units.number_of(len(lost), 'payload')} in files without a row: {some(lost)}"] if lost else []
     if wrong:
         counts = [f"{file_name(number)}: {there:,} there" for number, there in wrong.items()]
         said.append(f"numbers of groups in files are wrong: {some(counts, 3)}")
-    if said:
-        yield problem("; ".join(said), cure=_mend_files)
-        return
     [(files, count, size)] = tx.tuples(
         "SELECT count(*), coalesce(sum(groups), 0), coalesce(sum(bytes), 0) FROM rb_file WHERE groups >= 0"
     )
     kept = f"{units.number_of(int(count), 'payload')} of {units.size(int(size))}"
-    yield fine(f"{units.number_of(files, 'file')} with {kept}, as counted" if files else _NOTHING_APART)
+    counted = f"{units.number_of(files, 'file')} with {kept}, as counted" if files else _NOTHING_APART
+    return verdict("; ".join(said), counted, cure=_mend_files)
 
 
 def _mend_files(tx: Transaction) -> str:

@@ -1,19 +1,21 @@
-"""Figures, which are nested dicts, as time series of prometheus_client, which writes them.
+"""The metrics for Prometheus as data, and figures, which are nested dicts, as time series of prometheus_client.
 
-Prometheus's format lacks gauge histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are separate
-gauges."""
+Names are stable. First draws and replays of groups have separate names, as in `buffer.metrics()`:
+`replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`. Prometheus's format lacks gauge
+histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are separate gauges.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from replaybuf import __version__
-from replaybuf.buffer.metrics import DISTRIBUTIONS, add_distributions, of_tasks, read_metrics
+from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks, read_metrics
 from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.storage.sql.inspection.measures import (
     BufferMeasures,
@@ -26,12 +28,138 @@ from replaybuf.storage.sql.inspection.measures import (
     read_records,
 )
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
-from replaybuf.view.metrics.catalogue import OF_BUFFER, OF_DATABASE
 
 if TYPE_CHECKING:
     from replaybuf.buffer.replay_buffer import ReplayBuffer
     from replaybuf.buffer.sync import SyncReplayBuffer
     from replaybuf.storage.values import Cursor
+
+
+Kind = Literal["counter", "gauge", "gaugehistogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric. `path` is the path of its value in the figures of a buffer, or of the database.
+
+    Each `*` in the path matches all keys at this place, which are the values of `labels`, in order; metrics of a buffer
+    have the label `buffer` before them. `bounds` are the upper bounds of a histogram's buckets.
+    """
+
+    name: str
+    kind: Kind
+    path: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[int, ...] = ()
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its time series."""
+        if self.kind == "gaugehistogram":
+            return tuple(f"{self.name}_{end}" for end in ("bucket", "gcount", "gsum"))
+        return (self.name,)
+
+
+_OF_TOTALS = {
+    "put": "Groups put, including those that were dropped at once.",
+    "sampled_new": "Draws of completed groups that were never drawn before: what was generated now.",
+    "sampled_again": "Draws of completed groups that were drawn before: what is replayed.",
+    "taken": "Completed groups that left by being drawn.",
+    "evicted": "Groups that left because the task was full.",
+    "expired": "Groups that became EXPIRED in a refresh.",
+    "dropped": "Groups that expired and weren't retryable.",
+    "deleted": "Groups that were deleted by a query.",
+    "replaced": "Groups that were replaced by another put.",
+    "set_aside": "Groups that became FAILED: undecodable, or delivered too often.",
+    "refused": "Puts that found no room.",
+    "returned": "Leased groups that were given back.",
+    "lease_expired": "Leased groups that came back because the lease ended.",
+    "pruned": "Groups that left the archive, or were unfit and no longer kept.",
+    "taken_unfinished": "Groups of other statuses that left by being drawn, to be finished or generated again.",
+}
+_OF_LAST_HOUR = {
+    "groups": "Groups put in the last hour",
+    "rollouts": "Rollouts put in the last hour",
+    "tokens": "Tokens of responses put in the last hour",
+    "failures": "Failed groups put in the last hour",
+    "taken": "Groups taken in the last hour",
+}
+_STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_DRAWS = (0, 1, 2, 4, 8, 16, 32, 64)
+_BY_STALENESS = "Completed groups by staleness, in train steps."
+_BY_DRAWS = "Completed groups by the number of their draws."
+
+
+def _gauge(name: str, path: str, help: str, *labels: str, bounds: tuple[int, ...] = ()) -> Metric:
+    return Metric(f"replaybuf_{name}", "gaugehistogram" if bounds else "gauge", path, help, labels, bounds)
+
+
+def _counter(name: str, path: str, help: str, *labels: str) -> Metric:
+    return Metric(f"replaybuf_{name}_total", "counter", path, help, labels)
+
+
+#: Metrics of a buffer.
+OF_BUFFER = (
+    # Current groups
+    _gauge("groups", "tasks/*/buffered/*", "Groups that can be drawn now.", "task", "status"),
+    _gauge("leased_groups", "tasks/*/leased", "Groups that are leased now.", "task"),
+    _gauge("overdue_groups", "tasks/*/overdue", "Leased groups whose lease is over.", "task"),
+    _gauge("archived_groups", "tasks/*/archived", "Groups that are kept for SQL.", "task"),
+    _gauge("payload_bytes", "tasks/*/bytes", "Size of the groups' payloads.", "task"),
+    _gauge("oldest_group_timestamp_seconds", "tasks/*/oldest_at", "When the oldest completed group was put.", "task"),
+    _gauge("staleness", "tasks/*/staleness/counts", _BY_STALENESS, "task", bounds=_STEPS),
+    _gauge("times_sampled", "tasks/*/times_sampled/counts", _BY_DRAWS, "task", bounds=_DRAWS),
+    _gauge("reward_mean", "tasks/*/reward/mean", "Mean reward of the completed groups.", "task"),
+    _gauge("reward_min", "tasks/*/reward/min", "Lowest reward of a completed group.", "task"),
+    _gauge("reward_max", "tasks/*/reward/max", "Highest reward of a completed group.", "task"),
+    # Totals since the beginning
+    *(_counter(f"groups_{name}", f"tasks/*/{name}", _OF_TOTALS[name], "task") for name in TOTALS),
+    _gauge("restores", "restores", "Restores so far: each takes the counters back to a checkpoint."),
+    # Waits
+    _counter("waits", "waits/*/count", "Waits of this process.", "kind"),
+    _counter("wait_seconds", "waits/*/seconds", "Time of these waits.", "kind"),
+    _counter("wait_timeouts", "waits/*/timeouts", "Waits that timed out.", "kind"),
+    _gauge("waiters", "waiters/*/count", "Waits under way, of all processes.", "kind"),
+    _gauge("longest_wait_seconds", "waiters/*/longest_seconds", "How long the oldest of these has lasted.", "kind"),
+    # Workers
+    _gauge("workers", "workers/*", "Processes by their last sign of life.", "state"),
+    *(
+        _gauge(f"workers_{what}_last_hour", f"last_hour/{what}", f"{help} by all workers.")
+        for what, help in _OF_LAST_HOUR.items()
+    ),
+    _gauge("events_last_hour", "events_last_hour/*", "Events of the last hour: leases that lapsed, ...", "kind"),
+    # The last draw of completed groups
+    _gauge("last_batch_step", "last_batch/step", "Train step of the last batch."),
+    _gauge("last_batch_groups", "last_batch/groups", "Groups of the last batch."),
+    _gauge("last_batch_reward_mean", "last_batch/reward", "Mean reward of the last batch."),
+    _gauge("last_batch_reward_min", "last_batch/min_reward", "Lowest reward of the last batch."),
+    _gauge("last_batch_reward_max", "last_batch/max_reward", "Highest reward of the last batch."),
+    _gauge("last_batch_staleness_mean", "last_batch/staleness", "Mean staleness of the last batch."),
+    _gauge("last_batch_staleness_max", "last_batch/max_staleness", "Largest staleness of the last batch."),
+    _gauge("last_batch_timestamp_seconds", "last_batch/taken_at", "When it was drawn."),
+    # Progress of the run
+    _gauge("trainer_step", "trainer/train_step", "The step that the trainer does next."),
+    _gauge("trainer_model_step", "trainer/model_step", "The step of its newest weights."),
+    _gauge("prompts_drawn", "prompts/*", "Prompts that were drawn from a dataset.", "dataset"),
+    _gauge("checkpoints", "checkpoints/count", "Step checkpoints."),
+    _gauge("last_checkpoint_step", "checkpoints/step", "Train step of the last checkpoint."),
+    _gauge("last_checkpoint_timestamp_seconds", "checkpoints/created_at", "When the last checkpoint was made."),
+)
+
+#: Metrics of the whole database, or of the exporting process.
+OF_DATABASE = (
+    _gauge("info", "info/*", "The version that these metrics come from; always 1.", "version"),
+    _gauge("up", "up", "Whether the figures could be read (1) or not (0)."),
+    _gauge("database_bytes", "database/bytes", "Size of the database on disk."),
+    _gauge("unswept_payloads", "database/unswept_payloads", "Payloads of groups that are gone, not deleted yet."),
+    _gauge("payload_files", "database/places/*/files", "Files or objects with payloads that are kept apart.", "place"),
+    _gauge("payload_file_bytes", "database/places/*/bytes", "Bytes of these files.", "place"),
+    _gauge("payload_file_groups", "database/places/*/groups", "Groups with payloads in these files.", "place"),
+)
+
+METRICS = (*OF_BUFFER, *OF_DATABASE)
+
 
 #: The maximum number of groups for which the distributions are computed, which scans them all.
 SCANNED = 200_000

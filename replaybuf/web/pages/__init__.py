@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
-from replaybuf.web.ask import Ask
 from replaybuf.web.pages.group_pages import show_group, show_groups
-from replaybuf.web.pages.overview_page import show_checkpoints, show_events, show_overview
-from replaybuf.web.pages.step_pages import show_step, show_steps, show_workers
+from replaybuf.web.pages.run_pages import (
+    show_checkpoints,
+    show_events,
+    show_overview,
+    show_step,
+    show_steps,
+    show_workers,
+)
+from replaybuf.web.tables import Ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,21 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import FIELDS, OPERATORS, LogicNode, Node, parse
-from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, place_in_group, tasks_of
+from replaybuf.rules.query import FIELDS, OPERATORS
+from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
 from replaybuf.storage.sql.inspection.lives import life_of, nothing_of, timeline
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.view.columns import TIMELINE, columns
-from replaybuf.view.conversation import conversation_of, field_of
-from replaybuf.view.queries import read_query, unknown_task
-from replaybuf.view.tokens import SHADES, strip
-from replaybuf.web.ask import Ask, NotThereError
-from replaybuf.web.html_tables import SIZE, table_of
+from replaybuf.view.columns import GROUPS, TIMELINE
+from replaybuf.view.conversation import SHADES, conversation_of, field_of, strip
+from replaybuf.view.queries import listed, query_of, unknown_task
+from replaybuf.web.tables import SIZE, Ask, NotThereError, table_of
 
 STATUSES = tuple(map(str, Status))
 #: The highest number of groups before a page.
 _FURTHEST = 10_000_000
-_GROUPS = columns(
-    *("uid", "task_name", "status", "place", "reward", "staleness", "rollouts", "response_tokens", "created_at"),
-    *("worker", "leased_until", "tags", "prompt"),
-)
 
 
 def show_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
@@ -47,13 +41,12 @@ def show_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
         "nothing": unknown_task(tx, buffer, task) or "no such groups",
     }
     try:
-        nodes: list[Node] = [read_query(where)]
+        query = query_of(where, task, status)
     except QueryError as error:
         return {**data, "error": str(error)}
-    nodes += [parse({name: one}) for name, one in (("task_name", task), ("status", status)) if one is not None]
-    found = list_groups(tx, buffer, LogicNode("$and", tuple(nodes)), order, SIZE + 1, first=first)
-    rows = [row | {"place": place_in_group(row), "prompt": row["error"] or row["prompt"]} for row in found.rows[:SIZE]]
-    table = table_of("Groups", rows, _GROUPS, ask, found.now, usual="-uid", sorts=FIELDS)
+    found = list_groups(tx, buffer, query, order, SIZE + 1, first=first)
+    shown = [one for one in GROUPS if found.several or one.name != "buffer"]
+    table = table_of("Groups", listed(found.rows[:SIZE]), shown, ask, found.now, usual="-uid", sorts=FIELDS)
     following = first + SIZE if len(found.rows) > SIZE else None
     return {**data, "table": replace(table, first=first, next=following, total=None)}
 

@@ -1,0 +1,259 @@
+"""Pages of a run: the overview, train steps, one step with its groups, workers, checkpoints, events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from replaybuf.rules.comparison import Part
+from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
+from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.run_records import newest, recorded
+from replaybuf.values.rollouts.statuses import Status
+from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, Column, annotated, columns, value_of
+from replaybuf.view.drawn import SHARES, by_task_columns, read_shares
+from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
+from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
+from replaybuf.view.wait_reasons import DrawQuestion, read_waits
+from replaybuf.web.plots import Across, Plot, lines
+from replaybuf.web.tables import LARGEST, Ask, NotThereError, table_of
+
+_HOURS = ("6", "1", "24", "48")
+STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
+
+Points = list[tuple[float, float]]
+
+
+def show_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the overview with its plots and the table of tasks, and the current waits."""
+    buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
+    hours = int(ask.choice("hours", _HOURS))
+    view = read_overview(tx, buffer, task, now - timedelta(hours=hours))
+    found = waits_of(tx, buffer, task)
+
+    def groups(row: Any) -> str:
+        return ask.link("/groups", task=row["task_name"], buffer=row["buffer"] if found["several"] else buffer)
+
+    def of_status(status: str) -> Callable[[Any], str | None]:
+        return lambda row: f"{groups(row)}&status={status}" if row[status] else None
+
+    statuses = {str(one): of_status(str(one)) for one in Status if one != Status.ARCHIVED}
+    shown = [one for one in TASKS if found["several"] or one.name != "buffer"]
+    links = {"task_name": groups, "buffer": lambda row: ask.link("", buffer=row["buffer"]), **statuses}
+    return {
+        "hours": hours,
+        "hours_offered": sorted(map(int, _HOURS)),
+        "view": view,
+        "plots": _plots_of_overview(view),
+        "table": table_of("Groups by task and status", view.tasks, shown, ask, now, links=links),
+        "events": [(one, event_text(one)) for one in view.events],
+        **found,
+    }
+
+
+def _plots_of_overview(view: Overview) -> list[Plot]:
+    """Return the plots, which share the axis of times at which there was a run."""
+    history, rates = view.history, rates_of(view.history)
+    began = min((one.time for one in history), default=None)
+    drawn = [one for one in view.batches if began is not None and one["taken_at"] >= began]
+    times = [one.time for one in history] + [one["taken_at"] for one in drawn]
+    across = Across(low=min(times).timestamp(), high=max(times).timestamp()) if times else Across()
+
+    def counted(by: str) -> dict[str, Points]:
+        names = sorted({name for minute in history for name, n in value_of(minute, by).items() if n})
+        return {name: [(one.time.timestamp(), value_of(one, by).get(name, 0)) for one in history] for name in names}
+
+    rate = {name: sorted((time.timestamp(), value_of(one, name)) for time, one in rates) for name in ("put", "drawn")}
+    return _drawable(
+        lines("Groups a minute", rate, {"put": "s0", "drawn": "s1"}, across=across),
+        lines("Groups by status", counted("statuses"), STATUS_CLASSES, across=across),
+        lines("Groups by task", counted("tasks"), across=across),
+        *_plots_of_figures([(one["taken_at"].timestamp(), one) for one in drawn], across, of=" of draws"),
+    )
+
+
+def _plots_of_figures(
+    rows: Sequence[tuple[float, Any]], across: Across, of: str = "", marks: Mapping[float, str] | None = None
+) -> Iterator[Plot | None]:
+    """Yield plots of the rewards and the staleness of draws or steps, each with its place on the x axis."""
+
+    def named(**fields: str) -> dict[str, Points]:
+        return {name: _points(rows, field) for name, field in fields.items()}
+
+    yield lines(f"Mean reward{of}", named(mean="reward"), across=across, fitted=True, marks=marks)
+    yield lines(f"Reward{of}", named(mean="reward", min="min_reward", max="max_reward"), across=across)
+    yield lines(f"Staleness{of}", named(mean="staleness", max="max_staleness"), across=across)
+
+
+def _points(rows: Iterable[tuple[float, Any]], field: str) -> Points:
+    return sorted((x, float(value)) for x, row in rows if (value := value_of(row, field)) is not None)
+
+
+def _drawable(*plots: Plot | None) -> list[Plot]:
+    return [one for one in plots if one is not None]
+
+
+# Waits, checkpoints, events; and the buffer of a page
+
+_MOST_WAITS = 50
+
+
+def waits_of(tx: ReadTransaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
+    """Return the waits, those of buffers in which somebody waits first, their number, and whether there are several
+    buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
+    found = read_waits(tx, buffer, DrawQuestion(task))
+    rows = [(one, not of.somebody_waits) for of in found for one in of.waits]
+    rows.sort(key=lambda row: row[1])
+    return {
+        "waits": [{**one, "asked": asked} for one, asked in rows[:_MOST_WAITS]],
+        "waiting": sum(not asked for _, asked in rows),
+        "several": len(found) > 1,
+    }
+
+
+_MOST_ROWS = 10_000
+
+
+def show_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the table of the checkpoints, newest first."""
+    rows = newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)
+    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1)}
+    return {"table": table_of("Checkpoints", rows, CHECKPOINTS, ask, tx.now(), usual="-created_at", links=links)}
+
+
+_EVENTS_SHOWN = 100
+#: The columns by which events are filtered, and their parameters.
+_CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
+
+
+def show_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return a page of events, newest first, filtered by kind, task and worker, with links to those of one kind."""
+    given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
+    conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
+    before = ask.number("before", LARGEST)
+    found = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
+    rows = found[:_EVENTS_SHOWN]
+    links = {
+        "what": lambda row: ask.link("", kind=row["kind"], before=None),
+        "uids": lambda row: ask.link(f"/groups/{row['uids'][0]}") if row["uids"] else None,
+    }
+    return {
+        "kind": ask.text("kind"),
+        "next": rows[-1]["id"] if len(found) > _EVENTS_SHOWN else None,
+        "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
+    }
+
+
+def one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, Sequence[str]]:
+    """Return the requested buffer, or the first, and the names of all buffers. Raises InputError."""
+    buffer, buffers = ask.text("buffer"), buffers_of(tx)
+    check_buffer(tx, buffer)
+    return buffer or next(iter(buffers), "default"), buffers
+
+
+#: Maximum number of train steps that are read.
+_MOST_STEPS = 1000
+_LOWEST = 3
+
+
+def show_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the train steps of a buffer, newest first, what stands out in them, and plots of rewards and staleness."""
+    buffer, buffers = one_buffer(tx, ask)
+    before = ask.number("before", None, least=-LARGEST)
+    view = read_steps(tx, buffer, before=before, limit=_MOST_STEPS)
+    rows = view.rows
+    steps = [one for one in rows if not one.undone]
+    across = Across(times=False)
+    marks = {float(one.step): one.lower for one in steps if one.lower}
+    return {
+        "chosen": buffer,
+        "buffers": buffers,
+        "view": view,
+        "unnamed_count": view.known.without_step,
+        "plots": _drawable(*_plots_of_figures([(float(one.step), one) for one in steps], across, marks=marks)),
+        "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step"),
+        "earlier": min((one.step for one in rows), default=None) if len(rows) >= _MOST_STEPS else None,
+        "fell": [one for one in rows if one.lower],
+    }
+
+
+def show_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the groups and draws of a train step, for each run that trained it, the lowest first.
+
+    Raises NotThereError.
+    """
+    buffer, _ = one_buffer(tx, ask)
+    step, now = ask.number("step", 0, least=-LARGEST), tx.now()
+    assert step is not None
+    runs = read_step(tx, buffer, step, _LOWEST)
+    if not runs:
+        raise NotThereError(no_draw(recorded(tx, buffer), f"for step {step} of {buffer!r:.100}"))
+    previous, following = neighbours(tx, buffer, step)
+    tables = [
+        (
+            table_of("By worker", run.workers, BY_WORKER, ask, now, sorts=False),
+            table_of("By task", run.by_task.rows, by_task_columns(run.by_task), ask, now, sorts=False),
+            table_of("Tasks", run.tasks, BY_TASK, ask, now, sorts=False, links={"name": lambda row: None}),
+            table_of("Groups", run.groups, annotated(MEMBERS, run.groups), ask, now, usual="reward"),
+        )
+        for run in runs
+    ]
+    return {"step": step, "previous": previous, "next": following, "runs": runs, "tables": tables}
+
+
+#: The workers' last hour.
+_WORKERS = [
+    *columns("worker", "buffer", "host", "pid", "last_seen"),
+    Column("ended_at", "ended", "ago", usual=None),
+    Column("groups_last_hour", "groups put"),
+    Column("rollouts_last_hour", "rollouts"),
+    Column("tokens_last_hour", "tokens", "tokens"),
+    Column("failures_last_hour", "failures", bad="failures_last_hour"),
+    Column("taken_last_hour", "drawn"),
+    *columns("started_at"),
+]
+_STEPS_OF_WORKERS = 50
+_MOST_LINES = 8
+
+
+def show_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+    """Return the workers: plots of them side by side, their shares of the last steps, their last hour, the waits."""
+    buffer, now = ask.text("buffer"), tx.now()
+    chosen, _ = one_buffer(tx, ask)
+    made, by_task = read_shares(tx, chosen, _STEPS_OF_WORKERS)
+    workers, found = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer)
+    shown = made[:_MOST_LINES]
+    listed = [one for one in _WORKERS if found["several"] or one.name != "buffer"]
+    tasks = by_task_columns(by_task)
+    return {
+        "chosen": chosen,
+        "made": made,
+        "steps": len({step for row in made for step, _ in row["steps"]}),
+        "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in shown}),
+        "lines": len(shown),
+        "compared": table_of("What they made", made, SHARES, ask, now, order="sort", after="page"),
+        "tasks_table": table_of("By task", by_task.rows, tasks, ask, now, sorts=False) if by_task.says_more else None,
+        "table": table_of("In the last hour", workers, listed, ask, now, usual="-last_seen"),
+        **found,
+    }
+
+
+def _plots_of_workers(made: Mapping[str, Sequence[tuple[int, Part]]]) -> list[Plot]:
+    """Return plots of the workers' mean rewards and staleness over train steps."""
+
+    def of(field: str) -> dict[str, Points]:
+        return {name: _points(((float(step), part) for step, part in steps), field) for name, steps in made.items()}
+
+    worse = {
+        float(step): f"{name} stands out: mean reward {part.reward:.3f}, others {part.others:.3f}"
+        for name, steps in [*made.items()][:1]
+        for step, part in steps
+        if part.stands_out
+    }
+    numbers = [step for steps in made.values() for step, _ in steps]
+    across = Across(times=False, low=min(numbers, default=0), high=max(numbers, default=0))
+    return _drawable(
+        lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
+        lines("Staleness by worker", of("staleness"), across=across),
+    )
