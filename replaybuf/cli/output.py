@@ -159,7 +159,7 @@ def print_table(
 ) -> None:
     """Print a table, or one field on each line if the table is wider than the terminal.
 
-    With `footer`, the last row is a total.
+    Texts shrink, the longest first, numbers never. With `footer`, the last row is a total.
     """
     from rich.cells import cell_len
 
@@ -169,9 +169,10 @@ def print_table(
         cells = [[escape(column.text(row, now)) for column in columns] for row in rows]
         headers = [escape(column.header) for column in columns]
         natural = [max(map(cell_len, texts)) for texts in zip(headers, *cells, strict=True)]
-        gap, widths = fit(natural, [column.is_text for column in columns], width)
-        if sum(widths) + gap * (len(widths) - 1) <= width:
-            _print_table(rows, columns, cells, gap, widths, footer)
+        least = sum(min(n, _SHORTEST_TEXT) if one.is_text else n for n, one in zip(natural, columns, strict=True))
+        gap = next((gap for gap in (2, 1) if least + gap * (len(columns) - 1) <= width), 0)
+        if gap:
+            _print_table(rows, columns, cells, gap, footer)
             break
         spare = next((column for column in reversed(columns) if column.spare), None)
         if spare is None:
@@ -210,50 +211,28 @@ def _style(column: Column, row: Any) -> str:
 
 
 def _print_table(
-    rows: Sequence[Any],
-    columns: Sequence[Column],
-    cells: Sequence[Sequence[str]],
-    gap: int,
-    widths: Sequence[int],
-    footer: bool,
+    rows: Sequence[Any], columns: Sequence[Column], cells: Sequence[Sequence[str]], gap: int, footer: bool
 ) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    out, longest = console(), None if sys.stdout.isatty() else _LONGEST_TEXT
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for column, width in zip(columns, widths, strict=True):
+    for column in columns:
         justify: Literal["left", "right"] = "right" if column.is_right else "left"
-        header = Text(escape(column.header))
-        table.add_column(header, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+        header, most = Text(escape(column.header), no_wrap=True), longest if column.is_text else None
+        table.add_column(header, justify=justify, no_wrap=not column.is_text, overflow="ellipsis", max_width=most)
     for i, (row, texts) in enumerate(zip(rows, cells, strict=True)):
         total = footer and i == len(rows) - 1
         table.add_row(
-            *(Text(text, style=_style(column, row)) for column, text in zip(columns, texts, strict=True)),
+            *(Text(text, _style(column, row), no_wrap=True) for column, text in zip(columns, texts, strict=True)),
             style="bold" if total else None,
             end_section=footer and i == len(rows) - 2,
         )
-    # The table adds a gap at its right edge.
-    out = console(max(console().width, sum(widths) + gap * len(widths)))
     if out.is_terminal:
         out.print(table)
         return
     with out.capture() as captured:
         out.print(table)
     write(f"{line.rstrip()}\n" for line in captured.get().splitlines())
-
-
-def fit(natural: Sequence[int], texts: Sequence[bool], available: int) -> tuple[int, list[int]]:
-    """Return the gap between columns, and their widths: texts shrink, the longest first, numbers never."""
-    limit = available if available < _WIDE else _LONGEST_TEXT
-    widths = [min(width, limit) if is_text else width for width, is_text in zip(natural, texts, strict=True)]
-    shortest = [min(width, _SHORTEST_TEXT) if is_text else width for width, is_text in zip(widths, texts, strict=True)]
-    gap = 2 if sum(shortest) + 2 * (len(widths) - 1) <= available else 1
-    excess = sum(widths) + gap * (len(widths) - 1) - available
-    while excess > 0:
-        i = max((i for i, is_text in enumerate(texts) if is_text), key=lambda i: widths[i], default=None)
-        if i is None or widths[i] <= _SHORTEST_TEXT:
-            break
-        widths[i] -= 1
-        excess -= 1
-    return gap, widths

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +20,10 @@ from replaybuf.common.cancellation import to_its_end
 from replaybuf.common.checks import needed
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import AccessError, FileError, ReplayBufError, StorageError
+from replaybuf.errors import FileError, ReplayBufError
 from replaybuf.files.parquet_files import TableWriter
 from replaybuf.files.row_format import PlainValues, Row, as_json, rows_of
-from replaybuf.files.sources import dump, format_of
+from replaybuf.files.sources import dump, file_errors, format_of
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
 from replaybuf.storage.sql.backend import SQLStorage
@@ -97,7 +96,7 @@ async def export_file(
     already, unless `force`; StorageError, AccessError, FileError.
     """
     form, plain = format_of(path), PlainValues()
-    with _errors_of(path), contextlib.ExitStack() as stack:
+    with file_errors(path, "written"), contextlib.ExitStack() as stack:
         raw = await in_thread(lambda: _open(path, stack, force=force))
         writer = TableWriter(raw, plain) if form == "parquet" else JSONLinesWriter(raw, plain, gzipped=form == "gzip")
         stack.callback(_close_quietly, writer)
@@ -138,24 +137,6 @@ def _publish(writer: Writer, raw: IO[bytes], path: Path, *, force: bool) -> int:
 def _close_quietly(writer: Writer) -> None:
     with contextlib.suppress(Exception):  # of a file that is removed
         writer.close()
-
-
-@contextlib.contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    shown = redact_path(str(path))
-    try:
-        yield
-    except ReplayBufError:
-        raise
-    except PermissionError as error:
-        raise AccessError(f"{shown} can't be written: {error.strerror}") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"the disk is full: {shown} was not written; make room on its disk, or choose another",
-                reason="disk full",
-            ) from error
-        raise FileError(f"{shown} can't be written: {error.strerror or error}") from error
 
 
 async def export_lines(

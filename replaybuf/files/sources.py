@@ -6,6 +6,7 @@ A file's format is recognised by its first bytes, not by its name; rows have the
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import itertools
 import json
@@ -20,7 +21,7 @@ from typing import Any, Final
 import pydantic_core
 
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import AccessError, FileError, InputError, ReplayBufError
+from replaybuf.errors import AccessError, FileError, InputError, ReplayBufError, StorageError
 from replaybuf.files.foreign_rows import ColumnMapping, foreign_groups
 from replaybuf.files.parquet_files import read_parquet
 from replaybuf.files.row_format import FileGroup, Placed, Row, groups_of, is_ours
@@ -157,6 +158,25 @@ _FILLED: Final = (".gz", ".parquet")
 _UNFORESEEN: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError)
 
 
+@contextlib.contextmanager
+def file_errors(path: Path, done: str) -> Iterator[None]:
+    """Raise errors of the file system as ours; `done` is what was to be done: "read" or "written"."""
+    shown = redact_path(str(path))
+    try:
+        yield
+    except ReplayBufError:
+        raise
+    except PermissionError as error:
+        raise AccessError(f"{shown} can't be {done}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"the disk is full: {shown} was not {done}; make room on its disk, or choose another",
+                reason="disk full",
+            ) from error
+        raise FileError(f"{shown} can't be {done}: {error.strerror or error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
     """A file, and the mapping for foreign rows in it."""
@@ -182,24 +202,21 @@ class RolloutFile:
         """Yield the groups. FileError for an invalid file, with the file's name first."""
         file = self._path()
         shown, place = redact_path(str(file)), "the beginning"
-        try:
-            for group in self._read(file):
-                place = group.place
-                group.place = f"{shown}: {place}"
-                yield group
-        except FileError as error:
-            raise FileError(f"{shown}: {error}", reason=error.reason) from error
-        except ReplayBufError:
-            raise
-        except RecursionError as error:
-            raise FileError(f"{shown}: its values are nested too deeply, or hold themselves") from error
-        except PermissionError as error:
-            raise AccessError(f"{shown} can't be read: {error.strerror}") from error
-        except OSError as error:
-            raise FileError(f"{shown} can't be read: {error.strerror or error}") from error
-        except _UNFORESEEN as error:
-            what = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
-            raise FileError(f"{shown}: after {place}: {what}") from error
+        with file_errors(file, "read"):
+            try:
+                for group in self._read(file):
+                    place = group.place
+                    group.place = f"{shown}: {place}"
+                    yield group
+            except FileError as error:
+                raise FileError(f"{shown}: {error}", reason=error.reason) from error
+            except ReplayBufError:
+                raise
+            except RecursionError as error:
+                raise FileError(f"{shown}: its values are nested too deeply, or hold themselves") from error
+            except _UNFORESEEN as error:
+                what = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
+                raise FileError(f"{shown}: after {place}: {what}") from error
 
     def _read(self, path: Path) -> Iterator[FileGroup]:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe could block for ever

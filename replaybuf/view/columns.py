@@ -100,37 +100,35 @@ KINDS: dict[str, Callable[[Any, datetime | None], str]] = {
 _TEXTS = ("name", "text", "tags", "cell")
 _LEFT = (*_TEXTS, "status", "word", "time")
 
+#: The kinds of fields that have their own names as headers.
+_KINDS_OF = {
+    "id": ("uid", "step", "pid"),
+    "name": ("buffer", "file", "worker", "host"),
+    "word": ("now", "kind"),
+    "status": ("status", "state"),
+    "text": ("prompt", "response"),
+    "reward": ("reward",),
+}
 #: The columns of common fields; other fields are whole numbers under their own names.
 COLUMNS = {
     one.name: one
     for one in (
-        Column("uid", "uid", "id"),
+        *(Column(name, name, kind) for kind, names in _KINDS_OF.items() for name in names),
         Column("id", "draw", "id"),
-        Column("step", "step", "id"),
         Column("batch", "draw", "id"),
         Column("position", "#", "id"),
         Column("rollout_id", "id", "id"),
-        Column("pid", "pid", "id"),
-        Column("buffer", "buffer", "name"),
-        Column("file", "file", "name"),
-        Column("worker", "worker", "name"),
-        Column("host", "host", "name"),
         Column("name", "worker", "name", bad="stands_out"),
         Column("holder", "leased by", "name"),
         Column("taken_by", "taken by", "name"),
         Column("task_name", "task", "name"),
-        Column("status", "status", "status"),
         Column("place", "rollout of", "word", usual=None, title="the group that it fills, and its place there"),
-        Column("now", "now", "word"),
-        Column("kind", "kind", "word"),
-        Column("state", "state", "status"),
         Column("finish_reason", "finish", "word"),
         Column("bytes", "size", "size"),
         Column("staleness", "stale", "mean", title="staleness in train steps"),
         Column("max_staleness", "max stale", title="the largest staleness"),
         Column("min_reward", "min", "reward"),
         Column("max_reward", "max", "reward"),
-        Column("reward", "reward", "reward"),
         Column("others", "others", "reward", title="mean reward of the groups that others made of the same tasks"),
         Column("below", "below", "reward", bad="stands_out", title="how far it is below the others"),
         Column("change", "change", "change", title="of the mean reward, from the step before"),
@@ -150,8 +148,6 @@ COLUMNS = {
         Column("until", "ends", "lease"),
         Column("archived_at", "archived", "age", usual=None),
         Column("tags", "tags", "tags", usual=None),
-        Column("prompt", "prompt", "text"),
-        Column("response", "response", "text"),
         Column("detail", "", "text"),
         Column("settled", "consumed"),
         Column("leased", "leased", usual=0),

@@ -117,6 +117,8 @@ def _brief(value: Any) -> Any:
     return f"{len(value):,} bytes" if isinstance(value, bytes) else value
 
 
+# Tokens
+
 #: The colourings of tokens, in order of preference.
 SHADES = ("logprob", "mask", "step")
 _FIELDS = {

@@ -176,6 +176,9 @@ def _weighted(batches: Sequence[Batch], field: str) -> float | None:
     return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
 
 
+# Workers
+
+
 def read_shares(tx: ReadTransaction, buffer: str, limit: int | None) -> tuple[list[dict[str, Any]], ByTask]:
     """Return what each worker made of the last `limit` steps, the lowest first, and of each task.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def rates_now(history: Sequence[Minute]) -> Rates | None:
 
 #: Kinds of events that every run has, which tell nobody anything.
 _ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED))
-_WHAT = {
+_WHAT: Mapping[str, str] = {
     EventKind.LEASE_LAPSED: "lease over",
     EventKind.GIVEN_BACK: "given back",
     EventKind.SET_ASIDE: "set aside",
@@ -189,12 +190,8 @@ _WHAT = {
 
 def what_happened(kind: str, step: int | None) -> str:
     """Return an event of this kind in words."""
-    text = {str(one): what for one, what in _WHAT.items()}.get(kind, kind)
-    return (
-        text.format(step=step)
-        if step is not None
-        else text.replace(" of step {step}", "").replace(" to step {step}", "")
-    )
+    text = _WHAT.get(kind, kind)
+    return text.format(step=step) if step is not None else re.sub(r" (of|to) step \{step\}", "", text)
 
 
 def read_events(

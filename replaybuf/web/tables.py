@@ -80,6 +80,8 @@ class NotThereError(InputError):
     """There is nothing of this number: it was taken, deleted or forgotten, or never was."""
 
 
+# Tables
+
 #: Rows of a table on a page.
 SIZE = 100
 Link = Callable[[Any], str | None]

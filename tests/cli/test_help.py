@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,14 @@ from sqlalchemy import Connection, text
 
 from replaybuf.cli.commands import COMMANDS as LISTED
 from replaybuf.cli.commands import app
-from replaybuf.cli.output import fit
+from replaybuf.cli.output import print_table
 from replaybuf.common.redact import escape, escape_json, escape_line
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, saved_buffer
 from replaybuf.storage.sql.schema import revisions
 from replaybuf.storage.sql.schema.revisions import HEAD
+from replaybuf.view.columns import Column
 from tests.cli.conftest import run, run_json
 
 
@@ -257,22 +261,24 @@ def test_sentences_are_wrapped_at_words(filled: str, columns: int) -> None:
     assert max(map(len, shown.splitlines())) <= columns
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 200), st.booleans()), min_size=1, max_size=12),
-    st.integers(20, 300),
-)
-def test_numbers_are_never_cut(columns: list[tuple[int, bool]], available: int) -> None:
-    natural, texts = [width for width, _ in columns], [is_text for _, is_text in columns]
-    _, widths = fit(natural, texts, available)
-    for width, wanted, is_text in zip(widths, natural, texts, strict=True):
-        assert width <= wanted if is_text else width == wanted
-        assert width >= min(wanted, 10)
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-@given(st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(80, 300))
-def test_texts_give_way_until_the_table_fits(natural: list[int], available: int) -> None:
-    gap, widths = fit(natural, [True] * len(natural), available)
-    assert sum(widths) + gap * (len(widths) - 1) <= available
+@given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=9), st.integers(20, 200))
+def test_a_table_fits_and_its_numbers_are_never_cut(columns: list[tuple[int, bool]], width: int) -> None:
+    """Else each field has a line of its own."""
+    kinds = [Column(f"c{n}", "h", "text" if is_text else "word") for n, (_, is_text) in enumerate(columns)]
+    row = {f"c{n}": ("t" if is_text else "9") * length for n, (length, is_text) in enumerate(columns)}
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed := _Terminal()):
+        patch.setenv("COLUMNS", str(width))
+        print_table([row], kinds)
+    *_, last = lines = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width
+    if "─[ 1 ]" not in printed.getvalue():
+        for (length, is_text), cell in zip(columns, last.split(), strict=True):
+            assert len(cell) == length or (is_text and len(cell) >= min(length, 10) and cell.endswith("…"))
 
 
 def execute(url: str, *statements: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
 from replaybuf.cli.demo.policy import Policy, answer_of, prompt_of
 from replaybuf.cli.demo.trainer import Training, argument_of, begin, default_folder, verdict
-from replaybuf.cli.demo.worker import TASK, Run, RunFolder, WorkerSettings, buffer_config, sampler_of, work
+from replaybuf.cli.demo.worker import TASK, Run, RunFolder, buffer_config, sampler_of, work
 from replaybuf.produce import TrainState, publish
 
 
@@ -160,7 +160,7 @@ async def test_a_worker_generates_with_the_weights_that_were_saved_and_joins_a_r
     buffer, folder, shared_url
 ):
     run = await begin(buffer, folder, 10)
-    working = asyncio.create_task(work(WorkerSettings(shared_url, str(folder.path), 3), asyncio.Event()))
+    working = asyncio.create_task(work(shared_url, folder, 3, asyncio.Event()))
     await publish(buffer, TrainState(1, 0))
     await buffer.wait_ready({TASK: 8}, timeout=20)
     async for item in buffer.find({"status": Status.COMPLETED}):
@@ -179,4 +179,4 @@ async def test_a_worker_generates_with_the_weights_that_were_saved_and_joins_a_r
 
 async def test_without_weights_a_worker_says_so(shared_url, tmp_path):
     with pytest.raises(ReplayBufError, match="there are no weights in"):
-        await work(WorkerSettings(shared_url, str(tmp_path), 0), asyncio.Event())
+        await work(shared_url, RunFolder(tmp_path), 0, asyncio.Event())

@@ -10,10 +10,8 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Option
 
-_INTERRUPTED = 128 + 2
 _URL_HELP = "sqlite:///FILE (or its path, which is created), or postgresql://..."
 _STEPS_HELP = "Training steps of the run; when it has done them, that many more.  [default: 200, or 60 seconds]"
 _WORKERS_HELP = "Processes that generate rollouts."
@@ -48,5 +46,4 @@ def demo(  # options without variables: those of a run aren't for the demo
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from replaybuf.cli.demo.trainer import launch
 
-    if not launch(url, run_dir, steps=steps, workers=workers):
-        raise typer.Exit(_INTERRUPTED)
+    launch(url, run_dir, steps=steps, workers=workers)

@@ -28,7 +28,6 @@ from replaybuf.cli.demo.worker import (
     TASK,
     Run,
     RunFolder,
-    WorkerSettings,
     buffer_config,
     main,
     strategy_of,
@@ -54,8 +53,15 @@ def say(*lines: str) -> None:
 class Workers:
     """The processes of rollout workers. Killed ones are restarted, with a line about each."""
 
-    def __init__(self, workers: Sequence[WorkerSettings]) -> None:
-        self._running = {settings: _start(settings) for settings in workers}
+    def __init__(self, url: str, folder: RunFolder, count: int) -> None:
+        self._url, self._folder = url, folder
+        self._running = {number: self._start(number) for number in range(count)}
+
+    def _start(self, number: int) -> BaseProcess:
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=main, args=(self._url, self._folder, number), daemon=True)
+        process.start()
+        return process
 
     @property
     def pids(self) -> str:
@@ -64,14 +70,14 @@ class Workers:
 
     def restart_killed(self) -> None:
         """Restart killed workers. Raises ReplayBufError for one that ended by itself."""
-        for settings, process in self._running.items():
+        for number, process in self._running.items():
             if (code := process.exitcode) is None:
                 continue
             if code >= 0:
-                raise ReplayBufError(f"worker {settings.number} failed; what it wrote is above")
-            again = self._running[settings] = _start(settings)
+                raise ReplayBufError(f"worker {number} failed; what it wrote is above")
+            again = self._running[number] = self._start(number)
             how = f"was killed ({signal.Signals(-code).name})"
-            say(f"worker {settings.number} (pid {process.pid}) {how}; started again as pid {again.pid}")
+            say(f"worker {number} (pid {process.pid}) {how}; started again as pid {again.pid}")
 
     def stop(self) -> None:
         """End the workers, or kill them if that takes too long."""
@@ -85,17 +91,11 @@ class Workers:
             process.join()
 
 
-def _start(settings: WorkerSettings) -> BaseProcess:
-    process = multiprocessing.get_context("spawn").Process(target=main, args=(settings,), daemon=True)
-    process.start()
-    return process
-
-
 # How a run begins
 
 
-def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -> bool:
-    """Run the demo. Return False if Ctrl-C ended it. Raises ReplayBufError."""
+def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -> None:
+    """Run the demo. Raises ReplayBufError."""
     url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
     folder = RunFolder(run_dir or default_folder(url))
 
@@ -109,8 +109,7 @@ def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -
         asyncio.run(run())
     except KeyboardInterrupt:
         say("Stopped. Run the same command again to go on from here.")
-        return False
-    return True
+        raise
 
 
 def default_folder(url: str) -> Path:
@@ -159,7 +158,7 @@ async def train(
     training = Training(folder, buffer, run)
     argument, has_password = argument_of(url)
     say(f"Buffer: {argument}; weights: {folder.path}", f"Trainer: pid {os.getpid()}", training.begins())
-    processes = Workers([WorkerSettings(url, str(folder.path), number) for number in range(workers)])
+    processes = Workers(url, folder, workers)
     try:
         say(f"Rollout workers: pid {processes.pids} (kill any process, and run this again)")
         await training.publish(finished=False)

@@ -20,7 +20,7 @@ import time
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -125,22 +125,13 @@ def strategy_of(worker: int) -> AsyncProduceStrategy:
     )
 
 
-class WorkerSettings(NamedTuple):
-    """The settings of one rollout worker."""
-
-    url: str
-    folder: str
-    number: int
-
-
-async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
+async def work(url: str, folder: RunFolder, number: int, stop: asyncio.Event) -> None:
     """Generate until the trainer has finished, or `stop` is set; after a restore, join the buffer again."""
-    folder, number = RunFolder(Path(settings.folder)), settings.number
     engine = Engine()
 
     async def load() -> Run:
         if (run := await asyncio.to_thread(folder.load)) is None:
-            raise ReplayBufError(f"there are no weights in {settings.folder}: was the folder removed?")
+            raise ReplayBufError(f"there are no weights in {folder.path}: was the folder removed?")
         engine.load(run.policy, run.step)
         return run
 
@@ -151,7 +142,7 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
 
     while not stop.is_set():
         try:
-            async with buffer_config(settings.url).build() as buffer:
+            async with buffer_config(url).build() as buffer:
                 await produce_loop(
                     strategy_of(number),
                     engine,
@@ -167,12 +158,12 @@ async def work(settings: WorkerSettings, stop: asyncio.Event) -> None:
             await asyncio.sleep(_REJOIN_SECONDS)  # if this worker's own trainer is dead, `stop` is set by then
 
 
-async def _work_until_told(settings: WorkerSettings) -> None:
+async def _work_until_told(url: str, folder: RunFolder, number: int) -> None:
     """Work until the trainer says that it is over, by STOP, or is dead."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(STOP, stop.set)
     threading.Thread(target=_end_with_trainer, daemon=True).start()
-    await work(settings, stop)
+    await work(url, folder, number, stop)
 
 
 def _end_with_trainer() -> None:
@@ -184,11 +175,11 @@ def _end_with_trainer() -> None:
     os._exit(0)
 
 
-def main(settings: WorkerSettings) -> None:
+def main(url: str, folder: RunFolder, number: int) -> None:
     """Run a worker in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this process
     try:
-        asyncio.run(_work_until_told(settings))
+        asyncio.run(_work_until_told(url, folder, number))
     except ReplayBufError as error:
-        print(f"worker {settings.number}: {error}", file=sys.stderr, flush=True)
+        print(f"worker {number}: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

@@ -161,6 +161,8 @@ OF_DATABASE = (
 METRICS = (*OF_BUFFER, *OF_DATABASE)
 
 
+# Figures, and their time series
+
 #: The maximum number of groups for which the distributions are computed, which scans them all.
 SCANNED = 200_000
 

@@ -152,6 +152,8 @@ def one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, Sequence[str]]:
     return buffer or next(iter(buffers), "default"), buffers
 
 
+# Steps and workers
+
 #: Maximum number of train steps that are read.
 _MOST_STEPS = 1000
 _LOWEST = 3
