@@ -173,7 +173,7 @@ def check_annotations(tx: Transaction, about: Examination) -> Finding:
     """Check whether every annotation is of a draw that is on record."""
     count = tx.value(f"SELECT count(*) FROM {_UNDRAWN}")  # noqa: S608
     wrong = f"{units.number_of(count, 'annotation')} of draws that are not on record" if count else ""
-    return verdict(wrong, "all are of draws on record", cure=_delete_undrawn, deletes=True)
+    return verdict(wrong, "all are of draws on record", cure=_delete_undrawn)
 
 
 def _delete_undrawn(tx: Transaction) -> str:
