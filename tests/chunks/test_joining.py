@@ -13,7 +13,7 @@ from replaybuf import ConfigError, Lease, NotReadyError, ReplayBufError, ReplayB
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.storage.sql.statements.buffer_facts import read_cursors
-from replaybuf.view.metrics.exposition import run_progress
+from replaybuf.view.metrics.exposition import prompts_drawn
 from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
 
 
@@ -52,7 +52,7 @@ async def test_put__only_chunks_are_counted_by_len(stores: Stores) -> None:
     assert len(chunks) == 1
     cursors = await chunks.buffer.storage._read(lambda tx: read_cursors(tx, chunks.name))
     assert [one.position for one in cursors] == [0, 5]
-    assert run_progress(cursors)["prompts"] == {}  # a worker's place is none in a dataset of prompts
+    assert prompts_drawn(cursors) == {}  # a worker's place is none in a dataset of prompts
 
 
 async def test_put__what_can_not_be_stored_is_refused_and_may_be_put_again(stores: Stores) -> None:

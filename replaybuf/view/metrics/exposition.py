@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +27,7 @@ from replaybuf.storage.sql.inspection.measures import (
     read_records,
 )
 from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.wait_facts import read_trainer
 
 if TYPE_CHECKING:
     from replaybuf.buffer.replay_buffer import ReplayBuffer
@@ -199,7 +199,9 @@ def _figures(tx: ReadTransaction, name: str, found: BufferMeasures) -> dict[str,
     tasks, overdue, held = tasks_of(found), count_overdue(tx, name), held_by_tasks(found.contents or ())
     for task, numbers in tasks.items():
         numbers |= {"overdue": overdue.get(task, 0), **held.get(task, {})}
-    return {"tasks": tasks, **read_records(tx, name, found.checkpoints), **run_progress(found.cursors)}
+    trainer = read_trainer(tx, name)
+    progress = {"prompts": prompts_drawn(found.cursors), "trainer": None if trainer is None else asdict(trainer)}
+    return {"tasks": tasks, **read_records(tx, name, found.checkpoints), **progress}
 
 
 def tasks_of(found: BufferMeasures) -> dict[str, dict[str, Any]]:
@@ -210,20 +212,14 @@ def tasks_of(found: BufferMeasures) -> dict[str, dict[str, Any]]:
     return tasks
 
 
-def run_progress(cursors: Sequence[Cursor]) -> dict[str, Any]:
-    """Return the number of prompts drawn from each dataset, and the state published by the trainer."""
+def prompts_drawn(cursors: Sequence[Cursor]) -> dict[str, int]:
+    """Return the number of prompts drawn from each dataset."""
     if not cursors:  # saves the import
-        return {"prompts": {}, "trainer": None}
+        return {}
     from replaybuf.files.importing import IMPORT
-    from replaybuf.rules.train_state import TRAINER, TrainState
 
-    by_name = {one.name: one for one in cursors if not one.name.startswith((IMPORT, "replaybuf:"))}
-    published = next((one for one in cursors if one.name == TRAINER), None)
-    trainer = None
-    if published is not None:
-        with suppress(InputError):  # a state of another version: show the rest without it
-            trainer = asdict(TrainState.decode(published.value))
-    return {"prompts": {name: one.position for name, one in sorted(by_name.items())}, "trainer": trainer}
+    drawn = {one.name: one.position for one in cursors if not one.name.startswith((IMPORT, "replaybuf:"))}
+    return dict(sorted(drawn.items()))
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

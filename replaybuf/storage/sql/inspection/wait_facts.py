@@ -89,7 +89,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
         held=[Held(task, Status(status), *more) for task, status, *more in tx.table(_HELD, buffer=buffer)[1]],
         workers=read_workers(tx, buffer),
         waits=current_waits(tx, buffer),
-        trainer=_read_trainer(tx, buffer),
+        trainer=read_trainer(tx, buffer),
         steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
         earlier=earlier,
         earlier_at=earlier_at,
@@ -164,7 +164,8 @@ def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] |
     return last
 
 
-def _read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:
+def read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:
+    """Return the state that the trainer has published; None if there is none, or one of another version."""
     cursors = "SELECT value FROM rb_cursor WHERE buffer = :buffer AND name = :name AND checkpoint = 0"
     value = tx.value(cursors, buffer=buffer, name="replaybuf:trainer")
     if value is None:  # saves the import
