@@ -182,6 +182,17 @@ async def test_an_index_that_has_a_group_twice_gives_it_to_nobody(tmp_path: Path
         assert await buffer.count(TASK, "completed") == 4
 
 
+async def test_a_count_that_is_no_number_is_told_as_damage(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    async with build(f"sqlite:///{path}") as buffer:
+        await fill(buffer, 2)
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("UPDATE rb_group SET times_sampled = x'41da' WHERE uid = 1")
+        connection.close()
+        with pytest.raises(StorageError, match="replaybuf doctor tells"):
+            await buffer.metrics()
+
+
 def damaged(sound: bytes, where: str, chance: random.Random) -> bytes:
     """The content of a database with damage in this part."""
     size = len(sound)
