@@ -64,10 +64,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("reverb/*in_its_order*", ("memory", "postgresql")),
     ("reverb/*errors_are*", ("sqlite",)),
     ("reverb/*", _STRATEGY),
-    ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_odd_loops.py::*", _STRATEGY),
     ("produce/test_strategies.py::*", _STRATEGY),
-    ("produce/test_records.py::*", _STRATEGY),
     ("produce/test_staleness_in_production.py::*", _STRATEGY),
     ("produce/test_cancelled_production.py::*", ("sqlite",)),
     ("produce/test_limits_in_production.py::*", ("sqlite",)),
@@ -79,7 +77,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_produce_processes.py::*once_though*", ()),
     ("produce/test_produce_processes.py::*", ("postgresql",)),
     ("produce/test_sampler.py::*restore*", ("postgresql",)),
-    ("produce/test_sampler.py::*another_process*", ("sqlite",)),
     ("produce/test_sampler.py::*", _STRATEGY),
     ("xtuner/test_their_rules.py::*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*refresh*", _DATABASES),
@@ -87,34 +84,27 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("xtuner/test_replay_buffer.py::*", ("sqlite",)),
     *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
-    ("cancellation/*postgresql-by_wait_for*", ("sqlite",)),
     ("cancellation/*::test_a_process_that_ends*", ("sqlite",)),
     ("cancellation/*::test_a_loop_that_is_closed*", ("sqlite",)),
     ("cancellation/*", _DATABASES),
-    ("buffer/test_forks.py::*postgresql-pass-os*", _DATABASES),
     ("buffer/test_forks.py::*in_memory*", _STRATEGY),
-    *((f"buffer/test_{name}.py::*", ("sqlite",)) for name in ("forks", "threads", "unclosed")),
+    ("buffer/test_forks.py::*", ("sqlite",)),
     ("sync/test_sync_calls.py::*thread*", _SHARED),
     ("sync/test_sync_calls.py::*", _STRATEGY),
-    ("sync/test_sync_processes.py::*fork*postgresql-pass-*", _DATABASES),
     ("sync/test_sync_processes.py::*ctrl_c_ends*", ("postgresql",)),
     ("sync/test_sync_processes.py::*", ("sqlite",)),
     ("files/test_importing.py::*killed*", ("sqlite",)),
     ("files/test_importing.py::*in_the_middle*", _DATABASES),
     ("files/*", _STRATEGY),
-    ("prompts/*", _STRATEGY),
     ("values/test_object_refs.py::*", _STRATEGY),
     ("values/test_stores.py::*", _DATABASES),
-    ("processes/test_processes.py::test_what_put_acknowledged*", ("sqlite",)),
-    ("processes/test_processes.py::test_a_consumer_that_dies*", ("postgresql",)),
-    ("processes/test_processes.py::test_a_database_of_a_dead*", ("sqlite",)),
     ("processes/test_leases.py::*", ("postgresql",)),
     ("presence/test_records.py::*killed*", ("postgresql",)),
     ("presence/test_records.py::*any_text*x1b*", _DATABASES),
     ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
     *(
         (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
-        for law in ("second_short", "dead_producer", "spurts", "steady_puts", "young_buffer", "not_kept")
+        for law in ("second_short", "dead_producer", "spurts", "not_kept")
     ),
     ("buffer/test_waits.py::*a_dataset*", _DATABASES),
     ("buffer/test_waits.py::*", ("sqlite",)),
@@ -130,7 +120,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cli/test_doctor.py::test_what_is_wrong*index is missing*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),  # on PostgreSQL all at once
-    *((f"cli/test_doctor_places.py::*{law}*", _DATABASES) for law in ("live bytes?", "nobody_names", "goes_on")),
     ("cli/test_doctor_places.py::*", ("sqlite",)),
     ("cli/test_watch.py::test_who_waits*", ("sqlite",)),
     ("cli/test_why.py::test_a_waiter_that_was_killed*", ("postgresql",)),
@@ -138,28 +127,18 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cli/test_doctor.py::*looking*", _DATABASES),
     ("cli/test_doctor.py::*all_at_once*", _DATABASES),
     ("cli/test_doctor.py::*", ("sqlite",)),
-    *(
-        (f"cli/test_trace.py::*{law}*", _DATABASES)
-        for law in ("three_commands", "worker_has", "range", "life", "again")
-    ),
+    *((f"cli/test_trace.py::*{law}*", _DATABASES) for law in ("three_commands", "range", "life", "again")),
     ("cli/test_trace.py::*", ("sqlite",)),
-    *((f"cli/test_rm.py::*{law}*", _DATABASES) for law in ("exact_number", "recorded", "restore_asks")),
+    *((f"cli/test_rm.py::*{law}*", _DATABASES) for law in ("exact_number", "restore_asks")),
     ("cli/test_rm.py::*", ("sqlite",)),
-    *((f"cli/test_show.py::*{law}*", _DATABASES) for law in ("json", "worst", "leased", "archived")),
-    *(
-        (f"cli/test_ls.py::*{law}*", _DATABASES)
-        for law in ("where_is", "order_by", "same_types", "shown_with", "one_b")
-    ),
+    *((f"cli/test_show.py::*{law}*", _DATABASES) for law in ("json", "worst", "leased")),
+    *((f"cli/test_ls.py::*{law}*", _DATABASES) for law in ("where_is", "same_types", "shown_with", "one_b")),
     ("cli/test_help.py::*sql -*", _DATABASES),
     *((f"cli/test_help.py::*{law}*", _DATABASES) for law in ("older_schema", "upgrade")),
-    *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("escape", "help", "ls", "mistakes", "show")),
-    *(
-        (f"web/test_pages.py::*{law}*", _DATABASES)
-        for law in ("is_there", "overview", "prometheus", "every_group", "leads")
-    ),
+    *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("help", "ls", "show")),
+    *((f"web/test_pages.py::*{law}*", _DATABASES) for law in ("overview", "prometheus", "every_group")),
     ("web/test_pages.py::test_groups*", _DATABASES),
     ("web/test_pages.py::test_a_group_shows*", _DATABASES),
-    ("web/test_page.py::*facet*", _DATABASES),
     ("web/test_page.py::*cant_be_read*", _DATABASES),
     ("web/test_page.py::*password*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "page")),
@@ -195,16 +174,17 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 _LONG = (
     "bench/test_bench.py::test_a_load_accounts*postgresql*",  # on SQLite; the paced one on PostgreSQL
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
-    "bench/test_bench.py::test_a_buffer_of*",
     # What a buffer does above its store: on SQLite
-    *(f"contract/test_postgres.py::*::test_{law}*" for law in ("a_heartbeat_keeps", "a_lost_lease_shows")),
+    *(f"contract/test_contract.py::TestPostgres*::test_{law}*" for law in ("a_heartbeat_keeps", "a_lost_lease_shows")),
     # Compared with the model
-    *(f"contract/test_postgres.py::*::test_{law}*" for law in ("draws_go_on_as", "a_buffer_can_be_restored_a")),
+    *(
+        f"contract/test_contract.py::TestPostgres*::test_{law}*"
+        for law in ("draws_go_on_as", "a_buffer_can_be_restored_a")
+    ),
     "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
     "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
     "cli/test_watch.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
     "cli/test_why.py::test_the_reason_is_named*postgres-*",  # on SQLite: the reason is found by the same rules
-    "cli/test_why.py::test_leases_of_a_predecessor*postgres*",  # on SQLite: who holds a lease is told by the same rule
     "demo/test_demo_run.py::test_killed_at_each_point*",  # random moments, in an example
     "demo/test_demo_run.py::test_killed_at_random*",  # examples
     "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers
@@ -214,8 +194,6 @@ _LONG = (
     "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
-    # It failed once in some suites, and never alone: to be explained.
-    "contract/test_postgres.py::*test_an_archive_outlives_the_buffer*",
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
     "query/test_sql.py::test_the_largest_queries_run*lists of tags*",  # lists
@@ -225,10 +203,9 @@ _LONG = (
     "places/test_kills.py::test_processes_that_are_killed*sqlite*",
     "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
     "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
-    "sync/test_sync_processes.py::test_a_fork*sqlite-pass*",
     "xtuner/test_their_rules.py::test_random_runs*postgresql*",  # on SQLite
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
-    *(f"sync/test_sync_processes.py::*ends_quietly*{end}*" for end in ("block", "closed")),
+    "sync/test_sync_processes.py::*ends_quietly*closed*",
     # In one transaction like others of which a kill is tested
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("put several", "take again", "take at random", "extend")),
     *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("give back", "update priorities", "refresh dropping")),
@@ -249,7 +226,7 @@ _LONG = (
 )
 
 #: Contracts of which each law is tested by default, but only with its first case: a SQLite file has the others.
-_EACH_LAW_ONCE = ("contract/test_postgres.py",)
+_EACH_LAW_ONCE = ("contract/test_contract.py::TestPostgres",)
 
 
 def _later_cases(items: list[pytest.Item]) -> set[str]:
@@ -257,11 +234,11 @@ def _later_cases(items: list[pytest.Item]) -> set[str]:
     seen: set[tuple[str, str]] = set()
     later = set()
     for item in items:
-        module, law = item.nodeid.removeprefix("tests/").partition("::")[0], getattr(item, "originalname", "")
-        if module in _EACH_LAW_ONCE:
-            if (module, law) in seen:
+        contract, law = item.nodeid.removeprefix("tests/").rpartition("::")[0], getattr(item, "originalname", "")
+        if contract in _EACH_LAW_ONCE:
+            if (contract, law) in seen:
                 later.add(item.nodeid)
-            seen.add((module, law))
+            seen.add((contract, law))
     return later
 
 
@@ -289,10 +266,8 @@ _FAST = (
     "buffer/test_buffers.py",
     "chunks/",
     "codec/",
-    "contract/test_sqlite.py",
-    "contract/test_sqlite_memory.py",
+    "contract/test_contract.py::TestSqlite",
     "produce/",
-    "prompts/",
     "query/",
     "rollouts/",
     "rules/",

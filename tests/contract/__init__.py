@@ -24,7 +24,3 @@ from pathlib import Path
 import pytest
 
 pytest.register_assert_rewrite(*(f"{__name__}.{part.stem}" for part in Path(__file__).parent.glob("[a-z]*.py")))
-
-from tests.contract.contract import DurableContract, ExactContract, StorageContract, TransactionLaws  # noqa: E402
-
-__all__ = ["DurableContract", "ExactContract", "StorageContract", "TransactionLaws"]

@@ -1,0 +1,149 @@
+"""The contract, kept by SQLite in a file and in memory, and by PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.values.codec.payload import Codec
+from tests.contract.annotating import AnnotatingLaws
+from tests.contract.drawing import ChanceLaws, DrawingLaws, PolicyLaws, ReuseLaws, WeightLaws
+from tests.contract.dropping import ArchiveLaws, DroppingLaws
+from tests.contract.durable import DamageLaws, DurableLaws, DurableRulesLaws, FenceLaws, SamePlace
+from tests.contract.filling import EvictionLaws, FullLaws, RateLaws
+from tests.contract.harness import NewStorage
+from tests.contract.leasing import LeaseLaws, LeaseTimeLaws
+from tests.contract.mixing import MixLaws
+from tests.contract.persistence import CheckpointLaws, PersistenceLaws
+from tests.contract.putting import CountingLaws, PuttingLaws, ReplacingLaws, TakingLaws
+from tests.contract.querying import ChangingLaws, ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
+from tests.contract.refreshing import ExpiryLaws, RefreshingLaws
+from tests.contract.segments import SegmentLaws
+from tests.contract.waiting import ClosingLaws, LeaseRecordLaws, MetricsLaws, RecordLaws, TallyLaws, WaitingLaws
+from tests.postgres import Databases
+
+
+class TransactionLaws(
+    PuttingLaws,
+    TakingLaws,
+    CountingLaws,
+    EvictionLaws,
+    FullLaws,
+    ArchiveLaws,
+    MixLaws,
+    RecordLaws,
+    ReplacingLaws,
+    DroppingLaws,
+    ChangingLaws,
+    RefreshingLaws,
+    WaitingLaws,
+    LeaseLaws,
+    LeaseTimeLaws,
+    LeaseRecordLaws,
+    SettlingLaws,
+    CheckpointLaws,
+    ClaimLaws,
+    ImportLaws,
+    AnnotatingLaws,
+    DamageLaws,
+    SegmentLaws,
+):
+    """The laws that rest on how a database locks, commits, and tells others of it."""
+
+
+class ModelledLaws(
+    DrawingLaws,
+    PolicyLaws,
+    WeightLaws,
+    ReuseLaws,
+    RateLaws,
+    TallyLaws,
+    MetricsLaws,
+    QueryingLaws,
+    ClosingLaws,
+    PersistenceLaws,
+):
+    """The laws of draws, rates, figures, queries and copies. They hold where random operations agree with the model."""
+
+
+class ExactContract(TransactionLaws, ModelledLaws):
+    """The laws of one process that a database can break, except those of chance."""
+
+
+class StorageContract(ExactContract, ChanceLaws, ExpiryLaws):
+    """All laws of one process. Needs the fixture `new_storage`, as all contracts do."""
+
+
+class DurableContract(DurableLaws, DurableRulesLaws, FenceLaws):
+    """The laws of databases that outlive their process. Needs the fixtures `new_storage` and `same_place`."""
+
+
+class Sqlite:
+    @pytest.fixture
+    def new_storage(self, tmp_path: Path) -> NewStorage:
+        numbers = count()
+        return lambda codec, rules: SQLStorage(f"sqlite:///{tmp_path}/{next(numbers)}.db", codec, rules)
+
+    @pytest.fixture
+    def same_place(self) -> SamePlace:
+        def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
+            return SQLStorage(f"sqlite:///{storage.url.database}", codec, storage.rules)
+
+        return open_again
+
+
+class TestSqlite(Sqlite, ExactContract, DurableContract):
+    """The laws of chance are kept in memory, and the same draws in a file (`tests/storage/test_same_draws.py`)."""
+
+
+@pytest.mark.long
+class TestSqliteByChance(Sqlite, ChanceLaws):
+    """What SQLite in memory answers for by default."""
+
+
+class SqliteMemory:
+    @pytest.fixture
+    def new_storage(self) -> NewStorage:
+        return lambda codec, rules: SQLStorage("memory://", codec, rules)
+
+
+class TestSqliteMemory(
+    SqliteMemory, TakingLaws, WaitingLaws, ClosingLaws, PersistenceLaws, ClaimLaws, ChanceLaws, ExpiryLaws
+):
+    """Reads and writes in turn, waits without other processes, and the end; statements are those of a file.
+
+    The laws of chance are here because no disk slows their many draws; other databases draw the same
+    (`tests/storage/test_same_draws.py`). What expires in a put does before a database sees it.
+    """
+
+
+@pytest.mark.long
+class TestSqliteMemoryWhole(SqliteMemory, StorageContract):
+    """All of it."""
+
+
+class Postgres:
+    @pytest.fixture
+    def new_storage(self, postgres_databases: Databases) -> Iterator[NewStorage]:
+        with postgres_databases.lent() as new_database:
+            yield lambda codec, rules: SQLStorage(new_database(), codec, rules)
+
+    @pytest.fixture
+    def same_place(self) -> SamePlace:
+        def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
+            return SQLStorage(storage.url.render_as_string(hide_password=False), codec, storage.rules)
+
+        return open_again
+
+
+class TestPostgres(Postgres, TransactionLaws, DurableContract):
+    """What its locks, its puts in one statement and its notifications can break."""
+
+
+@pytest.mark.long
+class TestPostgresLikeTheModel(Postgres, ModelledLaws, ChanceLaws):
+    """What `side_by_side` and `storage/test_same_draws.py` compare by default."""
