@@ -67,8 +67,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_odd_loops.py::*", _STRATEGY),
     ("produce/test_strategies.py::*", _STRATEGY),
     ("produce/test_staleness_in_production.py::*", _STRATEGY),
-    ("produce/test_cancelled_production.py::*", ("sqlite",)),
-    ("produce/test_limits_in_production.py::*", ("sqlite",)),
+    ("produce/test_production_ends.py::*", ("sqlite",)),
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
     ("produce/test_workers.py::*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
@@ -98,7 +97,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("files/*", _STRATEGY),
     ("values/test_object_refs.py::*", _STRATEGY),
     ("values/test_stores.py::*", _DATABASES),
-    ("processes/test_leases.py::*", ("postgresql",)),
+    ("processes/test_processes.py::test_what_was_put*", ("postgresql",)),
     ("presence/test_records.py::*killed*", ("postgresql",)),
     ("presence/test_records.py::*any_text*x1b*", _DATABASES),
     ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
@@ -109,14 +108,14 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("buffer/test_waits.py::*a_dataset*", _DATABASES),
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
-    ("faults/test_restored.py::*postgresql-prioritized-*", _DATABASES),
-    ("faults/test_restored.py::*left*", _DATABASES),
-    ("faults/test_restored.py::*sqlite-prompts*", _DATABASES),
-    ("faults/test_restored.py::*sqlite-uniform*", _DATABASES),
-    ("faults/test_restored.py::*sqlite-prioritized, drawn*", _DATABASES),
-    ("faults/test_restored.py::*", ()),
+    ("faults/test_storm.py::*postgresql-prioritized-*", _DATABASES),
+    ("faults/test_storm.py::*left*", _DATABASES),
+    ("faults/test_storm.py::*sqlite-prompts*", _DATABASES),
+    ("faults/test_storm.py::*sqlite-uniform*", _DATABASES),
+    ("faults/test_storm.py::*sqlite-prioritized, drawn*", _DATABASES),
     ("faults/test_storm.py::test_every_group*", ("sqlite",)),
-    ("faults/test_storm.py::*", ("postgresql",)),
+    ("faults/test_storm.py::test_every_prompt*", ("postgresql",)),
+    ("faults/test_storm.py::*", ()),
     ("cli/test_doctor.py::test_what_is_wrong*index is missing*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),  # on PostgreSQL all at once
@@ -164,9 +163,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("torch/test_ranks.py::*split*source*", ("postgresql",)),
     ("torch/test_ranks.py::*", ("sqlite",)),
     ("rollouts/test_frameworks.py::*", _DATABASES),
-    ("examples/test_killed.py::test_trainer_and_workers*", ("postgresql",)),
-    ("examples/test_killed.py::*", ("sqlite",)),
-    ("examples/test_endpoint_run.py::*", ("sqlite",)),
+    ("examples/test_runs.py::test_trainer_and_workers*", ("postgresql",)),
+    ("examples/test_runs.py::*", ("sqlite",)),
 ]
 
 
@@ -190,9 +188,9 @@ _LONG = (
     "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "demo/test_demo_run.py::test_a_run_may_be_cut*",
-    "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_policy.py
-    "examples/test_killed.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
-    "examples/test_endpoint_run.py::test_a_mistake*arguments[12]*",  # the first mistake
+    "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_start.py
+    "examples/test_runs.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
+    "examples/test_runs.py::test_a_mistake*arguments[12]*",  # the first mistake
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
@@ -220,7 +218,7 @@ _LONG = (
     "schedules/test_schedules.py::test_three*postgresql*",  # pairs of calls meet at its locks
     # Each of the calls once, committed or not
     *(f"faults/test_postgres_restarts.py::*not_told_comes*{case}?" for case in ("get-False", "lease_batch-True")),
-    "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_limits_in_production.py
+    "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_production_ends.py
     "faults/test_cancelled.py::*loop*postgresql-refresh*",
     "faults/test_cancelled.py::*loop*postgresql-lease*",
 )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.past import sweep
@@ -93,3 +94,8 @@ def opened(url: str, **options: Any) -> Iterator[ReplayBuffer]:
         yield buffer
     finally:
         asyncio.run(buffer.close())
+
+
+def because(reason: str) -> Callable[[BaseException], bool]:
+    """Whether an error of ours has this reason."""
+    return lambda error: isinstance(error, ReplayBufError) and error.reason == reason

@@ -27,7 +27,7 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
 from tests.cli.conftest import run
-from tests.examples.runs import ROOT, Run
+from tests.examples.test_runs import ROOT, Run
 from tests.pages import DOCS
 from tests.postgres import Server, execute, own_server
 from tests.stores import group

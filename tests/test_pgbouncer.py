@@ -18,7 +18,7 @@ from replaybuf import ReplayBuffer
 from replaybuf.cli.doctor.probe import probe
 from replaybuf.errors import UnreachableError
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.bad_input.calls import refused_put
+from tests.bad_input.conftest import refused_put
 from tests.pgbouncer import IS_INSTALLED, documented_settings, free_port, pooled
 from tests.postgres import execute, own_server
 from tests.stores import TASK, build, fill, group, take_all

@@ -25,14 +25,13 @@ from replaybuf.storage.sql.engine.driver_errors import is_lost
 from replaybuf.storage.sql.engine.postgres_pool import MOST_CONNECTIONS, Pool, UnreachableError
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.bad_input.calls import refused_put
+from tests.bad_input.conftest import refused_put
 from tests.cli.conftest import run
 from tests.pages import DOCS
 from tests.postgres import execute, new_database
-from tests.reasons import because
-from tests.stores import TASK, build, fill, group, numbers_of, until
+from tests.stores import TASK, because, build, fill, group, numbers_of, until
 from tests.web.conftest import client_of
-from tests.web.example import fill as fill_example
+from tests.web.conftest import fill as fill_example
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
-from tests.bad_input.calls import refused_put
+from tests.bad_input.conftest import refused_put
 from tests.certificates import Authority, Signed
 from tests.faults.proxy import Proxy, proxied
 from tests.faults.test_postgres_connections import END_ALL

@@ -28,8 +28,7 @@ from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command
 from tests.pages import DOCS
 from tests.postgres import new_url
-from tests.sql_example import fill
-from tests.sql_questions import QUESTIONS, Question
+from tests.sql_example import QUESTIONS, Question, fill
 from tests.storage.test_schema import create, run
 
 PAGE = DOCS / "sql.md"

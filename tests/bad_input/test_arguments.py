@@ -23,9 +23,8 @@ from replaybuf.rules.policies import OrderTerm
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.bad_input.calls import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
-from tests.reasons import because
-from tests.stores import TASK, build, group, numbers_of, take_all
+from tests.bad_input.conftest import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
+from tests.stores import TASK, because, build, group, numbers_of, take_all
 
 
 @pytest.mark.parametrize(("name", "value"), [("keep_checkpoints", 0), ("keep_checkpoints", 1.5), ("history", -1)])

@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 from replaybuf.errors import AccessError, LockedError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine import sqlite_files
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.bad_input.calls import refused
+from tests.bad_input.conftest import refused
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, take_all
 
@@ -178,7 +178,7 @@ async def test_a_truncated_database_is_noticed(tmp_path: Path, share: float) -> 
 
 
 async def test_a_database_locked_by_another_says_so_in_time(shared_url: str) -> None:
-    from tests.cancellation.ways import locked
+    from tests.cancellation.conftest import locked
 
     async with build(shared_url, lock_timeout=0.3) as buffer:
         await fill(buffer, 2)

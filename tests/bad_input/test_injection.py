@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from replaybuf import ConfigError, ReplayBufError, ReplayBuffer
-from tests.bad_input.calls import find
+from tests.bad_input.conftest import find
 from tests.stores import build, fill, group, numbers_of, take_all
 
 ATTACKS = [

@@ -25,7 +25,7 @@ from replaybuf import ConfigError, ReplayBufError, ReplayBufferConfig
 from replaybuf.cli.commands import app
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, MissingDriverError, UnreachableError
-from tests.bad_input.calls import refused
+from tests.bad_input.conftest import refused
 from tests.postgres import running_server
 from tests.stores import TASK, build, group
 

@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import UnreachableError
-from tests.bad_input.calls import refused_put
+from tests.bad_input.conftest import refused_put
 from tests.bad_input.test_passwords import all_logs, shown
 from tests.cli.conftest import run
 from tests.faults.test_postgres_connections import END_ALL

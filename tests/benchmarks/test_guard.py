@@ -1,13 +1,20 @@
-"""What CI's guard lets pass, and what not."""
+"""The guard of statements, round trips and CPU; plans of the hot queries; the table of docs/large-runs.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.guard import AGAIN, KEPT, TOLERANCE, confirmed, regressions, typical
+from benchmarks.large_run import table
+from benchmarks.million import fill_many
+from benchmarks.plans import explain_all
+from replaybuf.storage.sql.engine.hooks import Hook
+from tests.pages import DOCS
 
 CPU = {"sqlite: CPU on Python 3.11": {"puts of 1 KB": 10.0}}
 STATEMENTS = {"sqlite: statements": {"put": 7}, "postgresql: round trips": {"put": 9}}
@@ -75,3 +82,52 @@ def test_figures_of_both_databases_are_kept() -> None:
         *("sqlite: statements", "sqlite: CPU on Python 3.11"),
         *("postgresql: statements", "postgresql: round trips", "postgresql: CPU on Python 3.11"),
     }
+
+
+GROUPS = 20_000
+
+
+class Catching(Hook):
+    """Catches statements with their parameters."""
+
+    def __init__(self) -> None:
+        self.caught: list[tuple[str, Any]] = []
+
+    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
+        self.caught.append((sql, values))
+
+
+async def _check(url: str) -> None:
+    await fill_many(url, GROUPS)
+    found = await explain_all(url)
+    purposes = {explained.purpose for explained in found}
+    assert purposes >= {
+        "refresh",
+        "take fifo",
+        "take staleness",
+        "take prioritized",
+        "take mixed prioritized",
+        "evict prioritized",
+        "lease",
+        "annotate",
+        "sweep",
+    }
+    bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]
+    assert not bad, "\n\n".join(bad)
+    [overdue] = [one for one in found if one.purpose == "look after groups" and "leased_until <=" in one.statement]
+    assert "rb_group_leased" in "".join(overdue.plan), overdue.plan  # not a lane after the other
+
+
+async def test_plans__sqlite(tmp_path: Path) -> None:
+    """SQLite answers all of them from indexes."""
+    await _check(f"sqlite:///{tmp_path}/run.db")
+
+
+@pytest.mark.filterwarnings("default")
+async def test_plans__postgresql(postgres_database: str) -> None:
+    """PostgreSQL does, with custom and with generic plans."""
+    await _check(postgres_database)
+
+
+def test_the_table_is_the_one_that_the_script_prints() -> None:
+    assert table() in (DOCS / "large-runs.md").read_text("utf-8")

@@ -31,7 +31,7 @@ from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.errors import ConflictError, InputError
 from replaybuf.integrations.chunks import ChunkBufferConfig
-from tests.cancellation.ways import take
+from tests.cancellation.conftest import take
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 

@@ -19,7 +19,7 @@ from replaybuf.errors import InputError, StorageError
 from replaybuf.rules.policies import FIFOPolicy
 from replaybuf.storage.values import Leased
 from replaybuf.values.rollouts import normalise
-from tests.cancellation.ways import end_background_work
+from tests.cancellation.conftest import end_background_work
 from tests.scripts import run
 from tests.stores import TASK, build, fill, group, number_of, opened, take_all, until
 

@@ -17,7 +17,7 @@ from replaybuf import FullError, NotReadyError, ReplayBuffer, RolloutState, Stat
 from replaybuf.buffer import wait_reports, waits
 from replaybuf.errors import RolloutError
 from replaybuf.storage.values import NewGroup
-from tests.datasets import ledger_of
+from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, group, until
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {

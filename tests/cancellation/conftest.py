@@ -1,17 +1,22 @@
-"""A buffer that has to leave nothing behind."""
+"""How calls are cancelled, and a buffer that has to leave nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from replaybuf import ReplayBuffer
-from tests.cancellation.ways import no_connection_out
-from tests.stores import build
+from replaybuf.storage.sql.engine.database import Access
+from replaybuf.storage.sql.engine.opening import open_database
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Draw
+from tests.stores import TASK, build, until
 
 
 @pytest.fixture
@@ -26,3 +31,103 @@ async def buffer(url: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Re
     assert [record for record in caplog.records if record.name in ("asyncio", "concurrent.futures")] == []
     left = [thread.name for thread in threading.enumerate() if thread not in before]
     assert not [name for name in left if name.startswith(("replaybuf", "Connection"))]
+
+
+async def take(buffer: ReplayBuffer, size: int, seconds: float | None = None, **options: Any) -> Callable[[], Any]:
+    """Take or lease groups that nobody receives; what undoes it, as when the call is cancelled."""
+    storage = buffer.storage
+    await storage.open()
+    drawing = Drawing(storage.draws, Draw({TASK: size}, **options), seconds)
+    taken = await storage.thread.run(drawing.run)
+    return lambda: storage.thread.run(lambda: drawing.undo(taken))
+
+
+async def end_background_work(buffer: ReplayBuffer) -> None:
+    """End the sweeps, and what they have begun."""
+    state = buffer.storage
+
+    async def end() -> None:
+        await state.sweeper.stop()
+        if state.files._tidying is not None:
+            await asyncio.wait([state.files._tidying])
+
+    await state.thread.run(end)
+
+
+async def no_connection_out(buffer: ReplayBuffer) -> None:
+    """Wait until all connections are back, except for the one that listens for changes."""
+    state = buffer.storage
+
+    async def all_back() -> bool:
+        pool = state.engine.pool if state.engine.dialect.is_remote else state.engine.connections
+        return bool(pool.lent <= (getattr(state.watch._changes, "_listening", None) is not None))
+
+    await until(all_back)
+
+
+async def ended(task: asyncio.Task[Any]) -> Any:
+    """What a task that may have been cancelled came to: its result, or None."""
+    try:
+        return await task
+    except (asyncio.CancelledError, TimeoutError):
+        return None
+
+
+async def by_cancel(call: Coroutine[Any, Any, Any], delay: float) -> Any:
+    task = asyncio.create_task(call)
+    await asyncio.sleep(delay)
+    task.cancel()
+    return await ended(task)
+
+
+async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
+    try:
+        return await asyncio.wait_for(call, delay)
+    except TimeoutError:
+        return None
+
+
+#: (`asyncio.timeout` cancels the task that is in it, as `by_cancel` does.)
+ENDINGS = [by_cancel, by_wait_for]
+
+
+def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
+    """From now on groups are decoded only after `release` is set."""
+    codec = buffer.storage.codec
+    decode = codec.decode
+
+    def decode_later(data: Any, **options: Any) -> Any:
+        assert release.wait(20)
+        return decode(data, **options)
+
+    codec.decode = decode_later  # type: ignore[method-assign]
+
+
+async def taken_from(buffer: ReplayBuffer) -> None:
+    """Wait until the database is empty, past the queue of the buffer's operations."""
+
+    def is_empty(tx: Transaction) -> bool:
+        return not tx.run("SELECT count(*) FROM rb_group")[0][0]
+
+    async def empty() -> bool:
+        state = buffer.storage
+        future = asyncio.run_coroutine_threadsafe(state.engine.read(is_empty), state.thread.loop)
+        return await asyncio.wrap_future(future)
+
+    await until(empty)
+
+
+def locked(url: str) -> Any:
+    """Another connection that holds the lock which every write needs."""
+    database = open_database(Access(build(url).storage.url, lock_timeout=5))
+
+    class Locked:
+        async def __aenter__(self) -> None:
+            self.transaction = database.transaction(write=True, alone=True)
+            await self.transaction.__aenter__()
+
+        async def __aexit__(self, *_: object) -> None:
+            await self.transaction.__aexit__(None, None, None)
+            await database.dispose()
+
+    return Locked()

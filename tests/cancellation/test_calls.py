@@ -18,7 +18,7 @@ import pytest
 from replaybuf import NotReadyError, ReplayBuffer
 from replaybuf.errors import ClosedError
 from replaybuf.rules.transitions import Tally
-from tests.cancellation.ways import ENDINGS, by_cancel, end_background_work, locked, no_connection_out, take
+from tests.cancellation.conftest import ENDINGS, by_cancel, end_background_work, locked, no_connection_out, take
 from tests.faults.test_postgres_restarts import is_waiting
 from tests.postgres import new_database
 from tests.scripts import run

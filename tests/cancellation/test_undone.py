@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.storage.sql.tasks.delivery import Drawing, Taken
-from tests.cancellation.ways import by_cancel, ended, hold_decoding, locked, take, taken_from
+from tests.cancellation.conftest import by_cancel, ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
 

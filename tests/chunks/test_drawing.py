@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from replaybuf import NotReadyError
 from replaybuf.errors import FragmentError, InputError
-from tests.chunks.stores import Stores, numbers, same, send, starts, stored
+from tests.chunks.conftest import Stores, numbers, same, send, starts, stored
 
 
 @pytest.mark.parametrize("reuse", [1, 3])

@@ -14,7 +14,7 @@ from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.storage.sql.statements.buffer_facts import read_cursors
 from replaybuf.view.metrics.exposition import prompts_drawn
-from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
+from tests.chunks.conftest import Stores, W, numbers, problem, send, starts, stored
 
 
 async def test_put__consecutive_fragments_of_a_worker_are_joined(stores: Stores) -> None:

@@ -14,7 +14,7 @@ from replaybuf import NotReadyError, ReplayBuffer
 from replaybuf.buffer.lease import Cursors
 from replaybuf.errors import FragmentError
 from replaybuf.integrations.chunks import Chunk, ChunkBuffer
-from tests.chunks.stores import Stores, W, numbers, problem, send, starts, stored
+from tests.chunks.conftest import Stores, W, numbers, problem, send, starts, stored
 
 
 def unhurried(seed: int) -> type[ReplayBuffer]:

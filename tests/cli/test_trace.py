@@ -19,12 +19,11 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from tests.cli.conftest import BACKENDS, run, run_json
-from tests.cli.example import HOSTILE, rollout
+from tests.cli.example import BAD, FELL, FIRST, GROUPS, HOSTILE, LAST, WORKERS, rollout, train
 from tests.cli.test_docs import BLOCK, output_of, same
-from tests.cli.trained import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, train
-from tests.datasets import ledger_of
 from tests.pages import DOCS
 from tests.postgres import new_url
+from tests.produce.conftest import ledger_of
 from tests.web.conftest import client_of
 
 

@@ -33,9 +33,8 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_circumstances
 from tests.cli.conftest import BACKENDS, run, run_json, start
-from tests.datasets import ledger_of
 from tests.postgres import execute, new_database
-from tests.produce.scripted import ScriptedLoop, forever
+from tests.produce.conftest import ScriptedLoop, forever, ledger_of
 from tests.scripts import Script
 from tests.stores import group
 

@@ -10,13 +10,12 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import FencedError
-from tests.cluster.servers import Cluster, Node
+from tests.cluster.conftest import Cluster, Node
 from tests.cluster.test_failover import fail_over
 from tests.cluster.test_lost_commits import replicated
-from tests.faults.figures import Figures
+from tests.faults.conftest import Figures
 from tests.pgbouncer import IS_INSTALLED, pooled
-from tests.reasons import because
-from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+from tests.stores import TASK, because, build, fill, group, numbers_of, take_all, until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not IS_INSTALLED, reason="PgBouncer isn't installed")]
 

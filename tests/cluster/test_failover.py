@@ -13,15 +13,15 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer, Status
-from tests.cluster.servers import Cluster
-from tests.datasets import ledger_of
-from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger
+from tests.cluster.conftest import Cluster
+from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
 from tests.faults.test_postgres_connections import all_told, end_background_work
 from tests.faults.test_storm import Storm, judge_prompts
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
 from tests.histories.workers import Worker, take_all_left
+from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
 
 FAILOVERS = int(os.environ.get("REPLAYBUF_TEST_FAILOVERS", "20"))

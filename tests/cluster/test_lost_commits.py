@@ -17,15 +17,14 @@ from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler
 from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.storage.sql.schema.revisions import HEAD
 from tests.cli.conftest import run
-from tests.cluster.servers import Cluster, Node
+from tests.cluster.conftest import Cluster, Node
 from tests.cluster.test_failover import FAILOVERS, fail_over
-from tests.datasets import ledger_of
-from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, entries
+from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger, entries
 from tests.faults.runs import POLICIES, STEPS, _prompt, _step
-from tests.faults.test_restored import batches
-from tests.reasons import because
-from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+from tests.faults.test_storm import batches
+from tests.produce.conftest import ledger_of
+from tests.stores import TASK, because, build, fill, group, numbers_of, take_all, until
 
 
 async def replicated(cluster: Cluster) -> None:

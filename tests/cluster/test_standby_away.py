@@ -14,10 +14,9 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.engine import postgres
-from tests.cluster.servers import Cluster
-from tests.faults.figures import Figures
-from tests.reasons import because
-from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+from tests.cluster.conftest import Cluster
+from tests.faults.conftest import Figures
+from tests.stores import TASK, because, build, fill, group, numbers_of, take_all, until
 
 #: What is said.
 SAID = r"a commit had no answer for \d+ s: see that the standbys of synchronous_standby_names are connected"

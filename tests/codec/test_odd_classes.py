@@ -1,20 +1,23 @@
-"""Classes in odd forms: what decorators, descriptors, slots and generics make of them still comes back equal."""
+"""Odd classes of rollouts, and what is refused because it would not come back."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
 import attrs
+import numpy as np
 import pydantic
 import pytest
 
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.codec.values import round_trip
+from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed, round_trip
 
 
 @pydantic.dataclasses.dataclass
@@ -155,3 +158,83 @@ def test_a_property_that_raises_is_a_rollout_error() -> None:
 
     with pytest.raises(RolloutError, match=r"'reward' of a .*Lazy raised OSError: no such judge"):
         RolloutType(Lazy).get(Lazy(), "reward")
+
+
+REFUSED = [
+    (object(), "a value of type object can't be stored"),
+    (Enum("Shade", "DARK")["DARK"], r"\(an enum\) .* add types=\[Shade\]"),
+    (Typed(), r"\(a pydantic model\) .* add types=\[Typed\]"),
+    (Point(), r"\(a dataclass\) .* add types=\[Point\]"),
+    (Pair(1, 2), r"\(a named tuple\) .* add types=\[Pair\]"),
+    (collections.defaultdict(list), "plain dict"),
+    (collections.deque(), "convert it to a list, or add converters"),
+    (collections.UserDict(), "UserDict can't be stored: add converters"),
+    (ListOf([1]), "plain list"),
+    (len, "can't be stored: leave it out of the rollout"),
+    (np.array([{}, object()]), "a value of type object can't be stored"),
+    (np.zeros(1, [("a", "i4")]), "store a dict of its fields, an array for each"),
+    (range(3), "convert it to a list, or add converters"),
+    (np.zeros(1, "M8[s]"), "astype"),
+    (np.longdouble(1), "convert it to a plain dtype"),
+    (np.ma.masked_array([1]), "np.asarray"),
+    (np.zeros(2, [("a", "i4")]).view(np.recarray), "np.asarray"),
+    (datetime(2024, 1, 1, tzinfo=type("Tz", (UTC.__class__.__base__,), {})()), "time zone"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED, ids=[type(value).__name__ for value, _ in REFUSED])
+def test_what_would_not_come_back_is_refused_with_advice(value: Any, message: str) -> None:
+    with pytest.raises(RolloutError, match=message):
+        DICTS.encode([{"field": value}])
+    with pytest.raises(RolloutError, match=message):
+        DICTS.encode([{"field": {"a": [1, (value,)]}}])
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"a": [1, 2, 3, object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[3\]: a value of type object"),
+        ({"a": ({"b": object()},)}, r"rollouts\[1\]\.extra_fields\['a'\]\[0\]\['b'\]: "),
+        ({object: 1}, r"rollouts\[1\]\.extra_fields\[key <class 'object'>\]: "),
+        ({"a": [b"fine", object()]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type object"),
+        ({"a": [1, len]}, r"rollouts\[1\]\.extra_fields\['a'\]\[1\]: a value of type builtin_function"),
+        ({"a": np.array([[1, len]])}, r"rollouts\[1\]\.extra_fields\['a'\]\[0, 1\]: a value of type builtin_function"),
+    ],
+)
+def test_the_path_of_what_is_refused_is_named(value: Any, path: str) -> None:
+    with pytest.raises(RolloutError, match=path):
+        STATES.encode([RolloutState(message=[]), RolloutState.model_construct(message=[], extra_fields=value)])
+
+
+def test_the_fields_of_a_rollout_are_named_by_texts() -> None:
+    with pytest.raises(RolloutError, match="must be texts"):
+        DICTS.encode([{"a": 1}, {1: 1}])
+
+
+def nested(make: Any, depth: int) -> Any:
+    value: Any = ()
+    for _ in range(depth):
+        value = make(value)
+    return value
+
+
+@pytest.mark.parametrize("make", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}, lambda x: frozenset([x])])
+def test_too_deep_nesting_is_an_encode_error(make: Any) -> None:
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]: nested too deeply"):
+        DICTS.encode([{"field": nested(make, 5000)}])
+
+
+@pytest.mark.parametrize("make", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}])
+def test_whatever_depth_is_encoded_is_decoded(make: Any) -> None:
+    for depth in (200, 240, 250, 255, 400, 500, 505, 510):
+        try:
+            payload = DICTS.encode([{"field": nested(make, depth)}])
+        except RolloutError:
+            assert depth > 200
+        else:
+            DICTS.decode(payload)
+
+
+def test_a_value_over_the_limit_of_msgpack_is_an_encode_error() -> None:
+    with pytest.raises(RolloutError, match=r"rollouts\[0\]\['field'\]: .*large"):
+        DICTS.encode([{"field": bytes(2**32)}])  # zeros that are never touched

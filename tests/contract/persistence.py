@@ -22,8 +22,8 @@ from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids, plain, rollout
 from tests.contract.leasing import LONG, lease_of
 from tests.contract.waiting import waiting
-from tests.reasons import because
 from tests.reference.snapshots import held_by
+from tests.stores import because
 
 
 async def fill_in_every_way(buffer: ReplayBuffer) -> None:

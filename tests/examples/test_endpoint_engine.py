@@ -15,7 +15,7 @@ import pytest
 from replaybuf import RolloutState, Status
 from replaybuf.errors import ProduceError
 from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, serving, tokens_of
-from tests.examples.runs import EXAMPLES
+from tests.examples.test_runs import EXAMPLES
 
 KEY = "sk-secret-of-the-tests"
 

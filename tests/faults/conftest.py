@@ -1,14 +1,98 @@
-"""The figures of each test, which `summary.py` gathers, and an end to its processes."""
+"""Figures of faults: what processes write, and their sums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import pytest
 
-from tests.faults.figures import Figures, report
 from tests.faults.processes import reap
+from tests.histories.history import Call, numbers_of_calls, violations
+
+
+@dataclass
+class Figures:
+    """Counts of one test, or of many.
+
+    `faults` are kills, cuts, cancellations, full disks, damaged files and the like. `groups` were put, `lost` are gone
+    though nobody got them, `doubled` were delivered or acknowledged more than once. `with_the_dead` were being taken
+    or acknowledged by a process at the moment when it was killed: a taken group is the taker's, so nobody else has
+    them. `prompts` were handed out, and `skipped` are those that were trained less often than asked.
+    """
+
+    faults: int = 0
+    groups: int = 0
+    lost: int = 0
+    doubled: int = 0
+    with_the_dead: int = 0
+    prompts: int = 0
+    skipped: int = 0
+
+    def add(self, **counts: int) -> None:
+        """Add to the counts of these names."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
+
+    def compare(self, faults: int, put: Sequence[int], delivered: Sequence[int]) -> None:
+        """Add what became of groups that were put, and all of which should have been delivered, each once."""
+        lost, doubled = len(set(put) - set(delivered)), len(delivered) - len(set(delivered))
+        self.add(faults=faults, groups=len(put), lost=lost, doubled=doubled)
+
+    def judge(self, faults: int, calls: Sequence[Call]) -> None:
+        """Add what became of the groups of a history that ends when nothing is left; fail if no order explains it."""
+        found = violations(calls)
+        put, got = (set(numbers_of_calls(calls, *kinds)) for kinds in (("put",), ("take", "acknowledge")))
+        lost = any(one.startswith("nobody got") for one in found)
+        missing = len(put - got) * any(call.died for call in calls)
+        self.add(faults=faults, groups=len(put), doubled=sum("twice" in one for one in found))
+        self.add(lost=len(put - got) if lost else 0, with_the_dead=0 if lost else missing)
+        assert not found, "\n".join(found[:20])
+
+    def __bool__(self) -> bool:
+        return any(asdict(self).values())
+
+    def __str__(self) -> str:
+        names = [field.name for field in fields(self)]
+        return ", ".join(f"{name.replace('_', ' ')} {getattr(self, name):,}" for name in names)
+
+
+def total(all_of_them: list[Figures]) -> Figures:
+    """The sum of several tests' counts."""
+    whole = Figures()
+    for one in all_of_them:
+        whole.add(**asdict(one))
+    return whole
+
+
+_NAME = "figures"
+
+
+class Summary:
+    """Gathers what tests report of themselves (as `user_properties`, which come with the reports of all workers)."""
+
+    def __init__(self) -> None:
+        self._gathered: list[tuple[str, dict[str, int]]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self._gathered += [(report.nodeid, value) for name, value in report.user_properties if name == _NAME]  # type: ignore[misc]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        if not self._gathered:
+            return
+        terminalreporter.section("faults")
+        if config.get_verbosity() > 0:
+            for name, counts in self._gathered:
+                terminalreporter.line(json.dumps({"test": name, **counts}))
+        terminalreporter.line(str(total([Figures(**counts) for _, counts in self._gathered])))
+
+
+def report(node: pytest.Item, counts: dict[str, Any]) -> None:
+    """Have the counts of a test printed."""
+    node.user_properties.append((_NAME, counts))
 
 
 @pytest.fixture

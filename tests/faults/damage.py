@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from replaybuf import ReplayBufError, ReplayBuffer, RolloutState
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
 from tests.stores import TASK, build, group, number_of
 
 COUNT = 40

@@ -18,8 +18,8 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import StorageError
-from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, entries, numbers
+from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger, entries, numbers
 from tests.postgres import own_server
 from tests.stores import TASK, build, group, numbers_of, take_all
 

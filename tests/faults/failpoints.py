@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
+from sqlalchemy import Connection
+
 from replaybuf.storage.sql.engine.hooks import HOOKS, Hook
+from replaybuf.storage.sql.inspection.writer import transaction_of, upgrade
+from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
+from tests.stores import TASK, build, group
 
 
 class FailPoints(Hook):
@@ -79,3 +85,17 @@ def choose(points: list[str], count: int | None) -> list[int]:
     rest = [number for number in range(len(points)) if number not in (last, last - 1)]
     wanted = count - 2
     return sorted({last, last - 1, *(rest[int((place + 0.5) * len(rest) / wanted)] for place in range(wanted))})
+
+
+def _create(connection: Connection) -> None:
+    create_schema(transaction_of(connection), "here")
+
+
+SCHEMAS: dict[str, Callable[[Connection], None]] = {"create the schema": _create, "upgrade": upgrade}
+
+
+async def open_together(_: Ledger, url: str, number: int, barrier: Barrier) -> None:
+    """A process that opens a new database at the same moment as others, and puts a group into it."""
+    barrier.wait(60)
+    async with build(url) as buffer:
+        await buffer.put(group(number), TASK)

@@ -16,11 +16,10 @@ from typing import Any
 from replaybuf import Lease, Prompt, ReplayBuffer, Sampler, Status
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.leases import end_leases
-from tests.datasets import ledger_of
 from tests.faults.copies import transact
-from tests.faults.failpoints import FailPoints
-from tests.faults.ledger import Ledger
-from tests.faults.schemas import SCHEMAS
+from tests.faults.failpoints import SCHEMAS, FailPoints
+from tests.faults.processes import Ledger
+from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, group, sweep_now
 
 COUNT = 10

@@ -11,10 +11,10 @@ import random
 from contextlib import suppress
 
 from replaybuf import LeaseLostError, Prompt, Status
-from tests.datasets import ledger_of
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
 from tests.histories.history import Recorder
 from tests.histories.workers import LEASED, TAKEN, Worker, left_in, opened
+from tests.produce.conftest import ledger_of
 from tests.stores import group, number_of
 
 #: After so many seconds the groups of who was killed come back.

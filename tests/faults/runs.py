@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler, Status
-from tests.datasets import ledger_of
 from tests.faults.failpoints import FailPoints
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
+from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, group, numbers_of
 
 STEPS = 10

@@ -8,7 +8,7 @@ import time
 
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
 from tests.stores import TASK, build, group, numbers_of
 
 WIDTH = 24

@@ -16,8 +16,8 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from tests.faults import operations
+from tests.faults.conftest import Figures
 from tests.faults.copies import look
-from tests.faults.figures import Figures
 from tests.faults.operations import OPERATIONS, Operation
 from tests.stores import TASK, build, group, number_of, take_all
 

@@ -22,8 +22,8 @@ from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
-from tests.bad_input.calls import refused_put
-from tests.faults.figures import Figures
+from tests.bad_input.conftest import refused_put
+from tests.faults.conftest import Figures
 from tests.postgres import execute, new_database, own_server
 from tests.stores import TASK, build, group, numbers_of, until
 

@@ -14,7 +14,7 @@ import pytest
 
 from replaybuf.errors import ConflictError
 from tests.faults import processes
-from tests.faults.ledger import Ledger, entries
+from tests.faults.processes import Ledger, entries
 from tests.stores import TASK, build, group, take_all
 
 SIZE = 8

@@ -13,13 +13,11 @@ from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBuffer
 from replaybuf.rules.transitions import Tally
+from tests.faults.conftest import Figures
 from tests.faults.copies import Copies, copies, look, transact
-from tests.faults.failpoints import choose
-from tests.faults.figures import Figures
-from tests.faults.ledger import entries
+from tests.faults.failpoints import SCHEMAS, choose
 from tests.faults.operations import OPERATIONS, SNAPSHOT, fill, victim
-from tests.faults.processes import end, start
-from tests.faults.schemas import SCHEMAS
+from tests.faults.processes import end, entries, start
 from tests.stores import TASK, build, group, take_all, until
 
 # How many of its points: copies of databases take longer on PostgreSQL.

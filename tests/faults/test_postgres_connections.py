@@ -19,8 +19,8 @@ from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine import outage
 from replaybuf.storage.sql.engine.hooks import Hook, installed
-from tests.cancellation.ways import end_background_work, no_connection_out
-from tests.faults.figures import Figures
+from tests.cancellation.conftest import end_background_work, no_connection_out
+from tests.faults.conftest import Figures
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until

@@ -16,7 +16,7 @@ from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 from replaybuf.storage.sql.engine.urls import parse_url
-from tests.cancellation.ways import end_background_work
+from tests.cancellation.conftest import end_background_work
 from tests.postgres import set_default
 from tests.stores import TASK, build, fill, group, take_all, until
 

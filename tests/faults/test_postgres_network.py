@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 from sqlalchemy import make_url
 
-from tests.faults.figures import Figures
+from tests.faults.conftest import Figures
 from tests.postgres import Server, new_database, own_server
 from tests.stores import until
 

@@ -17,9 +17,9 @@ from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.tasks import delivery as drawing
 from replaybuf.storage.values import Cursor, NewGroup
-from tests.cancellation.ways import no_connection_out
-from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger
+from tests.cancellation.conftest import no_connection_out
+from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger
 from tests.faults.proxy import once, proxied
 from tests.faults.test_postgres_connections import (
     all_told,

@@ -18,11 +18,9 @@ from replaybuf.storage.sql.engine import sqlite_files
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from tests.cli.conftest import run
 from tests.faults import damage, disks
-from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, entries, numbers, wait_for_lines
-from tests.faults.processes import end, kill, start
-from tests.reasons import because
-from tests.stores import TASK, build, fill, group, take_all
+from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger, end, entries, kill, numbers, start, wait_for_lines
+from tests.stores import TASK, because, build, fill, group, take_all
 
 
 @pytest.mark.parametrize("kind", [disks.under_a_limit, disks.on_a_small_disk])

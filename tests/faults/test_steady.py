@@ -1,4 +1,4 @@
-"""A day's worth of steps in little time: sizes level off while groups flow through, and nothing is left behind."""
+"""Long lives in short: what must not grow, and what must not be lost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from replaybuf.storage.sql.engine.sqlite_connection import LOG_BYTES
 from tests.faults import steady
-from tests.faults.figures import Figures
-from tests.faults.ledger import entries
-from tests.faults.processes import end, start
+from tests.faults.conftest import Figures
+from tests.faults.processes import end, entries, start
+from tests.long_life.__main__ import Life, live
 from tests.postgres import execute, new_database, running_server
 
 #: Seconds of the run; and for how long payloads of taken groups wait to be swept.
@@ -104,3 +104,12 @@ def test_the_database_its_log_and_the_memory_stay_bounded(
     assert sizes.grows() == {}, sizes.found
     assert max(sizes.found["database"]) < max(through / 2, 60), sizes.found
     assert len(entries(look, "saw")) > 3
+
+
+def test_a_short_life_loses_nothing(tmp_path: Path) -> None:
+    life = Life(f"sqlite:///{tmp_path}/run.db", tmp_path, 0.1)
+    asyncio.run(live({"sqlite": life}, 6))
+    lines = life.end()
+    assert lines[-1] == "what no order explains: [] (0)"
+    assert any(line.startswith("| put: p50") for line in lines)
+    assert "'put': 0" not in lines[-2]

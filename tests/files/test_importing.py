@@ -19,7 +19,7 @@ from replaybuf.errors import InputError
 from replaybuf.files import importing
 from replaybuf.files.importing import ImportOptions, import_groups, survey
 from replaybuf.files.sources import RolloutFile
-from tests.files.stores import contents
+from tests.files.conftest import contents
 from tests.scripts import Program
 
 

@@ -23,7 +23,7 @@ from replaybuf.files import exporting
 from replaybuf.files.row_format import PlainValues
 from replaybuf.values.rollouts.rollout_type import OUR_FIELDS
 from tests.codec.values import Bits, Color, Level, Name, same, values
-from tests.files.stores import contents, fill
+from tests.files.conftest import contents, fill
 
 # Fields of any name and value: none of them means anything to the buffer.
 _UNUSED = dict.fromkeys(OUR_FIELDS)
@@ -184,3 +184,17 @@ def test_a_value_whose_text_cannot_be_had_is_its_type() -> None:
             raise ValueError
 
     assert PlainValues().json("field", [Unwritable()]) == ["Unwritable"]
+
+
+@pytest.mark.torch
+async def test_tensors_survive_an_export(tmp_path: Path) -> None:
+    torch: Any = pytest.importorskip("torch")
+    rollout = {"logprobs": torch.tensor([0.1, -2]).bfloat16(), "ids": torch.arange(3), "image": torch.rand(2, 3)}
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
+    for name in ("a.jsonl", "a.parquet"):
+        async with config.build() as buffer, config.build() as other:
+            await buffer.put([dict(rollout)], "math", status="completed")
+            await buffer.export(tmp_path / name, exact=True)
+            await other.import_from(tmp_path / name)
+            [(_, [found])] = await contents(other)
+        assert all(found[one].dtype == rollout[one].dtype and torch.equal(found[one], rollout[one]) for one in rollout)

@@ -11,7 +11,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, Status
 from replaybuf.errors import FileError, ReplayBufError
 from replaybuf.files.sources import RolloutFile
-from tests.files.stores import GOOD, contents
+from tests.files.conftest import GOOD, contents
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import FileError, InputError, MissingDriverError, StorageError
 from replaybuf.files import exporting
-from tests.files.stores import fill
-from tests.reasons import because
+from tests.files.conftest import fill
+from tests.stores import because
 
 pytestmark = pytest.mark.fast
 

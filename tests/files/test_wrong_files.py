@@ -19,8 +19,8 @@ from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.files.stores import GOOD, fill, lines, write
-from tests.reasons import because
+from tests.files.conftest import GOOD, fill, lines, write
+from tests.stores import because
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from replaybuf import LeaseLostError, ReplayBufError
-from tests.faults.ledger import entries
+from tests.faults.processes import entries
 
 T = TypeVar("T")
 FOR_EVER = 1 << 62

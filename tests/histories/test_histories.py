@@ -5,16 +5,17 @@ python -m pytest tests/histories -m long    # 20 histories of ten seconds on eac
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import Figures
 from tests.faults.conftest import figures as figures
-from tests.faults.figures import Figures
 from tests.faults.processes import end, start
 from tests.histories import workers
-from tests.histories.history import calls_in
+from tests.histories.history import Call, calls_in, violations
 
 #: Seeds, and seconds of each history.
 RUNS = [
@@ -41,3 +42,116 @@ def test_a_restore_is_to_a_moment_within_the_checkpoint(
         calls = calls_in(ledgers)
         figures.judge(1, calls)
         assert sum(call.kind == "restore" and call.known for call in calls) == 1
+
+
+def put(number: int, begin: int, end: int, **about: object) -> Call:
+    return Call("put", begin, end, known=True, groups=[number], **about)  # type: ignore[arg-type]
+
+
+def take(begin: int, end: int, *groups: int, asked: int = 0, **about: object) -> Call:
+    return Call("take", begin, end, known=True, groups=[*groups], asked=asked or len(groups), **about)  # type: ignore[arg-type]
+
+
+def lease(begin: int, end: int, *groups: int) -> Call:
+    return Call("lease", begin, end, known=True, groups=[*groups], seconds=1.0)
+
+
+def acknowledge(begin: int, end: int, *groups: int, known: bool = True) -> Call:
+    return Call("acknowledge", begin, end, known=known, groups=[*groups])
+
+
+PUTS = [put(1, 0, 1), put(2, 2, 3), put(3, 4, 5)]
+SECOND = 10**9
+RESTORED = [
+    *PUTS,
+    Call("checkpoint", 10, 11, known=True, step=1),
+    take(12, 13, 1, 2),
+    put(4, 14, 15),
+    Call("restore", 20, 21, known=True, step=1),
+]
+
+EXPLAINED = {
+    "in order": [*PUTS, take(6, 7, 1, 2), take(8, 9, 3)],
+    "puts at the same time in any order": [put(1, 0, 5), put(2, 1, 4), take(6, 7, 2), take(8, 9, 1)],
+    "takes at the same time": [*PUTS, take(6, 9, 2), take(7, 8, 1, 3)],
+    "a take beside the put": [put(1, 0, 9), take(1, 8, 1)],
+    "a put that failed, and was done": [Call("put", 0, 1, groups=[1]), take(2, 3, 1)],
+    "a put that failed, and wasn't": [Call("put", 0, 1, groups=[1]), take(2, 3, asked=1)],
+    "taken by a process that died": [*PUTS, Call("take", 6, asked=1, died=True), take(8, 9, 2, 3, asked=5)],
+    "given back by a take that was cancelled": [*PUTS, Call("take", 6, 7, asked=1), take(7, 8, 2, 3), take(9, 10, 1)],
+    "leased again after its time": [*PUTS[:1], lease(2, 3, 1), lease(2 * SECOND, 2 * SECOND + 1, 1),
+                                    acknowledge(2 * SECOND + 2, 2 * SECOND + 3, 1)],
+    "restored": [*RESTORED, take(22, 23, 1, 2), acknowledge(24, 25, 3)],
+}  # fmt: skip
+
+PLANTED = {
+    "lost": [*PUTS, take(6, 7, 1, 2)],
+    "lost, though a process died": [*PUTS, Call("take", 6, asked=1, died=True), take(8, 9, 2, asked=5)],
+    "doubled": [*PUTS, take(6, 7, 1, 2), take(8, 9, 2, 3)],
+    "from nowhere": [*PUTS, take(6, 7, 1, 2, 3, 4)],
+    "before its put": [take(0, 1, 1), put(1, 2, 3)],
+    "reordered": [*PUTS, take(6, 7, 1, 3), take(8, 9, 2)],
+    "too few": [*PUTS, take(6, 7, 1, asked=3), take(8, 9, 2, 3)],
+    "acknowledged twice": [*PUTS[:1], lease(2, 3, 1), acknowledge(4, 5, 1), acknowledge(6, 7, 1)],
+    "leased twice": [*PUTS[:1], lease(2, 3, 1), lease(4, 5, 1), acknowledge(6, 7, 1)],
+    "leased after its acknowledgement": [*PUTS[:1], lease(2, 3, 1), acknowledge(4, 5, 1), lease(6, 7, 1)],
+    "not restored": [*RESTORED, take(22, 23, 1, 3)],
+    "put after the checkpoint that was restored": [*RESTORED, take(22, 23, 1, 2, 3, 4)],
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_history_that_an_order_explains_passes(name: str) -> None:
+    assert violations(EXPLAINED[name]) == []
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_history_that_no_order_explains_is_named(name: str) -> None:
+    assert violations(PLANTED[name])
+
+
+def simulated(chance: random.Random) -> list[Call]:
+    """Return a history of a queue whose calls take effect at moments of their own, many at a time."""
+    moments: list[tuple[int, Call]] = []
+    for number in range(1, 60):
+        begin = chance.randint(0, 1000)
+        moments.append((chance.randint(begin, begin + 100), put(number, begin, begin + 100)))
+    for _ in range(40):
+        begin = chance.randint(0, 1200)
+        moments.append((chance.randint(begin, begin + 100), take(begin, begin + 100, asked=2)))
+    moments.append((2000, take(2000, 2001, asked=100)))
+    queue: list[int] = []
+    for _, call in sorted(moments, key=lambda one: one[0]):
+        if call.kind == "put":
+            queue += call.groups
+        else:
+            call.groups, queue = queue[: call.asked], queue[call.asked :]
+    return [call for _, call in moments]
+
+
+def loses(calls: list[Call], chance: random.Random) -> None:
+    chance.choice([call for call in calls if call.kind == "take" and call.groups]).groups.pop()
+
+
+def doubles(calls: list[Call], chance: random.Random) -> None:
+    first, second = chance.sample([call for call in calls if call.kind == "take" and call.groups], 2)
+    first.groups.append(second.groups[0])
+
+
+def reorders(calls: list[Call], chance: random.Random) -> None:
+    takes = sorted((call for call in calls if call.kind == "take" and call.groups), key=lambda call: call.begin)
+    first, last = takes[0], takes[-1]
+    first.groups[0], last.groups[-1] = last.groups[-1], first.groups[0]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("plant", [None, loses, doubles, reorders])
+def test_histories_of_a_simulated_queue(plant: Callable[..., None] | None) -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        calls = simulated(chance)
+        if plant is not None:
+            plant(calls, chance)
+        assert bool(violations(calls)) is (plant is not None), seed

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from replaybuf import FencedError, Lease, LeaseLostError, ReplayBuffer, RolloutState
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
 from tests.histories.history import Recorder
 from tests.stores import build, group, numbers_of
 

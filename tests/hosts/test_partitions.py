@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger
+from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
 from tests.histories.workers import take_all_left
 from tests.hosts.cable import Host

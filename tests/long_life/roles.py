@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from replaybuf import FencedError, LeaseLostError, ReplayBuffer
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
 from tests.histories.history import Recorder
 from tests.places.arrays import NBYTES, apart, heavy, numbers_in
 from tests.stores import group, number_of

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.mutations.areas import NEAR
-from tests.mutations.seeds import MUTATIONS, ROOT, Mutation
+from tests.mutations.seeds import MUTATIONS, NEAR, ROOT, Mutation
 
 _REST = ("tests", "--ignore=tests/mutations")
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.db", "*.run")

@@ -6,16 +6,17 @@ import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
 from replaybuf.storage.places.owners import claim, open_place
-from replaybuf.storage.places.store import PlaceStore
+from replaybuf.storage.places.store import ALIGNMENT, Extent, PlaceStore, file_name
 from replaybuf.storage.sql.tasks import payload_files, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from tests.faults.conftest import _no_process_is_left, figures
-from tests.places.deferred import PLACES, Kept, kept_at
+from tests.places.arrays import PLACES, Kept, kept_at
 from tests.places.relay import Relay, relayed
 
 __all__ = ["_no_process_is_left", "figures"]
@@ -136,3 +137,22 @@ def in_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
 @pytest.fixture
 def in_file(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return kept_at("sqlite", request, tmp_path)
+
+
+DATABASE = "d" * 32
+
+
+def written(store: PlaceStore, number: int, *payloads: Any, sync: bool = True) -> list[Extent]:
+    """Write a file with these payloads; return where they are."""
+    at, extents, buffers = 0, [], []
+    for raw in payloads:
+        extents.append(Extent(1, number, at, len(raw)))
+        buffers += [raw, bytes(-len(raw) % ALIGNMENT)]
+        at += len(raw) + -len(raw) % ALIGNMENT
+    store.write([(file_name(number), buffers)], sync=sync)
+    return extents
+
+
+def read(store: PlaceStore, *extents: Extent) -> list[Any]:
+    found = store.read(extents, PATIENCE)
+    return [one if isinstance(one, Exception) else bytes(one) for one in found]

@@ -26,7 +26,7 @@ from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks.handles import load_all
 from tests.faults.disks import own_mounts, small_disk
 from tests.faults.failpoints import FailPoints
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
 from tests.histories.history import Recorder
 from tests.histories.workers import Worker
 from tests.places.arrays import apart, heavy, numbers_in, put, take_all

@@ -15,7 +15,7 @@ from replaybuf.errors import InputError, RolloutError
 from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteDialect
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
-from tests.places.deferred import LARGE, Kept, experts, lent, rollout, same
+from tests.places.arrays import LARGE, Kept, experts, lent, rollout, same
 from tests.stores import TASK
 
 ARRAYS = {

@@ -18,8 +18,7 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.tasks import payload_files
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.values import Cursor, NewGroup
-from tests.faults.ledger import numbers, wait_for_lines
-from tests.faults.processes import end, start
+from tests.faults.processes import end, numbers, start, wait_for_lines
 from tests.places import roles
 from tests.places.arrays import (
     NBYTES,

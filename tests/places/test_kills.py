@@ -16,9 +16,8 @@ import pytest
 
 from replaybuf.storage.places.owners import open_place
 from replaybuf.storage.sql.tasks import payload_files
-from tests.faults.figures import Figures
-from tests.faults.ledger import Ledger, entries, numbers, wait_for_lines
-from tests.faults.processes import end, kill, start
+from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger, end, entries, kill, numbers, start, wait_for_lines
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
 from tests.histories.workers import LEASED, TAKEN
 from tests.places import roles

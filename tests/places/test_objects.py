@@ -24,11 +24,9 @@ from replaybuf.storage.places.store import FILES, MARKER, file_name
 from tests.cli.conftest import run, run_json
 from tests.observe.test_spans import numbers
 from tests.places.arrays import files
-from tests.places.conftest import HOME, PATIENCE
+from tests.places.conftest import DATABASE, HOME, PATIENCE, read, written
 from tests.places.relay import Relay
-from tests.places.written import DATABASE, read, written
-from tests.reasons import because
-from tests.stores import TASK, build, group, opened, sweep_now
+from tests.stores import TASK, because, build, group, opened, sweep_now
 from tests.web.conftest import client_of
 
 

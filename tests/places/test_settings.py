@@ -1,15 +1,25 @@
-"""The setting `payloads`: changed while the buffer is full, of a folder that was moved, and mistakes in it."""
+"""The setting of a place, and a place that has several names."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from replaybuf.errors import ConfigError, PayloadStoreError
+from replaybuf.storage.places.owners import parse_place
 from replaybuf.storage.places.store import MARKER
-from tests.places.arrays import apart, files, listed, put, take_all, until_no_files
-from tests.stores import build
+from tests.cli.doctored import examine, wrong
+from tests.faults.processes import end, entries, start
+from tests.places import roles
+from tests.places.arrays import apart, ask, files, listed, numbers_in, put, rename, take_all, until_no_files
+from tests.postgres import new_database
+from tests.stores import TASK, build
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
@@ -75,3 +85,115 @@ async def test_a_marker_that_cannot_be_read_is_said_so(tmp_path: Path, folder: P
     with pytest.raises(PayloadStoreError, match=r"restore it .*--take-over writes it again.*or name another place"):
         async with apart(f"sqlite:///{tmp_path}/b.db", folder) as buffer:
             await put(buffer, 1)
+
+
+STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/buffer.db"
+    return str(request.getfixturevalue("lent_database"))
+
+
+async def noted(url: str) -> list[str]:
+    """Where the database says that its places are."""
+    return [one for (one,) in await ask(url, "SELECT url FROM rb_place ORDER BY id")]
+
+
+async def test_the_name_that_was_used_last_is_noted(url: str, folder: Path, tmp_path: Path) -> None:
+    """Processes without a name of their own read there, and handles have the name of their process."""
+    other = tmp_path / "other"
+    other.symlink_to(folder)
+    for number, name in enumerate((folder, other, folder)):
+        async with apart(url, name) as buffer:
+            await put(buffer, number)
+            assert await noted(url) == [str(name)]
+            items = [item.item[0] async for item in buffer.find({}, deferred=["extra_fields"])]
+            urls = [rollout.extra_fields["experts"].source.url for rollout in items]
+            assert urls == [str(name)] * (number + 1)
+    async with build(url) as reader:
+        assert sorted(await take_all(reader)) == [0, 1, 2]
+
+
+async def test_a_host_that_mounts_the_place_elsewhere_reads_and_writes_there(
+    url: str, folder: Path, tmp_path: Path
+) -> None:
+    """In a mount namespace, where the folder is at another path, and an empty one at its own; handles load there."""
+    own, sent, ledger = tmp_path / "own", tmp_path / "sent", tmp_path / "ledger"
+    own.mkdir()
+    async with apart(url, folder) as buffer:
+        await put(buffer, 1, 2)
+        items = [item async for item in buffer.find({}, deferred=["extra_fields"])]
+        sent.write_bytes(pickle.dumps([item.item[0].extra_fields["experts"] for item in items]))
+        process = start(roles.other_host, ledger, url, str(folder), str(own), str(sent))
+        assert await asyncio.to_thread(end, process, ledger) == 0
+        if entries(ledger, "not-permitted"):
+            pytest.skip("this user may not mount")
+        assert entries(ledger, "loaded") == ["1 2"]
+        assert entries(ledger, "found") == ["1 2"]
+        assert sorted(numbers_in(await buffer.get(9, TASK))) == [1, 2, 10]
+    assert entries(ledger, "put") == ["10"]
+
+
+async def test_a_folder_that_was_moved_is_known_by_its_marker(url: str, folder: Path) -> None:
+    async with apart(url, folder) as buffer:
+        await put(buffer, 1, 2)
+    rename(folder, folder.with_name("larger"))
+    async with apart(url, folder.with_name("larger")) as buffer:
+        await put(buffer, 3)
+    async with build(url) as reader:
+        assert sorted(await take_all(reader)) == [1, 2, 3]
+
+
+async def test_places_that_were_added_before_and_after_a_backup_was_put_back_are_two(
+    folder: Path, tmp_path: Path
+) -> None:
+    """No group is read from the wrong one, or lost."""
+    path, before, after = tmp_path / "run.db", tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    url = f"sqlite:///{path}"
+
+    async def add(number: int, place: Path) -> None:
+        async with apart(url, place) as buffer:
+            await put(buffer, number)
+
+    await add(1, folder)
+    shutil.copy(path, tmp_path / "backup.db")
+    await add(2, before)
+    os.replace(tmp_path / "backup.db", path)
+    await add(3, after)
+    await add(4, before)
+    assert wrong(await asyncio.to_thread(examine, url)).get("payloads") is None
+    async with build(url) as buffer:
+        assert sorted(await take_all(buffer)) == [1, 3, 4]
+
+
+@pytest.fixture(params=STORES)
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database that isn't there, or has no tables."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/buffer.db"
+        return
+    with new_database(request.getfixturevalue("postgres_url")) as url:
+        yield url
+
+
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in range(1, 10))])
+async def test_those_who_create_a_database_at_the_same_moment_share_its_place(
+    new_url: str, folder: Path, turn: int
+) -> None:
+    async def begin(number: int) -> None:
+        async with apart(new_url, folder) as buffer:
+            await put(buffer, number)
+
+    await asyncio.gather(*(begin(number) for number in range(4)))
+    async with build(new_url) as buffer:
+        assert sorted(await take_all(buffer)) == [0, 1, 2, 3]
+
+
+def test_a_home_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse_place("~/payloads") == "/home/me/payloads"

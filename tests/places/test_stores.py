@@ -25,8 +25,7 @@ from replaybuf.storage.places.store import (
     file_name,
     file_number,
 )
-from tests.places.conftest import HOME, PATIENCE
-from tests.places.written import DATABASE, read, written
+from tests.places.conftest import DATABASE, HOME, PATIENCE, read, written
 
 NUMBERS = st.integers(0, 2**64 - 1)
 extents = st.builds(Extent, st.integers(0, 2**32 - 1), NUMBERS, NUMBERS, NUMBERS)

@@ -15,7 +15,7 @@ from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.limits import Limits
 from replaybuf.storage.sql.inspection.wait_facts import read_limits
 from replaybuf.view.wait_reasons import DrawQuestion, read_waits
-from tests.presence.views import list_events, seen, waits_of
+from tests.presence.conftest import list_events, seen, waits_of
 from tests.scripts import run as run_script
 from tests.stores import TASK, build, fill, group, until
 

@@ -24,8 +24,8 @@ from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.statements import presence
 from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, note_minute
 from replaybuf.storage.sql.tasks import heartbeats
-from tests.presence import views
-from tests.presence.views import (
+from tests.presence import conftest
+from tests.presence.conftest import (
     count,
     list_events,
     list_waiters,
@@ -384,8 +384,8 @@ async def test_the_killed_are_silent_and_wait_no_longer(shared_url: str, monkeyp
     finally:
         for process in processes.values():
             process.kill()
-    monkeypatch.setattr(views, "LIVE_SECONDS", 0.5)
-    monkeypatch.setattr(views, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(conftest, "LIVE_SECONDS", 0.5)
+    monkeypatch.setattr(conftest, "SILENT_SECONDS", 0.5)
     await asyncio.sleep(0.6)
     assert await waits_of(shared_url) == []
     assert len(await seen(shared_url, list_waiters, live=False)) == 1

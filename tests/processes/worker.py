@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from replaybuf import NotReadyError
-from tests.faults.ledger import Ledger
+from tests.faults.processes import Ledger
 from tests.stores import TASK, build, group, numbers_of
 
 BOUNDED = {"capacity": 40, "max_deliveries": 0}

@@ -11,8 +11,7 @@ import pytest
 
 from replaybuf import Prompt, ReplayBuffer, Sampler, Status, StorageItem
 from replaybuf.produce import ProduceStrategy, ProduceSummary, generations
-from tests.datasets import ledger_of
-from tests.produce.scripted import Script, ScriptedLoop
+from tests.produce.conftest import Script, ScriptedLoop, ledger_of
 from tests.stores import TASK
 
 LONG = 600.0

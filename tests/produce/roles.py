@@ -17,8 +17,8 @@ from replaybuf.produce import (
     TrainState,
     produce_loop,
 )
-from tests.faults.ledger import Ledger
-from tests.produce.scripted import Script, ScriptedLoop, prompts
+from tests.faults.processes import Ledger
+from tests.produce.conftest import Script, ScriptedLoop, prompts
 from tests.stores import TASK, build
 
 #: After so many seconds the prompts of who was killed come back.

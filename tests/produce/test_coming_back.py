@@ -10,7 +10,7 @@ import pytest
 from replaybuf import FencedError, LeaseLostError, NotReadyError, Status
 from replaybuf.errors import InputError, LockedError
 from replaybuf.storage.values import Draw, Leased
-from tests.datasets import Shuffled, complete, indexed, ledger_of, numbers, prompt
+from tests.produce.conftest import Shuffled, complete, indexed, ledger_of, numbers, prompt
 from tests.produce.laws import LONG, use
 from tests.stores import TASK, build, until
 

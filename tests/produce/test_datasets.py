@@ -14,7 +14,7 @@ import pytest
 from replaybuf import FencedError, ReplayBufferConfig, RolloutState, Sampler, Status
 from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
-from tests.datasets import Shuffled, complete, indexed, ledger_of, numbers, prompt
+from tests.produce.conftest import Shuffled, complete, indexed, ledger_of, numbers, prompt
 from tests.produce.laws import use
 from tests.stores import TASK, build
 

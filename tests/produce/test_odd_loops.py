@@ -12,8 +12,8 @@ import pytest
 from replaybuf import RolloutState, Status
 from replaybuf.errors import InputError, ProduceError
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler, SyncProduceStrategy
+from tests.produce.conftest import Script, ScriptedLoop, Told, prompts
 from tests.produce.laws import assert_accounted, items_of
-from tests.produce.scripted import Script, ScriptedLoop, Told, prompts
 from tests.stores import TASK, build
 
 STRATEGY = SyncProduceStrategy(max_failures=5)

@@ -15,7 +15,7 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.produce import TrainState, publish
 from tests.faults import processes
-from tests.faults.ledger import entries, numbers
+from tests.faults.processes import entries, numbers
 from tests.produce.laws import ids, leased
 from tests.produce.roles import BATCH, produce, sampler_of, work
 from tests.stores import TASK, build

@@ -17,8 +17,8 @@ from replaybuf.errors import InputError
 from replaybuf.produce import Sampler, SyncProduceStrategy, TrainState, batch_sizes, publish, published, wait_published
 from replaybuf.rules.train_state import TRAINER
 from tests.frameworks import Sample
+from tests.produce.conftest import ScriptedLoop, prompts
 from tests.produce.laws import drawn, ids, questions
-from tests.produce.scripted import ScriptedLoop, prompts
 from tests.stores import TASK, build
 
 

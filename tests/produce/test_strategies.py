@@ -10,10 +10,9 @@ import pytest
 from replaybuf import ConfigError, NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import ProduceError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy
+from tests.produce.conftest import Script, ScriptedLoop, Told, forever, prompts
 from tests.produce.laws import Clock, ClockedLoop, assert_accounted, ids, items_of, leased, produce, take
-from tests.produce.scripted import Script, ScriptedLoop, Told, forever, prompts
-from tests.reasons import because
-from tests.stores import TASK, build, group
+from tests.stores import TASK, because, build, group
 
 
 def sampler_of(buffer: ReplayBuffer, size: int = 40, *, k: int = 2, epochs: int | None = 1) -> Sampler:

@@ -25,8 +25,8 @@ from replaybuf.produce import (
 )
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from replaybuf.storage.sql.tasks import sweeper
+from tests.produce.conftest import Script, ScriptedLoop, forever, prompts
 from tests.produce.laws import assert_accounted, ids, items_of, leased
-from tests.produce.scripted import Script, ScriptedLoop, forever, prompts
 from tests.stores import TASK, build, group, until
 
 STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=2)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from replaybuf.errors import QueryError
 from replaybuf.rules.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse
 from replaybuf.values.rollouts.rollout import Status
-from tests.query.strategies import queries
+from tests.query.conftest import queries
 
 
 class Operator(StrEnum):

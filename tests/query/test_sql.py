@@ -14,8 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from replaybuf.rules.query import Query, parse
 from replaybuf.rules.query.sql_conditions import compile_sql
-from tests.query.stores import COLUMNS, GROUPS, Group, Store, sqlite_store
-from tests.query.strategies import HOSTILE, groups, queries
+from tests.query.conftest import COLUMNS, GROUPS, HOSTILE, Group, Store, groups, queries, sqlite_store
 from tests.reference.predicates import predicate
 
 DIALECTS = {"sqlite": sqlite.dialect(), "postgresql": postgresql.asyncpg.dialect()}

@@ -17,9 +17,8 @@ from typing import Any
 
 from replaybuf import ReplayBuffer
 from tests.faults.failpoints import FailPoints
-from tests.faults.ledger import Ledger
 from tests.faults.operations import OPERATIONS, PLANTED, UNDONE, Operation
-from tests.faults.processes import pipe, start
+from tests.faults.processes import Ledger, pipe, start
 from tests.stores import TASK, build, number_of
 
 #: A process that says nothing for so long waits for a lock; one that waits for so long waits for ever.

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.faults.conftest import Figures
 from tests.faults.conftest import figures as figures
 from tests.faults.copies import Copies, copies
-from tests.faults.figures import Figures
 from tests.faults.operations import UNDONE, fill
 from tests.schedules.actors import CANCELLED, Actor, Choice, actors_of, run, state_of, switching
 from tests.stores import build

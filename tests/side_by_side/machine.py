@@ -23,7 +23,6 @@ from replaybuf.errors import SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.values import NewGroup, StorageItem
 from tests.contract.harness import CODEC
-from tests.reasons import because
 from tests.reference.backend import Reference
 from tests.reference.snapshots import plain_state, read_snapshot
 from tests.side_by_side.places import Place
@@ -50,6 +49,7 @@ from tests.side_by_side.seen import (
     statuses,
     tasks,
 )
+from tests.stores import because
 
 
 class Pair(RuleBasedStateMachine):

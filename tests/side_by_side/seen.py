@@ -27,7 +27,7 @@ from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.outline import preview, reward_parts
 from replaybuf.values.rollouts.rewards import reward_value
 from tests.contract.harness import plain
-from tests.query.strategies import queries as all_queries
+from tests.query.conftest import queries as all_queries
 
 
 async def outcome(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: ReplayBuffer) -> Any:

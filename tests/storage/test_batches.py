@@ -20,10 +20,10 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.tasks import sweeper
-from tests.cancellation.ways import take
+from tests.cancellation.conftest import take
 from tests.contract.harness import group
 from tests.faults.test_postgres_restarts import is_waiting
-from tests.sql_questions import QUESTIONS
+from tests.sql_example import QUESTIONS
 from tests.stores import TASK, build, until
 
 HOSTILE = "a'; DROP TABLE rb_batch; --$rb$ \\ %s :x \" $$ \u202e€"

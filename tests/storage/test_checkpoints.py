@@ -14,7 +14,7 @@ from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on
-from tests.cancellation.ways import take
+from tests.cancellation.conftest import take
 from tests.reference.snapshots import held_by
 from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_all, until
 

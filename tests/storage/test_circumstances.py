@@ -21,8 +21,8 @@ from replaybuf.storage.sql.inspection import wait_facts
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.wait_facts import read_circumstances
 from replaybuf.storage.sql.statements.presence import note_minute
-from tests.datasets import ledger_of
 from tests.postgres import execute
+from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, fill, group, until
 
 

@@ -15,7 +15,7 @@ from replaybuf import ReplayBuffer
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.past import pass_on
-from tests.cancellation.ways import take
+from tests.cancellation.conftest import take
 from tests.contract.leasing import LONG
 from tests.stores import TASK, build, group, sweep_now
 

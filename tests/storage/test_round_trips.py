@@ -11,7 +11,7 @@ import pytest
 
 from replaybuf import FencedError, FullError, ReplayBuffer
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
-from tests.cancellation.ways import end_background_work
+from tests.cancellation.conftest import end_background_work
 from tests.faults.proxy import Link, Proxy, proxied
 from tests.faults.test_postgres_connections import all_told
 from tests.stores import TASK, build, fill, group, numbers_of, take_all

@@ -31,11 +31,10 @@ from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE
 from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
+from tests.faults.failpoints import open_together
 from tests.faults.processes import barrier, end, start
 from tests.faults.proxy import proxied
-from tests.faults.schemas import open_together
-from tests.reasons import because
-from tests.stores import TASK, build, group
+from tests.stores import TASK, because, build, group
 from tests.stores import group as new_group
 
 T = TypeVar("T")

@@ -20,9 +20,8 @@ from replaybuf.storage.sql.statements import matching
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.values import Refresh, StorageItem
 from replaybuf.values.rollouts.staleness import ExpiryRule
-from tests.datasets import ledger_of
-from tests.reasons import because
-from tests.stores import TASK, build, fill, group, sweep_now, take_all
+from tests.produce.conftest import ledger_of
+from tests.stores import TASK, because, build, fill, group, sweep_now, take_all
 
 LIMIT = 200_000
 

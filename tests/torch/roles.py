@@ -25,7 +25,7 @@ from replaybuf import ReplayBufferConfig, load_into
 from replaybuf.errors import ReplayBufError
 from replaybuf.integrations.torch import GroupDataset, Step, largest, leased_steps, same_steps, split_steps
 from replaybuf.integrations.torch.ranks import Link, RankStep
-from tests.torch.groups import TASK, numbers
+from tests.torch.conftest import TASK, numbers
 
 LEASE_SECONDS = 4.0
 

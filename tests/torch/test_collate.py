@@ -23,8 +23,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.tasks.handles import ArrayHandle
 from replaybuf.values.rollouts.segments import Segments
 from tests.integrations.scripts import RANKS, ROOT, printed_by
-from tests.torch.conftest import Ranks
-from tests.torch.groups import TASK, group, totals
+from tests.torch.conftest import TASK, Ranks, group, totals
 
 TOKENS = st.lists(st.integers(0, 1000), max_size=12)
 

@@ -20,8 +20,8 @@ from replaybuf.integrations.torch import GroupDataset, leased_steps
 from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.presence.views import list_events
-from tests.torch.groups import TASK, group, numbers, put, settled, totals
+from tests.presence.conftest import list_events
+from tests.torch.conftest import TASK, group, numbers, put, settled, totals
 
 NONE: dict[str, Any] = {}
 FORKED = {"num_workers": 2, "in_order": False, "multiprocessing_context": "fork"}

@@ -13,8 +13,7 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.errors import InputError
 from replaybuf.integrations.torch import same_steps
 from replaybuf.rules.transitions import Tally
-from tests.torch.conftest import Ranks
-from tests.torch.groups import put, settled, totals
+from tests.torch.conftest import Ranks, put, settled, totals
 
 
 def acknowledged(folder: Path) -> Counter[int]:

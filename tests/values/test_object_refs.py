@@ -19,7 +19,7 @@ from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field
-from tests.datasets import ledger_of
+from tests.produce.conftest import ledger_of
 from tests.stores import until
 from tests.values.fake_ray import FakeRay, ObjectRef, OwnerDiedError
 

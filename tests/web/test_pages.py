@@ -24,8 +24,7 @@ from replaybuf.web import tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
 from tests.stores import group, until
-from tests.web.conftest import Client, client_of
-from tests.web.example import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT
+from tests.web.conftest import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT, Client, client_of
 
 PATHS = (
     "/",

@@ -35,8 +35,8 @@ from replaybuf.web.plots import (
 )
 from replaybuf.web.server import bind
 from tests.cli.conftest import run
-from tests.web.browser import serving
 from tests.web.conftest import client_of
+from tests.web.test_browser import serving
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 

@@ -18,7 +18,7 @@ from replaybuf.errors import (
 )
 from tests.frameworks import XtunerRollout, XtunerStatus
 from tests.pages import DOCS
-from tests.reasons import because
+from tests.stores import because
 from tests.xtuner import stand_in
 
 COMPLETED, EXPIRED = XtunerStatus.COMPLETED, XtunerStatus.EXPIRED

@@ -1,9 +1,12 @@
-"""docs/examples/openai_endpoint.py as a user starts it, against a server of the tests."""
+"""The examples as they are run: with a server, and killed."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +15,6 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, Status
 from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, serving
-from tests.examples.runs import EXAMPLES, ROOT
 from tests.scripts import Program
 
 KEY = "sk-secret-of-the-tests"
@@ -123,3 +125,101 @@ def test_a_mistake_is_said_on_one_line(training: Training, arguments: list[str],
     code, printed = training.run("http://127.0.0.1:9/v1", *arguments)
     assert code in (1, 2)
     assert message in printed.splitlines()[-1]
+
+
+NAMES = {"trainer": "trainer", "worker 1": "worker", "worker 2": "worker"}
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, shared_url: str, tmp_path: Path) -> Iterator[Run]:
+    run = Run(request.param, shared_url, tmp_path)
+    yield run
+    run.end()
+
+
+@pytest.mark.parametrize("run", ["sync.py", "async.py"], indirect=True)
+def test_one_process_that_is_killed_trains_on_every_prompt_once(run: Run) -> None:
+    chance = random.Random(1)
+    run.start("trainer")
+    for step in range(0, 24, 8):
+        run.wait_for(step, "trainer")
+        time.sleep(chance.uniform(0, 0.1))
+        run.kill("trainer")
+        run.start("trainer")
+    assert run.processes["trainer"].wait(90) == 0, run.printed()
+    assert sorted(run.weights()["trained"]) == list(range(200))  # type: ignore[call-overload]
+    assert run.printed().count("goes on from step") == 3
+    assert "25 steps, 200 of 200 prompts trained" in run.printed()
+    assert "Traceback" not in run.printed()
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("run", ["disaggregated.py"], indirect=True)
+def test_trainer_and_workers_that_are_killed_train_on_every_prompt_once(run: Run, times: int) -> None:
+    """Each of them so many times."""
+    chance = random.Random(1)
+    for name, argument in NAMES.items():
+        run.start(name, argument)
+    for step, name in zip(range(3, 23, 3), [*NAMES] * times, strict=False):
+        run.wait_for(step, "trainer")
+        time.sleep(chance.uniform(0, 0.05))
+        run.kill(name)
+        run.start(name, NAMES[name])
+    for process in run.processes.values():
+        assert process.wait(90) == 0, run.printed()
+    assert sorted(run.weights()["trained"]) == list(range(200))  # type: ignore[call-overload]
+    assert run.printed().count("trainer: goes on from step") == times
+    assert "was restored to the checkpoint of step" in run.printed()
+    assert "25 steps, 200 of 200 prompts trained" in run.printed()
+    assert "Traceback" not in run.printed()
+
+
+@pytest.mark.parametrize("run", ["disaggregated.py"], indirect=True)
+def test_without_an_argument_the_script_says_how_it_is_started(run: Run) -> None:
+    run.start("trainer")
+    assert run.processes["trainer"].wait(30) == 1
+    assert "disaggregated.py worker" in run.printed()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "docs/examples"
+
+
+class Run:
+    """The processes of one run of a script, by name."""
+
+    def __init__(self, script: str, url: str, folder: Path) -> None:
+        self._script = EXAMPLES / script
+        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "REPLAYBUF_URL": url}
+        self._folder = folder
+        self.processes: dict[str, Program] = {}
+
+    def start(self, name: str, *arguments: str) -> None:
+        with self._output(name).open("ab") as output:
+            self.processes[name] = Program(
+                str(self._script), *arguments, cwd=self._folder, env=self._environment, stdout=output
+            )
+
+    def kill(self, name: str) -> None:
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def end(self) -> None:
+        for name in self.processes:
+            self.kill(name)
+
+    def weights(self) -> dict[str, object]:
+        """What the trainer has saved last; empty before the first time."""
+        files = list(self._folder.glob("*-weights.json"))
+        return json.loads(files[0].read_text()) if files else {}
+
+    def wait_for(self, step: int, name: str) -> None:
+        """Wait until the weights are those of a step, or the process that saves them has ended."""
+        while int(str(self.weights().get("step", -1))) < step and self.processes[name].poll() is None:
+            time.sleep(0.005)
+
+    def printed(self) -> str:
+        return "".join(self._output(name).read_text() for name in self.processes)
+
+    def _output(self, name: str) -> Path:
+        return self._folder / f"{name}.out"
