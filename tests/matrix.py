@@ -175,6 +175,7 @@ _LONG = (
     # What a buffer does above its store: on SQLite
     *(f"contract/test_contract.py::TestPostgres*::test_{law}*" for law in ("a_heartbeat_keeps", "a_lost_lease_shows")),
     # Compared with the model
+    "contract/test_contract.py::TestPostgres::test_old_ones_are_as_random*",
     *(
         f"contract/test_contract.py::TestPostgres*::test_{law}*"
         for law in ("draws_go_on_as", "a_buffer_can_be_restored_a")
@@ -219,6 +220,19 @@ _LONG = (
     # Each of the calls once, committed or not
     *(f"faults/test_postgres_restarts.py::*not_told_comes*{case}?" for case in ("get-False", "lease_batch-True")),
     "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_production_ends.py
+    # As of kills: in one transaction like others that are cancelled at each of their awaits
+    *(
+        f"faults/test_cancelled.py::*done_or_undone?sqlite-{name}?"
+        for name in ("take again", "take at random", "extend")
+    ),
+    *(
+        f"faults/test_cancelled.py::*done_or_undone?sqlite-{name}?"
+        for name in ("give back", "update priorities", "update")
+    ),
+    *(
+        f"faults/test_cancelled.py::*done_or_undone?sqlite-{name}?"
+        for name in ("checkpoint over another", "save a prompt")
+    ),
     "faults/test_cancelled.py::*loop*postgresql-refresh*",
     "faults/test_cancelled.py::*loop*postgresql-lease*",
 )

@@ -84,7 +84,7 @@ _ROLLOUTS = [
     ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
     ("marks-keep-oldest", _MARKS, "self.oldest = [None if gone else step", "self.oldest = [step", "an expired rollout has no steps"),
     ("mean-over-all", _MARKS, "return sum(known) / len(known)", "return sum(known) / len(self.reward)", "the mean is over those that have a reward"),
-    ("mixed-never", _MARKS, "return None in self.oldest and self.oldest_step is not None", "return False", "a mixed group's staleness is never below 0"),
+    ("mixed-never", _MARKS, "return 0 < self.oldest.count(None) < len(self.oldest)", "return False", "a mixed group's staleness is never below 0"),
     ("infinite-reward", "values/rollouts/rewards.py", "return value if math.isfinite(value) else None", "return value", "infinite rewards don't count"),
     ("dropped-not-told", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)", "return Normalised(Status.EXPIRED, staleness, train_step)", "what isn't retryable is dropped"),
     ("expired-follows-step", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, None)", "return Normalised(Status.EXPIRED, staleness, train_step)", "an expired group's staleness is pinned"),
@@ -223,7 +223,7 @@ _OWNER = [
     ("owner-lost", f"{_ENGINE}/thread.py", "if isinstance(error, OutcomeUnknownError) and call.undo is not None:", "if False:", "what a commit took whose answer was lost comes back"),
     ("owner-tried-once", f"{_ENGINE}/thread.py", "        if not await _is_settled(attempt):\n", "        if not await _is_settled(attempt) and False:\n", "an undo that fails is tried again"),
     ("owner-undone-in-doubt", f"{_ENGINE}/outage.py", "            if await doubt.was_committed():\n", "            if await doubt.was_committed() and False:\n", "an undo whose answer was lost isn't done twice"),
-    ("owner-of-some", "storage/sql/tasks/group_commit.py", "pending.call.left -= 1", "pending.call.left = 0", "puts of several groups return when all are stored"),
+    ("owner-of-some", "storage/sql/tasks/group_commit.py", "call.left -= 1", "call.left = 0", "puts of several groups return when all are stored"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -309,12 +309,12 @@ _RECORD = [
 
 _FILLING_TASK, _PARTS = "storage/sql/tasks/filling.py", f"{_STATEMENTS}/parts.py"
 _FILLING = [
-    ("part-of-whole-group", _PARTS, "UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole\n", "", "a whole group takes no more rollouts"),
-    ("part-of-left-group", _PARTS, "WHERE scoped_key = :whole AND draw > 0)", "WHERE scoped_key = :whole AND draw < 0)", "a group that has left takes no more rollouts"),
+    ("part-of-whole-group", _PARTS, "if is_whole or (has_left and not there):", "if has_left and not there:", "a whole group takes no more rollouts"),
+    ("part-of-left-group", _PARTS, "if is_whole or (has_left and not there):", "if is_whole:", "a group that has left takes no more rollouts"),
     ("name-not-forgotten", _PARTS, "AND since >= :checkpoint AND", "AND since > :checkpoint AND", "a restore lets a group that is undone be filled again"),
-    ("part-index-taken", _PARTS, "if part.wanted in taken:", "if False:", "an index is taken once"),
-    ("part-other-size", _PARTS, "if (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):", "if other.task_name != new.task_name:", "all rollouts of a group agree on its size"),
-    ("last-part-stays-apart", _PARTS, "if len(taken) + 1 == part.size and isinstance(part.name, str):", "if False:", "the last rollout makes the group"),
+    ("part-index-taken", _PARTS, "if is_taken:", "if False:", "an index is taken once"),
+    ("part-other-size", _PARTS, "(other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):", "other.task_name != new.task_name:", "all rollouts of a group agree on its size"),
+    ("last-part-stays-apart", _PARTS, "if there + 1 == part.size and isinstance(name, str):", "if False:", "the last rollout makes the group"),
     ("orphans-of-prompts", _PARTS, "if name not in there for", "if name in () for", "rollouts of prompts that are gone are removed"),
     ("names-mixed", _PARTS, "if whole or (one.task_name", "if (one.task_name", "a name is of a whole group, or of its rollouts"),
     ("sizes-mixed", _PARTS, " not in chosen]", " in ()]", "the rollouts of a name agree on its size"),
