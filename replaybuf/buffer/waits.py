@@ -132,10 +132,10 @@ class Waits:
 
         Nothing is awaited once groups were drawn, which a cancellation would lose.
         """
-        items, limits = [item for some in drawn.values() for item in some], self._storage.rules.limits
-        if items:
-            stay = limits.archives or limits.keeps(Status.COMPLETED, 1) or any(item.times_sampled > 1 for item in items)
-            if draw.replay and not stay:
+        if any(drawn.values()):
+            limits = self._storage.rules.limits
+            stay = limits.archives or limits.keeps(Status.COMPLETED, 1)
+            if draw.replay and not stay and all(item.times_sampled <= 1 for some in drawn.values() for item in some):
                 self._warn("mix", _NOTHING_STAYS)
             return
         unknown = drawn.keys() - self._known
