@@ -83,9 +83,11 @@ async def test_an_object_that_can_not_be_had_says_why(ray: Any, url: str) -> Non
         return False
 
     await until(noticed, seconds=60)
+    failed = fail.remote()
+    await asyncio.to_thread(ray.wait, [failed], timeout=60)
     slow = sleep.remote()
     cases = [
-        (fail.remote(), "KeyError: 'no pixels'"),
+        (failed, "KeyError: 'no pixels'"),
         (orphan, r"OwnerDiedError: "),
         (slow, r"it was not there after 2 s \(object_ref_timeout\)"),
     ]
