@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,10 @@ class Reference(Putting, Drawing, Matching, Presence):
 
     async def check_fence(self) -> None:
         """Do nothing: no other process can restore it."""
+
+    def beside(self, work: object) -> Callable[[], None]:
+        """Do nothing: leases are renewed in the database's thread, and those of the model aren't."""
+        return lambda: None
 
     async def fenced_tallies(self) -> dict[tuple[str, Status, Tally], int]:
         return await self.tallies()
