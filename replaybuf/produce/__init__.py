@@ -2,8 +2,8 @@
 
 from replaybuf.produce.agent_loop import AgentLoop, Generated, ProduceSummary, reward_varies
 from replaybuf.produce.difficulty import Unsolved
+from replaybuf.produce.prompt import Prompt
 from replaybuf.produce.prompt_records import JSONLines, to_rollout
-from replaybuf.produce.prompts import Prompt
 from replaybuf.produce.rollout_worker import produce_loop, publish, published, wait_published
 from replaybuf.produce.sampler import LedgerCounts, Sampler, batch_sizes
 from replaybuf.produce.strategies import AsyncProduceStrategy, ProduceStrategy, SyncProduceStrategy

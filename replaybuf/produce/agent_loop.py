@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from replaybuf.common.units import number, short
 from replaybuf.errors import InputError, ProduceError, RolloutError
-from replaybuf.produce.prompts import Prompt
+from replaybuf.produce.prompt import Prompt
 from replaybuf.values.rollouts.rewards import SCORE, reward_value
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.rollout_type import RolloutType

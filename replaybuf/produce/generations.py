@@ -32,7 +32,7 @@ from replaybuf.produce.agent_loop import (
     judge,
     text_of,
 )
-from replaybuf.produce.prompts import Prompt, begin_anew
+from replaybuf.produce.prompt import Prompt, begin_anew
 from replaybuf.produce.sampler import Again, Sampler
 from replaybuf.rules.limits import Level
 from replaybuf.storage.values import Draw

@@ -36,8 +36,8 @@ from replaybuf.common.checks import (
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
+from replaybuf.produce.prompt import ITEM, Prompt, begin_anew
 from replaybuf.produce.prompt_records import to_rollout
-from replaybuf.produce.prompts import ITEM, Prompt, begin_anew
 from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem

@@ -26,9 +26,9 @@ from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE
 from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.view.metrics import CONTENT_TYPE, prometheus, read_figures
+from replaybuf.web.page_tables import PARAMETERS, Ask, NotThereError
 from replaybuf.web.pages import PAGES, Page
 from replaybuf.web.server import READ_SECONDS, Guard, Readings, check_prefix, health_of, path_of
-from replaybuf.web.tables import PARAMETERS, Ask, NotThereError
 
 _HERE = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "plots.js", "icon.svg")

@@ -231,7 +231,7 @@ _PROMPTS = [
     ("prompts-number", "produce/sampler.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
     ("prompts-keep-partial", "produce/sampler.py", "                    if not partial:\n", "                    if False:\n", "interrupted rollouts begin anew unless partial"),
     ("prompts-init-stranded", "produce/sampler.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
-    ("prompts-uid-not-moved", "produce/prompts.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
+    ("prompts-uid-not-moved", "produce/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/sampler.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),

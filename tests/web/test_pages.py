@@ -20,7 +20,7 @@ from replaybuf.common.worker_name import working_as
 from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_now, rates_of
-from replaybuf.web import tables
+from replaybuf.web import page_tables as tables
 from tests.postgres import new_url
 from tests.storage.test_circumstances import change
 from tests.stores import group, until

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.web.page_tables import Ask
 from replaybuf.web.pages.group_pages import show_group, show_groups
 from replaybuf.web.pages.run_pages import (
     show_checkpoints,
@@ -16,7 +17,6 @@ from replaybuf.web.pages.run_pages import (
     show_steps,
     show_workers,
 )
-from replaybuf.web.tables import Ask
 
 
 @dataclass(frozen=True, slots=True)

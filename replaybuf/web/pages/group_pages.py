@@ -18,7 +18,7 @@ from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import GROUPS, TIMELINE
 from replaybuf.view.conversation import SHADES, conversation_of, field_of, strip
 from replaybuf.view.queries import listed, query_of, unknown_task
-from replaybuf.web.tables import SIZE, Ask, NotThereError, table_of
+from replaybuf.web.page_tables import SIZE, Ask, NotThereError, table_of
 
 STATUSES = tuple(map(str, Status))
 #: The highest number of groups before a page.

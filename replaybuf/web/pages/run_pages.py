@@ -16,8 +16,8 @@ from replaybuf.view.drawn import SHARES, by_task_columns, read_shares
 from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
 from replaybuf.view.wait_reasons import DrawQuestion, read_waits
+from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, table_of
 from replaybuf.web.plots import Across, Plot, lines
-from replaybuf.web.tables import LARGEST, Ask, NotThereError, table_of
 
 _HOURS = ("6", "1", "24", "48")
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
