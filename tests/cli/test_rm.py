@@ -136,7 +136,7 @@ def test_a_checkpoint_that_is_not_there_is_told_those_that_are(url: str) -> None
     for call in ("restore", "drop"):
         said = run("checkpoint", call, url, 40, code=1).stderr
         assert said == "Error: there is no checkpoint of step 40; there are those of the steps 43\n"
-        assert "not a valid integer" in run("checkpoint", call, url, "newest", code=2).stderr
+        assert "valid integer" in run("checkpoint", call, url, "newest", code=2).stderr
         assert "STEP" in run("checkpoint", call, url, code=2).stderr
 
 
