@@ -17,7 +17,7 @@ from replaybuf.rules.policies import Order, parse_order
 from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import list_oldest
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.storage.sql.inspection.user_sql import run_statement
 from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
 from replaybuf.values.rollouts.statuses import Status
@@ -38,7 +38,7 @@ def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
 ARCHIVE = 'archive= in the config of the trainer says how many are kept (1000 of each task, or those of "7d")'
 
 
-def gone_of(tx: ReadTransaction, buffer: str | None, task: str | None) -> str | None:
+def gone_of(tx: Transaction, buffer: str | None, task: str | None) -> str | None:
     """Return a sentence, with advice, if all trained groups are gone with their texts; else None."""
     from replaybuf.storage.sql.inspection.measures import tallies_of
 

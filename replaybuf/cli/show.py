@@ -15,7 +15,7 @@ from replaybuf.common.redact import escape, escape_line
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import Described, describe_group, extreme_rollouts, facts_of
 from replaybuf.storage.sql.inspection.lives import why_missing
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.view.columns import ROLLOUTS, annotated
 from replaybuf.view.queries import query_of, unknown_task
 
@@ -92,7 +92,7 @@ def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Deco
     if full:
         from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
-    def work(tx: ReadTransaction) -> tuple[Described, Any] | str:
+    def work(tx: Transaction) -> tuple[Described, Any] | str:
         found = describe_group(tx, uid)
         return why_missing(tx, uid) if found is None else (found, read_payload(tx, uid) if full else None)
 

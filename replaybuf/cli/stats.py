@@ -13,7 +13,7 @@ from replaybuf.cli.output import Output, print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape
 from replaybuf.storage.sql.inspection.measures import rows_of_lanes
-from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from replaybuf.view.columns import LANES, columns
 from replaybuf.view.metrics.exposition import figures_of, prometheus, read_figures
 
@@ -60,7 +60,7 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
         print_stats(found, now)
 
 
-def read(tx: ReadTransaction, buffer: str | None) -> dict[str, Any]:
+def read(tx: Transaction, buffer: str | None) -> dict[str, Any]:
     """Return the groups by task and status, and the figures of one buffer or of all, as `read_figures` has them."""
     return {"groups": rows_of_lanes(tx, buffer), **figures_of(tx, buffer)}
 

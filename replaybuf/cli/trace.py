@@ -18,7 +18,7 @@ from replaybuf.common.redact import escape, redact
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
 from replaybuf.view.drawn import ByTask, by_task_columns, read_shares
@@ -110,7 +110,7 @@ def _or(limit: str | None, default: int) -> int | None:
 def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
     more = None if limit is None else limit + 1  # the last row's change is relative to the step before it
 
-    def read(tx: ReadTransaction) -> tuple[Steps, ByTask | None]:
+    def read(tx: Transaction) -> tuple[Steps, ByTask | None]:
         found = read_steps(tx, buffer, before=before, limit=more)
         return found, read_shares(tx, found.buffer, limit)[1] if found.worse else None
 
@@ -139,7 +139,7 @@ def _steps(reader: Reader, output: Output, buffer: str | None, before: int | Non
 
 
 def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None, worst: int) -> None:
-    def read(tx: ReadTransaction) -> tuple[list[Step], Recorded, datetime]:
+    def read(tx: Transaction) -> tuple[list[Step], Recorded, datetime]:
         name = choose(tx, buffer)
         return read_step(tx, name, step, worst), recorded(tx, name), tx.now()
 
@@ -195,7 +195,7 @@ def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | Non
 
 
 def _uid(reader: Reader, output: Output, uid: int) -> None:
-    def read(tx: ReadTransaction) -> tuple[Life | None, str]:
+    def read(tx: Transaction) -> tuple[Life | None, str]:
         life = life_of(tx, uid)
         return life, "" if life else nothing_of(tx, uid)
 

@@ -20,7 +20,7 @@ from replaybuf.cli.output import console, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line
 from replaybuf.errors import MissingDriverError, ReplayBufError
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.view.wait_reasons import Waits, read_waits
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _View = tuple[list[Waits], dict[str, Any], datetime]
 
 
 def _read(reader: Reader, buffer: str | None) -> _View:
-    def read(tx: ReadTransaction) -> _View:
+    def read(tx: Transaction) -> _View:
         waits = sorted(read_waits(tx, buffer), key=lambda one: not one.somebody_waits)
         return waits, stats.read(tx, buffer), tx.now()
 

@@ -93,7 +93,7 @@ def damaged(uid: int, error: Exception) -> DecodeError:
     return DecodeError(f"group {uid}: its metadata is damaged ({type(error).__name__}: {error})")
 
 
-#: The URLs of a database's places, by number, and the identity of the database (`ReadTransaction.places`).
+#: The URLs of a database's places, by number, and the identity of the database (`Transaction.places`).
 Places = tuple[Mapping[int, str], str | None]
 #: The timeout of reading from a place in interactive use, in seconds.
 PATIENCE: Final = 10.0

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.rules.comparison import Part, Table, all_along, by_task, by_worker, mean, tabulate, verdict, without
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import (
     STEPS_BEFORE,
     Batch,
@@ -117,7 +117,7 @@ class Compared:
         return verdict(self.workers, self.tasks, reward, self.before, self.others)
 
 
-def with_steps_before(tx: ReadTransaction, buffer: str, steps: set[int]) -> Drawn:
+def with_steps_before(tx: Transaction, buffer: str, steps: set[int]) -> Drawn:
     """Return the draws for these steps, and for the earlier steps they are compared with, newest step first."""
     earlier = list_steps(tx, buffer, before=min(steps), limit=STEPS_BEFORE)
     return batches_of_steps(tx, buffer, sorted({*steps, *earlier}), members=True)
@@ -147,7 +147,7 @@ def _before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list
     return list(earlier.values())[:STEPS_BEFORE]
 
 
-def last_steps(tx: ReadTransaction, buffer: str, limit: int | None) -> Drawn:
+def last_steps(tx: Transaction, buffer: str, limit: int | None) -> Drawn:
     return batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=limit), members=True)
 
 
@@ -179,7 +179,7 @@ def _weighted(batches: Sequence[Batch], field: str) -> float | None:
 # Workers
 
 
-def read_shares(tx: ReadTransaction, buffer: str, limit: int | None) -> tuple[list[dict[str, Any]], ByTask]:
+def read_shares(tx: Transaction, buffer: str, limit: int | None) -> tuple[list[dict[str, Any]], ByTask]:
     """Return what each worker made of the last `limit` steps, the lowest first, and of each task.
 
     A worker's row has the fields of `Part`, and its `steps`, each with its own `Part`. `lead` is how far it is above

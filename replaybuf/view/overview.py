@@ -15,7 +15,7 @@ from replaybuf.common.units import time_of
 from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, newest
 from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.values.rollouts.statuses import Status
@@ -67,7 +67,7 @@ class Overview:
     last_worker: str | None
 
 
-def read_overview(tx: ReadTransaction, buffer: str | None, task: str | None, first: datetime) -> Overview:
+def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: datetime) -> Overview:
     """Return the overview of one buffer or of all; the history, from `first` on, is of one task or of all."""
     now = tx.now()
     tallies = tallies_of(tx, buffer)
@@ -195,7 +195,7 @@ def what_happened(kind: str, step: int | None) -> str:
 
 
 def read_events(
-    tx: ReadTransaction, buffer: str | None, size: int, *conditions: str, **values: Any
+    tx: Transaction, buffer: str | None, size: int, *conditions: str, **values: Any
 ) -> list[dict[str, Any]]:
     """Return the newest events of one buffer or of all that meet SQL conditions with these parameters.
 

@@ -11,7 +11,7 @@ from replaybuf.errors import QueryError
 from replaybuf.rules.causes import never_put
 from replaybuf.rules.query import LogicNode, Node, parse
 from replaybuf.storage.sql.inspection.group_metadata import archived_at, place_in_group, tasks_of
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 
 
 def read_query(text: str) -> Node:
@@ -45,7 +45,7 @@ def listed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def unknown_task(tx: ReadTransaction, buffer: str | None, task: str | None) -> str:
+def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
     """Return a sentence about a named task that doesn't exist, with the tasks that do; "" for one that does."""
     if task is None or task in (tasks := tasks_of(tx, buffer)):
         return ""

@@ -10,7 +10,7 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.rules.comparison import Part, Table, all_along, mean, without
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import (
     GONE,
     Batch,
@@ -69,7 +69,7 @@ class Steps:
 
 
 def read_steps(
-    tx: ReadTransaction,
+    tx: Transaction,
     buffer: str | None,
     *,
     before: int | None = None,
@@ -106,7 +106,7 @@ def _with_changes(found: Sequence[StepRow]) -> list[StepRow]:
 
 
 def _judge(
-    tx: ReadTransaction, buffer: str, found: Sequence[StepRow]
+    tx: Transaction, buffer: str, found: Sequence[StepRow]
 ) -> tuple[list[WorseWorker], dict[tuple[int, int], str]]:
     """Return the workers that are below the others in these steps all along, and without them what stands out in each
     step, by step and restores."""
@@ -122,7 +122,7 @@ def _judge(
     return [WorseWorker(*one) for one in worse], lower
 
 
-def neighbours(tx: ReadTransaction, buffer: str, step: int) -> tuple[int | None, int | None]:
+def neighbours(tx: Transaction, buffer: str, step: int) -> tuple[int | None, int | None]:
     """Return the nearest train steps with draws before and after a step."""
     return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
 
@@ -231,7 +231,7 @@ class Step:
         return text
 
 
-def read_step(tx: ReadTransaction, buffer: str, step: int, worst: int) -> list[Step]:
+def read_step(tx: Transaction, buffer: str, step: int, worst: int) -> list[Step]:
     """Return a train step for each run that trained on it, last run first, with the `worst` answers of each."""
     drawn = with_steps_before(tx, buffer, {step})
     tables = tables_of(drawn)
@@ -244,7 +244,7 @@ _ANSWERS = "SELECT uid, position, worker, prompt, reward, response FROM rollouts
 
 
 def _step(
-    tx: ReadTransaction,
+    tx: Transaction,
     buffer: str,
     drawn: Drawn,
     tables: Mapping[StepKey, Table],
@@ -287,7 +287,7 @@ def _step(
     )
 
 
-def _lowest(tx: ReadTransaction, buffer: str, uids: Sequence[int], most: int) -> list[Answer]:
+def _lowest(tx: Transaction, buffer: str, uids: Sequence[int], most: int) -> list[Answer]:
     """Return the rollouts with the lowest rewards among these groups."""
     chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=uids)
     found = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}

@@ -17,7 +17,7 @@ from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.wait_facts import matching, read_circumstances, read_limits
 from replaybuf.values.rollouts.statuses import Status
@@ -68,7 +68,7 @@ class Waits:
 
 
 def read_waits(
-    tx: ReadTransaction, buffer: str | None, question: DrawQuestion = DrawQuestion(), *, asked: bool = False
+    tx: Transaction, buffer: str | None, question: DrawQuestion = DrawQuestion(), *, asked: bool = False
 ) -> list[Waits]:
     """Explain the waits of one buffer or of all; only those for the question's task, if it names one.
 
@@ -80,7 +80,7 @@ def read_waits(
     return [_read(tx, name, question, asked) for name in names or [DEFAULT]]
 
 
-def _read(tx: ReadTransaction, buffer: str, question: DrawQuestion, asked: bool) -> Waits:
+def _read(tx: Transaction, buffer: str, question: DrawQuestion, asked: bool) -> Waits:
     about = read_circumstances(tx, buffer)
     waits = [] if asked else [one for one in about.waits if question.task is None or question.task in one.wants]
     shown = sorted(waits, key=lambda one: one.kind != "groups") or _answers(tx, buffer, question, about)
@@ -110,13 +110,13 @@ def _row(one: Held | Worker | Taking | Wait) -> dict[str, Any]:
     return {name: time_of(value) if name in _TIMES else value for name, value in asdict(one).items()}
 
 
-def _explained(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
+def _explained(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
     found = asdict(diagnose(wait, matching(tx, buffer, wait, about)))
     limits = None if wait.limits is None else wait.limits.in_force
     return {**found, "buffer": buffer, **_row(wait), "limits": limits}
 
 
-def _answers(tx: ReadTransaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:
+def _answers(tx: Transaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:
     """Return the draws that a question is about, with the limits of a waiting process, or recorded ones.
 
     Tasks that lack groups for one cause are in one draw.

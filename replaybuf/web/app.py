@@ -22,7 +22,7 @@ from replaybuf import __version__
 from replaybuf.common import units
 from replaybuf.common.redact import escape, redact_words
 from replaybuf.errors import InputError, QueryError, ReplayBufError, StorageError
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction
 from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE
 from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.view.metrics import CONTENT_TYPE, prometheus, read_figures
@@ -112,7 +112,7 @@ class _Site:
         async def answer(request: Request) -> Response:
             ask = self._ask(request)
 
-            def shown(tx: ReadTransaction) -> Response:
+            def shown(tx: Transaction) -> Response:
                 values = page.show(tx, ask)
                 about: dict[str, Any] = {"name": name, "title": page.title, "idle": _idle(tx, ask), "now": tx.now()}
                 text = self._render(f"{name}.html", ask, **about, **values)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.errors import AccessError
-from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from tests.cli.conftest import run, run_json
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("checkpoint", "ls")]
@@ -74,7 +74,7 @@ def test_a_writer_does_not_wait_for_a_reader(file: Path, mode: str) -> None:
     reading, written = threading.Event(), threading.Event()
     seen = []
 
-    def work(tx: ReadTransaction) -> None:
+    def work(tx: Transaction) -> None:
         seen.append(tx.value("SELECT max(priority) FROM rb_group"))
         reading.set()
         written.wait(10)
@@ -94,7 +94,7 @@ def test_a_reader_of_a_log_sees_one_state(file: Path) -> None:
     writer = sqlite3.connect(file, isolation_level=None)
     writer.execute("UPDATE rb_group SET priority = 2")
 
-    def work(tx: ReadTransaction) -> list[object]:
+    def work(tx: Transaction) -> list[object]:
         first = tx.value("SELECT max(priority) FROM rb_group")
         writer.execute("UPDATE rb_group SET priority = 3")
         return [first, tx.value("SELECT max(priority) FROM rb_group")]

@@ -30,7 +30,7 @@ from replaybuf.buffer.sync import run as sync_run
 from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop, publish
 from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_circumstances
 from tests.cli.conftest import BACKENDS, run, run_json, start
 from tests.postgres import execute, new_database
@@ -245,7 +245,7 @@ def until_ready(*processes: Script) -> None:
         assert process.stdout.readline() == "ready\n"
 
 
-def until(url: str, buffers: Iterable[str], holds: Callable[[ReadTransaction, str], bool]) -> None:
+def until(url: str, buffers: Iterable[str], holds: Callable[[Transaction, str], bool]) -> None:
     """Wait until something is to be seen in all these buffers."""
     reader, missing, deadline = open_reader(url), list(buffers), time.monotonic() + 60
     while missing := reader.read(lambda tx: [name for name in missing if not holds(tx, name)]):
@@ -253,7 +253,7 @@ def until(url: str, buffers: Iterable[str], holds: Callable[[ReadTransaction, st
         time.sleep(0.1)
 
 
-def has_put(tx: ReadTransaction, buffer: str) -> bool:
+def has_put(tx: Transaction, buffer: str) -> bool:
     """Whether all that was put is counted as a worker's."""
     about = read_circumstances(tx, buffer)
     put = sum(n for (_, _, name), n in about.tallies.items() if name == Tally.PUT)

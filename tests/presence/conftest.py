@@ -13,7 +13,7 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.buffer import wait_reports
 from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS
-from replaybuf.storage.sql.inspection.reader import ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import history_of, newest
 from replaybuf.storage.sql.tasks import heartbeats, sweeper
 
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 T = TypeVar("T")
 
 
-def list_workers(tx: ReadTransaction) -> list[Any]:
+def list_workers(tx: Transaction) -> list[Any]:
     """The rows of `workers`, those seen last first, each with its `state` and without `_last_hour` in its names."""
     silent = tx.now() - timedelta(seconds=SILENT_SECONDS)
 
@@ -43,21 +43,21 @@ def list_workers(tx: ReadTransaction) -> list[Any]:
     return [SimpleNamespace(**{name.removesuffix("_last_hour"): value for name, value in row.items()}) for row in rows]
 
 
-def list_waiters(tx: ReadTransaction, *, live: bool = True) -> list[Any]:
+def list_waiters(tx: Transaction, *, live: bool = True) -> list[Any]:
     """The rows of `waiters`; `live` leaves out those of processes of which nothing is heard any more."""
     recent = tx.now() - timedelta(seconds=LIVE_SECONDS)
     rows = tx.rows("SELECT * FROM waiters ORDER BY since, worker")
     return [SimpleNamespace(**row) for row in rows if not live or row["seen_at"] >= recent]
 
 
-def list_events(tx: ReadTransaction, buffer: str | None = None, *, kind: str | None = None) -> list[Any]:
+def list_events(tx: Transaction, buffer: str | None = None, *, kind: str | None = None) -> list[Any]:
     """The rows of `events`, the last one first."""
     conditions, values = ((), {}) if kind is None else (("kind = :kind",), {"kind": kind})
     rows = newest(tx, "events", buffer, 100, *conditions, **values)
     return [SimpleNamespace(**row | {"uids": row["uids"] or []}) for row in rows]
 
 
-def read_history(tx: ReadTransaction) -> list[Any]:
+def read_history(tx: Transaction) -> list[Any]:
     """How the buffers stood in each minute of the last hour in which a process had them open."""
     return [
         SimpleNamespace(since=since, tasks=tasks) for _, since, tasks in history_of(tx, None, tx.seconds() - 3600.0)

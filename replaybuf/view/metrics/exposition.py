@@ -26,7 +26,7 @@ from replaybuf.storage.sql.inspection.measures import (
     measure,
     read_records,
 )
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.storage.sql.inspection.wait_facts import read_trainer
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def read_figures(
     return reader.read(lambda tx: figures_of(tx, buffer, scanned), timeout=timeout)
 
 
-def figures_of(tx: ReadTransaction, buffer: str | None, scanned: int | None = None) -> dict[str, Any]:
+def figures_of(tx: Transaction, buffer: str | None, scanned: int | None = None) -> dict[str, Any]:
     """Return the figures of one buffer of a database, or of all, as `read_figures` does; `scanned` may be None."""
     return {
         "database": {
@@ -195,7 +195,7 @@ def figures_of(tx: ReadTransaction, buffer: str | None, scanned: int | None = No
     }
 
 
-def _figures(tx: ReadTransaction, name: str, found: BufferMeasures) -> dict[str, Any]:
+def _figures(tx: Transaction, name: str, found: BufferMeasures) -> dict[str, Any]:
     tasks, overdue, held = tasks_of(found), count_overdue(tx, name), held_by_tasks(found.contents or ())
     for task, numbers in tasks.items():
         numbers |= {"overdue": overdue.get(task, 0), **held.get(task, {})}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.web.page_tables import Ask
 from replaybuf.web.pages.group_pages import show_group, show_groups
 from replaybuf.web.pages.run_pages import (
@@ -25,7 +25,7 @@ class Page:
 
     path: str
     title: str
-    show: Callable[[ReadTransaction, Ask], dict[str, Any]]
+    show: Callable[[Transaction, Ask], dict[str, Any]]
     in_menu: bool = True
 
 

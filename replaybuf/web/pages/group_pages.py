@@ -13,7 +13,7 @@ from replaybuf.storage.sql.inspection.group_metadata import describe_group, fact
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
 from replaybuf.storage.sql.inspection.lives import life_of, nothing_of, timeline
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import GROUPS, TIMELINE
 from replaybuf.view.conversation import SHADES, conversation_of, field_of, strip
@@ -25,7 +25,7 @@ STATUSES = tuple(map(str, Status))
 _FURTHEST = 10_000_000
 
 
-def show_groups(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return a page of groups; for an invalid query no groups, but the error and its position."""
     buffer, task, status = ask.text("buffer"), ask.text("task"), ask.text("status")
     if status is not None and status not in STATUSES:
@@ -70,7 +70,7 @@ _LARGE = 50_000_000
 _SORTS = ("position", "best", "worst")
 
 
-def show_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return a group with its rollouts and its life; only the life of a removed group. Raises NotThereError."""
     uid, now = ask.number("uid", 0), tx.now()
     assert uid is not None
@@ -112,7 +112,7 @@ def show_group(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
 
 
 def _read(
-    tx: ReadTransaction, uid: int, *, everything: bool
+    tx: Transaction, uid: int, *, everything: bool
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
     """Return the metadata of a group and of its rollouts, the rollouts, and why some aren't shown, if so.
 

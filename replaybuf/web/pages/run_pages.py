@@ -8,7 +8,7 @@ from typing import Any
 
 from replaybuf.rules.comparison import Part
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest, recorded
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, Column, annotated, columns, value_of
@@ -25,7 +25,7 @@ STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
 Points = list[tuple[float, float]]
 
 
-def show_overview(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the overview with its plots and the table of tasks, and the current waits."""
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
     hours = int(ask.choice("hours", _HOURS))
@@ -99,7 +99,7 @@ def _drawable(*plots: Plot | None) -> list[Plot]:
 _MOST_WAITS = 50
 
 
-def waits_of(tx: ReadTransaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
+def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
     """Return the waits, those of buffers in which somebody waits first, their number, and whether there are several
     buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
     found = read_waits(tx, buffer, DrawQuestion(task))
@@ -115,7 +115,7 @@ def waits_of(tx: ReadTransaction, buffer: str | None, task: str | None = None) -
 _MOST_ROWS = 10_000
 
 
-def show_checkpoints(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the table of the checkpoints, newest first."""
     rows = newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)
     links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1)}
@@ -127,7 +127,7 @@ _EVENTS_SHOWN = 100
 _CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
 
 
-def show_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return a page of events, newest first, filtered by kind, task and worker, with links to those of one kind."""
     given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
     conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
@@ -145,7 +145,7 @@ def show_events(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     }
 
 
-def one_buffer(tx: ReadTransaction, ask: Ask) -> tuple[str, Sequence[str]]:
+def one_buffer(tx: Transaction, ask: Ask) -> tuple[str, Sequence[str]]:
     """Return the requested buffer, or the first, and the names of all buffers. Raises InputError."""
     buffer, buffers = ask.text("buffer"), buffers_of(tx)
     check_buffer(tx, buffer)
@@ -159,7 +159,7 @@ _MOST_STEPS = 1000
 _LOWEST = 3
 
 
-def show_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the train steps of a buffer, newest first, what stands out in them, and plots of rewards and staleness."""
     buffer, buffers = one_buffer(tx, ask)
     before = ask.number("before", None, least=-LARGEST)
@@ -180,7 +180,7 @@ def show_steps(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
     }
 
 
-def show_step(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the groups and draws of a train step, for each run that trained it, the lowest first.
 
     Raises NotThereError.
@@ -219,7 +219,7 @@ _STEPS_OF_WORKERS = 50
 _MOST_LINES = 8
 
 
-def show_workers(tx: ReadTransaction, ask: Ask) -> dict[str, Any]:
+def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the workers: plots of them side by side, their shares of the last steps, their last hour, the waits."""
     buffer, now = ask.text("buffer"), tx.now()
     chosen, _ = one_buffer(tx, ask)

@@ -181,8 +181,6 @@ class Transaction:
 
 
 Row = Sequence[Any]
-#: A transaction of a function that only reads.
-ReadTransaction = Transaction
 
 _JSON = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits")
 _TIMES = (

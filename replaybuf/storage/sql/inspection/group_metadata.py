@@ -11,7 +11,7 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.values.rollouts.statuses import Status
 
 DEFAULT = "default"
@@ -24,24 +24,24 @@ def in_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
     return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in parts], name
 
 
-def buffers_of(tx: ReadTransaction) -> list[str]:
+def buffers_of(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, in order."""
     return sorted((name for (name,) in tx.table("SELECT DISTINCT buffer FROM rb_lane")[1]), key=in_order)
 
 
-def tasks_of(tx: ReadTransaction, buffer: str | None) -> list[str]:
+def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
     """Return the names of the tasks of one buffer or of all."""
     _, rows = tx.table("SELECT DISTINCT buffer, task_name FROM rb_lane")
     return sorted({task for owner, task in rows if buffer in (None, owner)})
 
 
-def opened_buffers(tx: ReadTransaction) -> list[str]:
+def opened_buffers(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, including opened buffers without a put."""
     opened = {name for (name,) in tx.table("SELECT DISTINCT buffer FROM rb_worker")[1]}
     return sorted(opened.union(buffers_of(tx)), key=in_order)
 
 
-def check_buffer(tx: ReadTransaction, buffer: str | None) -> None:
+def check_buffer(tx: Transaction, buffer: str | None) -> None:
     """Raise InputError when only buffers of other names exist."""
     if buffer is not None and (there := opened_buffers(tx)) and buffer not in there:
         raise InputError(
@@ -49,13 +49,13 @@ def check_buffer(tx: ReadTransaction, buffer: str | None) -> None:
         )
 
 
-def chosen_buffers(tx: ReadTransaction, buffer: str | None) -> list[str]:
+def chosen_buffers(tx: Transaction, buffer: str | None) -> list[str]:
     """Return the names of the existing buffers among one or all, in order. Raises InputError."""
     check_buffer(tx, buffer)
     return [name for name in buffers_of(tx) if buffer in (None, name)]
 
 
-def choose(tx: ReadTransaction, buffer: str | None) -> str:
+def choose(tx: Transaction, buffer: str | None) -> str:
     """Return the buffer of this name; for None the only buffer or the default one. Raises InputError."""
     check_buffer(tx, buffer)
     there = buffers_of(tx)
@@ -103,13 +103,13 @@ _ANNOTATIONS = f"""SELECT position, name, value, text, min_value, max_value, tok
 WHERE uid = :uid AND batch = {LAST_ANNOTATED} ORDER BY name"""  # noqa: S608
 
 
-def read_metadata(tx: ReadTransaction, uids: Sequence[int]) -> list[dict[str, Any]]:
+def read_metadata(tx: Transaction, uids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the metadata of these groups, of any buffer, in this order; missing groups are left out."""
     found = {row["uid"]: row for row in tx.rows(_GROUPS, uids=uids)}
     return [found[uid] for uid in uids if uid in found]
 
 
-def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
+def describe_group(tx: Transaction, uid: int) -> Described | None:
     """Return the metadata of a group of any buffer and of its rollouts, or None if the group doesn't exist."""
     found = read_metadata(tx, [uid])
     if not found:
@@ -123,7 +123,7 @@ def describe_group(tx: ReadTransaction, uid: int) -> Described | None:
 
 
 def list_oldest(
-    tx: ReadTransaction, buffer: str | None, task: str | None, status: str | None, limit: int | None, *, count: bool
+    tx: Transaction, buffer: str | None, task: str | None, status: str | None, limit: int | None, *, count: bool
 ) -> Listing:
     """Return the groups of a buffer, task and status (None: of all), oldest first.
 
@@ -160,7 +160,7 @@ ORDER BY 2 {order}, 1 DESC LIMIT :most"""
 
 
 def extreme_rollouts(
-    tx: ReadTransaction,
+    tx: Transaction,
     buffer: str | None,
     task: str | None,
     count: int,

@@ -10,8 +10,8 @@ import numpy as np
 
 from replaybuf.errors import DecodeError
 from replaybuf.storage.decoding import Places, decode_shown
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import LAST_ANNOTATED
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
@@ -27,7 +27,7 @@ _ARRAYS = f"""SELECT name, CAST(rows AS text), data FROM rb_annotation
 WHERE uid = :uid AND data IS NOT NULL AND draw = {LAST_ANNOTATED} ORDER BY name"""  # noqa: S608
 
 
-def read_arrays(tx: ReadTransaction, uid: int) -> dict[int, dict[str, list[float]]]:
+def read_arrays(tx: Transaction, uid: int) -> dict[int, dict[str, list[float]]]:
     """Return the arrays among the annotations of a group's last draw with any, by rollout and name."""
     found: dict[int, dict[str, list[float]]] = {}
     for name, rows, data in tx.tuples(_ARRAYS, uid=uid):
@@ -40,7 +40,7 @@ def read_arrays(tx: ReadTransaction, uid: int) -> dict[int, dict[str, list[float
 Stored = tuple[bytes | None, str, int | None, Places]
 
 
-def read_payload(tx: ReadTransaction, uid: int) -> Stored:
+def read_payload(tx: Transaction, uid: int) -> Stored:
     """Return the input of `decode_payload` for an existing group.
 
     It has the group's payload, marks (rollout metadata), the step of its last refresh, and all places.

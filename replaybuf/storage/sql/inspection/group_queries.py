@@ -17,7 +17,6 @@ from replaybuf.storage.sql.inspection.group_metadata import (
     extreme_rollouts,
     read_metadata,
 )
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.matching import count_groups, find_uids, select_matching
 
@@ -31,14 +30,14 @@ class ReadScope(Scope):
         return true() if self.buffer is None else lane.c.buffer == self.buffer
 
 
-def read_scope(tx: ReadTransaction, buffer: str | None) -> Transaction:
+def read_scope(tx: Transaction, buffer: str | None) -> Transaction:
     """Return a transaction that queries one buffer or all. Raises InputError when only other buffers exist."""
     check_buffer(tx, buffer)
     return tx.of(ReadScope(buffer))
 
 
 def list_groups(
-    tx: ReadTransaction,
+    tx: Transaction,
     buffer: str | None,
     query: Node,
     order: Order,
@@ -58,7 +57,7 @@ def list_groups(
 
 
 def extremes_matching(
-    tx: ReadTransaction, buffer: str | None, query: Node, count: int, *, worst: bool
+    tx: Transaction, buffer: str | None, query: Node, count: int, *, worst: bool
 ) -> list[tuple[int, int]]:
     """Return the same as `extreme_rollouts`, for the groups that match."""
     uids = [uid for uid, _ in find_uids(read_scope(tx, buffer), query, (), None)]
@@ -79,7 +78,7 @@ class Removable:
         return sum(row["groups"] for row in self.rows)
 
 
-def removable(tx: ReadTransaction, name: str, query: Node) -> Removable:
+def removable(tx: Transaction, name: str, query: Node) -> Removable:
     """Return what a delete of the matching groups of a buffer would remove."""
     columns = lane.c.task_name, lane.c.status, lane.c.leased
     counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))

@@ -10,8 +10,8 @@ from typing import Any
 
 from replaybuf.common import units
 from replaybuf.common.units import time_of
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, read_metadata
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.run_records import Batch, annotations_of, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.values.rollouts.statuses import Status
@@ -69,7 +69,7 @@ class Life:
     several: bool
 
 
-def life_of(tx: ReadTransaction, uid: int) -> Life | None:
+def life_of(tx: Transaction, uid: int) -> Life | None:
     """Return the history of a group of any buffer, or None when nothing is recorded of it."""
     kept = tx.rows(_IN_CHECKPOINTS, uid=uid)
     rows = tx.rows(_ROW, uid=uid) or kept[-1:]
@@ -229,13 +229,13 @@ def place_of(life: Life) -> str:
 _MOST_UID = 2**63 - 1
 
 
-def why_missing(tx: ReadTransaction, uid: int) -> str:
+def why_missing(tx: Transaction, uid: int) -> str:
     """Return why a group doesn't exist: how it was removed, or that there never was one."""
     life = life_of(tx, uid) if 1 <= uid <= _MOST_UID else None
     return nothing_of(tx, uid) if life is None else place_of(life)
 
 
-def nothing_of(tx: ReadTransaction, uid: int) -> str:
+def nothing_of(tx: Transaction, uid: int) -> str:
     """Return why nothing is known of a group."""
     last = last_uid(tx)
     if not 1 <= uid <= last:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.transaction import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_workers
@@ -43,7 +43,7 @@ class BufferMeasures(NamedTuple):
     contents: Contents | None
 
 
-def measure(tx: ReadTransaction, buffer: str | None, scanned: int | None = None) -> dict[str, BufferMeasures]:
+def measure(tx: Transaction, buffer: str | None, scanned: int | None = None) -> dict[str, BufferMeasures]:
     """Return the measures of one buffer or of all, by name; contents of buffers up to `scanned` groups (None: any)."""
     found = {}
     for name in chosen_buffers(tx, buffer):
@@ -54,18 +54,18 @@ def measure(tx: ReadTransaction, buffer: str | None, scanned: int | None = None)
     return found
 
 
-def tallies_of(tx: ReadTransaction, buffer: str | None) -> dict[str, Tallied]:
+def tallies_of(tx: Transaction, buffer: str | None) -> dict[str, Tallied]:
     """Return the tallies of one buffer or of all, by buffer. Raises InputError when only other buffers exist."""
     there = chosen_buffers(tx, buffer)
     return {name: read_tallies(tx, name) for name in (there if buffer is None else [buffer])}
 
 
-def count_unswept(tx: ReadTransaction) -> int:
+def count_unswept(tx: Transaction) -> int:
     """Return the number of payloads that wait for the sweep."""
     return int(tx.value("SELECT count(*) FROM rb_past WHERE until IS NULL AND removed_at IS NOT NULL"))
 
 
-def list_places(tx: ReadTransaction) -> list[dict[str, Any]]:
+def list_places(tx: Transaction) -> list[dict[str, Any]]:
     """Return a row for each place of payloads kept apart: its files, their groups and bytes."""
     return tx.rows("SELECT * FROM places ORDER BY url")
 
@@ -82,7 +82,7 @@ SELECT
 FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name, status"""
 
 
-def rows_of_lanes(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
+def rows_of_lanes(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return a row of figures for each buffer, task and status, of one buffer or of all."""
     leased = list_leased(tx, buffer, tx.seconds())
     overdue = {(one.buffer, one.task_name, str(one.status)): one.overdue for one in leased}
@@ -106,7 +106,7 @@ FROM workers WHERE buffer = :buffer"""
 _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happened_at > :since GROUP BY kind"
 
 
-def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint]) -> dict[str, Any]:
+def read_records(tx: Transaction, name: str, made: Sequence[StoredCheckpoint]) -> dict[str, Any]:
     """Return the recorded figures of a buffer: restores, checkpoints, last draw, waits, workers, the last hour."""
     now = tx.seconds()
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
@@ -128,11 +128,11 @@ def read_records(tx: ReadTransaction, name: str, made: Sequence[StoredCheckpoint
     }
 
 
-def _counts(tx: ReadTransaction, statement: str, **values: Any) -> dict[str, int]:
+def _counts(tx: Transaction, statement: str, **values: Any) -> dict[str, int]:
     return {str(name): int(count) for name, count in tx.tuples(statement, **values)}
 
 
-def count_overdue(tx: ReadTransaction, name: str) -> dict[str, int]:
+def count_overdue(tx: Transaction, name: str) -> dict[str, int]:
     """Return the number of groups with an expired lease, by task of a buffer."""
     overdue = Counter[str]()
     for one in list_leased(tx, name, tx.seconds()):

@@ -21,13 +21,8 @@ from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
-from replaybuf.storage.sql.engine.transaction import ReadTransaction as ReadTransaction
-from replaybuf.storage.sql.engine.transaction import Table as Table
-from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.revisions import HEAD as HEAD
-from replaybuf.storage.sql.schema.revisions import State as State
+from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
 from replaybuf.storage.sql.schema.revisions import check_revision
-from replaybuf.storage.sql.schema.revisions import state_of as state_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -87,14 +82,14 @@ class Reader(ABC):
 
         return url_or_path(self._given)
 
-    def read(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
+    def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
         Raises StorageError for a database that isn't one of this version of replaybuf, and
         LockedError after `timeout` seconds.
         """
 
-        def checked(tx: ReadTransaction) -> T:
+        def checked(tx: Transaction) -> T:
             if not check_revision(tx.revision(), self.where):
                 raise StorageError(
                     f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it",
@@ -105,7 +100,7 @@ class Reader(ABC):
         return self.read_any(checked, timeout=timeout)
 
     @abstractmethod
-    def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
+    def read_any(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Like `read`, but in any database, without a check of its schema."""
 
 
@@ -120,7 +115,7 @@ class SqliteReader(Reader):
         self._path = path
         super().__init__(url, where, path)
 
-    def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
+    def read_any(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         if not os.access(self._path, os.R_OK):
             if not os.path.exists(self._path) and os.access(self._path.parent, os.X_OK):
                 raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
@@ -133,7 +128,7 @@ class SqliteReader(Reader):
             # Readers create nothing.
             raise StorageError(str(error).removesuffix(", or of a file to create"), reason="not a database") from error
 
-    def _quietly_or_not(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:
+    def _quietly_or_not(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
         quiet = quiet_state(self._path)
         if quiet is not None:
             try:
@@ -154,7 +149,7 @@ class SqliteReader(Reader):
                 "writable: copy both files to a folder that is, and read them there"
             ) from error
 
-    def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None, *, immutable: bool) -> T:
+    def _read(self, function: Callable[[Transaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
         try:
             with closing(self._connect(clock, immutable)) as connection:
@@ -197,7 +192,7 @@ class _Clock:
 class PostgresReader(Reader):
     """A PostgreSQL database, in read-only transactions."""
 
-    def read_any(self, function: Callable[[ReadTransaction], T], *, timeout: float | None = None) -> T:
+    def read_any(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         import asyncio
 
         from replaybuf.storage.sql.engine.thread import KeepaliveLoop
@@ -212,11 +207,11 @@ class PostgresReader(Reader):
             runner.run(read())
         return results[0]
 
-    async def _read(self, function: Callable[[ReadTransaction], T], timeout: float | None) -> T:
+    async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
         from replaybuf.storage.sql.engine.database import Access
         from replaybuf.storage.sql.engine.opening import open_database
 
-        def limited(tx: ReadTransaction) -> T:
+        def limited(tx: Transaction) -> T:
             if timeout is not None:
                 milliseconds = str(max(1, round(timeout * 1000)))
                 tx.table("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)

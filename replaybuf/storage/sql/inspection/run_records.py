@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from replaybuf.common.units import time_of
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
 from replaybuf.storage.sql.inspection.wait_facts import read_workers
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
 from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
@@ -25,7 +25,7 @@ _KEYS = {"batch_groups": "uid", "checkpoints": "created_at", "workers": "last_se
 
 
 def newest(
-    tx: ReadTransaction, view: str, buffer: str | None, size: int, *conditions: str, **values: Any
+    tx: Transaction, view: str, buffer: str | None, size: int, *conditions: str, **values: Any
 ) -> list[dict[str, Any]]:
     """Return the newest rows of a view, of one buffer or of all, that meet SQL conditions with these parameters.
 
@@ -46,7 +46,7 @@ WHERE buffer = coalesce(:buffer, buffer) AND status = 'completed'
 ORDER BY id DESC LIMIT :most"""
 
 
-def last_batches(tx: ReadTransaction, buffer: str | None, most: int) -> list[dict[str, Any]]:
+def last_batches(tx: Transaction, buffer: str | None, most: int) -> list[dict[str, Any]]:
     """Return the step, size, rewards and staleness of the last draws of completed groups, newest first.
 
     Their times are in seconds since the epoch.
@@ -60,7 +60,7 @@ _HISTORY = """SELECT buffer, since, data FROM rb_history
 WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
 
 
-def history_of(tx: ReadTransaction, buffer: str | None, since: float) -> list[tuple[str, datetime, Mapping[str, Any]]]:
+def history_of(tx: Transaction, buffer: str | None, since: float) -> list[tuple[str, datetime, Mapping[str, Any]]]:
     """Return the figures of each minute since a time (seconds since the epoch): buffer, time and `tasks`, in order."""
     found = tx.rows(_HISTORY, buffer=buffer, since=since)
     return [(row["buffer"], datetime.fromtimestamp(row["since"], UTC), row["data"].get("tasks", {})) for row in found]
@@ -81,13 +81,13 @@ class Since:
     users: list[str]
 
 
-def read_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[dict[str, Any]]:
+def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
     made = newest(tx, "checkpoints", buffer, _ALL)
     return sorted(made, key=lambda one: (in_order(one["buffer"]), one["created_at"]))
 
 
-def find_stored(tx: ReadTransaction, name: str, step: int) -> StoredCheckpoint:
+def find_stored(tx: Transaction, name: str, step: int) -> StoredCheckpoint:
     """Return the checkpoint of a step of a buffer. Raises CheckpointError."""
     check_buffer(tx, name)
     made = list_checkpoints(tx, name)
@@ -107,7 +107,7 @@ AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
     SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
 
 
-def since(tx: ReadTransaction, made: StoredCheckpoint) -> Since:
+def since(tx: Transaction, made: StoredCheckpoint) -> Since:
     """Return the effects that restoring a checkpoint would have now."""
     return Since(
         tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
@@ -216,26 +216,26 @@ _RESTORED = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND
 _ENDLESS = 2**62
 
 
-def recorded(tx: ReadTransaction, buffer: str) -> Recorded:
+def recorded(tx: Transaction, buffer: str) -> Recorded:
     """Return the totals of a buffer's recorded draws."""
     [(count, with_step, first, last)] = tx.tuples(_RECORDED, buffer=buffer)
     return Recorded(count, count - with_step, first, last)
 
 
-def list_steps(tx: ReadTransaction, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
+def list_steps(tx: Transaction, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
     """Return the train steps with draws of a buffer, newest first, up to `limit`, lower than `before`."""
     below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
     return tx.values(_STEPS, buffer=buffer, before=below, most=most)
 
 
-def next_step(tx: ReadTransaction, buffer: str, after: int) -> int | None:
+def next_step(tx: Transaction, buffer: str, after: int) -> int | None:
     """Return the first train step with draws after a step."""
     found: int | None = tx.value(_NEXT, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
     return found
 
 
 def batches_of_steps(
-    tx: ReadTransaction, buffer: str, steps: Sequence[int], *, members: bool = False
+    tx: Transaction, buffer: str, steps: Sequence[int], *, members: bool = False
 ) -> dict[StepKey, list[Batch]]:
     """Return the draws for train steps of a buffer, newest step first, the draws of each in order.
 
@@ -256,7 +256,7 @@ def batches_of_steps(
     return {key: [one for one in drawn if not one.came_back] or drawn for key, drawn in found.items()}
 
 
-def batches_with(tx: ReadTransaction, buffer: str, uid: int) -> list[Batch]:
+def batches_with(tx: Transaction, buffer: str, uid: int) -> list[Batch]:
     """Return the draws that had a group, in order, with that group as their only member."""
     inside = "id IN (SELECT draw FROM rb_past WHERE uid = :uid AND draw > 0) ORDER BY id"
     return [
@@ -270,7 +270,7 @@ _ANNOTATIONS = """SELECT batch, uid, name, avg(value) AS value FROM annotations
 WHERE batch {in:batches} AND value IS NOT NULL GROUP BY batch, uid, name ORDER BY name"""
 
 
-def annotations_of(tx: ReadTransaction, batches: Sequence[Batch]) -> dict[tuple[int, int], dict[str, float]]:
+def annotations_of(tx: Transaction, batches: Sequence[Batch]) -> dict[tuple[int, int], dict[str, float]]:
     """Return the means of the numeric annotations of each group of these draws, by draw and uid."""
     found: dict[tuple[int, int], dict[str, float]] = {}
     for row in tx.rows(_ANNOTATIONS, batches=[one.id for one in batches]):
@@ -278,7 +278,7 @@ def annotations_of(tx: ReadTransaction, batches: Sequence[Batch]) -> dict[tuple[
     return found
 
 
-def whereabouts(tx: ReadTransaction, batches: Iterable[Batch]) -> dict[int, str]:
+def whereabouts(tx: Transaction, batches: Iterable[Batch]) -> dict[int, str]:
     """Return the current place of each group of these draws, by uid.
 
     "gone", "leased", "kept" (it may be drawn again), "back" (released, or its lease expired), or its status, such as
@@ -302,7 +302,7 @@ def _place(row: dict[str, Any], drawn: Batch) -> str:
     return "back" if row["trained_step"] is None else "kept"
 
 
-def _runs(tx: ReadTransaction, buffer: str) -> dict[int, int | None]:
+def _runs(tx: Transaction, buffer: str) -> dict[int, int | None]:
     """Return the runs that drew for a step, by their number of restores: the first step undone by a later restore.
 
     Empty for a buffer that was never restored.
@@ -315,7 +315,7 @@ def _runs(tx: ReadTransaction, buffer: str) -> dict[int, int | None]:
     return {epoch: min((step for later, step in begins.items() if later > epoch), default=None) for epoch in drew}
 
 
-def _read(tx: ReadTransaction, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
+def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
     rows = list(tx.rows(_SELECT + where, **values))
     held: dict[int, int] = dict(tx.table(_HELD)[1])
     drawn: dict[int, list[Member]] = {}

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
-from replaybuf.storage.sql.inspection.reader import Reader, ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.inspection.reader import Reader
 
 _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
@@ -31,7 +32,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid.
     """
 
-    def run(tx: ReadTransaction) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
         names, rows = tx.table(statement)
         return _unique(names), rows
 
@@ -68,7 +69,7 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
     raise error
 
 
-def read_columns(tx: ReadTransaction) -> dict[tuple[str, str], bool]:
+def read_columns(tx: Transaction) -> dict[tuple[str, str], bool]:
     """Return the columns of all tables and views, in order, and whether each may be NULL."""
     return {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect.name])[1]}
 

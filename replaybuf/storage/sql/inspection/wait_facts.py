@@ -17,7 +17,7 @@ from replaybuf.errors import InputError
 from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Held, Restored, Taking, Wait, Worker
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName
-from replaybuf.storage.sql.inspection.reader import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.values.rollouts.statuses import Status
 
@@ -34,7 +34,7 @@ FROM rb_worker WHERE buffer = coalesce(:buffer, buffer) AND seen_at > :after
 ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 
-def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
+def current_waits(tx: Transaction, buffer: str) -> list[Wait]:
     """Return the current waits in a buffer, longest first."""
     found = []
     for row in tx.rows(_WORKERS, buffer=buffer, after=tx.seconds() - LIVE_SECONDS):
@@ -45,7 +45,7 @@ def current_waits(tx: ReadTransaction, buffer: str) -> list[Wait]:
     return sorted(found, key=lambda one: one.since or 0.0)
 
 
-def read_workers(tx: ReadTransaction, buffer: str | None) -> list[Worker]:
+def read_workers(tx: Transaction, buffer: str | None) -> list[Worker]:
     """Return the workers of one buffer or of all, last seen first."""
     return [
         Worker(
@@ -63,7 +63,7 @@ def read_workers(tx: ReadTransaction, buffer: str | None) -> list[Worker]:
     ]
 
 
-def last_worker(tx: ReadTransaction, buffer: str | None) -> Worker | None:
+def last_worker(tx: Transaction, buffer: str | None) -> Worker | None:
     """Return the worker that left one buffer, or all, last; None while one is alive, or if none is known."""
     workers, now = read_workers(tx, buffer), tx.seconds()
     if any(one.is_alive(now) for one in workers):
@@ -71,14 +71,14 @@ def last_worker(tx: ReadTransaction, buffer: str | None) -> Worker | None:
     return max(workers, key=lambda one: one.left_at, default=None)
 
 
-def read_limits(tx: ReadTransaction, buffer: str) -> Limits | None:
+def read_limits(tx: Transaction, buffer: str) -> Limits | None:
     """Return the limits of the worker that was seen last, if possible of one that draws; None if they can't be read."""
     activities = [row["activity"] for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)]
     latest = [one for one in activities if one["draws"]] or activities
     return Limits.recorded(latest[0]["limits"]) if latest else None
 
 
-def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
+def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     """Return the circumstances of a buffer; what matches a wait's query isn't counted yet."""
     errors, failed_by = _read_failures(tx, buffer)
     last_take = next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
@@ -102,7 +102,7 @@ def read_circumstances(tx: ReadTransaction, buffer: str) -> Circumstances:
     )
 
 
-def matching(tx: ReadTransaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
+def matching(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
     """Return the circumstances with the counts of groups that match the wait's query, up to the wanted number."""
     if wait.query is None:
         return replace(about, matches=None)
@@ -145,14 +145,14 @@ SELECT id, worker, taken_at AS time, groups FROM rb_batch WHERE buffer = :buffer
 _MEMBERS = "SELECT lane, created_at FROM rb_past WHERE draw = :draw AND draw > 0"
 
 
-def _read_earlier(tx: ReadTransaction, buffer: str) -> tuple[float | None, dict[str, Any]]:
+def _read_earlier(tx: Transaction, buffer: str) -> tuple[float | None, dict[str, Any]]:
     """Return the time and the totals of tasks of the last record from before an hour; None and {} if there is none."""
     for row in tx.rows(_EARLIER, buffer=buffer, latest=int(tx.seconds() - _LATELY_SECONDS)):
         return float(row["data"].get("at", row["minute"])), row["data"].get("tasks", {})
     return None, {}
 
 
-def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[LaneName, float]:
+def _read_last_puts(tx: Transaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[LaneName, float]:
     """Return when the newest group of each task and status was put, of those present and those drawn last."""
     rows = tx.table(_LAST_PUTS, buffer=buffer)[1]
     names = {lane: (task, Status(status)) for lane, task, status, _ in rows}
@@ -164,7 +164,7 @@ def _read_last_puts(tx: ReadTransaction, buffer: str, drawn: Mapping[str, Any] |
     return last
 
 
-def read_trainer(tx: ReadTransaction, buffer: str) -> TrainState | None:
+def read_trainer(tx: Transaction, buffer: str) -> TrainState | None:
     """Return the state that the trainer has published; None if there is none, or one of another version."""
     cursors = "SELECT value FROM rb_cursor WHERE buffer = :buffer AND name = :name AND checkpoint = 0"
     value = tx.value(cursors, buffer=buffer, name="replaybuf:trainer")
@@ -184,7 +184,7 @@ FROM rb_event e LEFT JOIN rb_cursor c ON c.buffer = e.buffer AND c.name = e.deta
 WHERE e.buffer = :buffer AND e.kind = 'dataset_ended' AND coalesce(c.position, 0) = e.groups"""
 
 
-def _read_ended_datasets(tx: ReadTransaction, buffer: str) -> dict[str, int]:
+def _read_ended_datasets(tx: Transaction, buffer: str) -> dict[str, int]:
     """Return the number of prompts drawn of each task whose prompt ledgers have read their datasets to the end."""
     drawn = Counter[str]()
     for task, _, prompts in tx.table(_ENDED_DATASETS, buffer=buffer)[1]:
@@ -205,7 +205,7 @@ SELECT worker, sum(groups) FROM rb_event
 WHERE buffer = :buffer AND kind = 'set_aside' AND task_name = :task AND worker IS NOT NULL GROUP BY worker"""
 
 
-def _read_failures(tx: ReadTransaction, buffer: str) -> tuple[dict[str, str], dict[str, Counter[str]]]:
+def _read_failures(tx: Transaction, buffer: str) -> tuple[dict[str, str], dict[str, Counter[str]]]:
     """Return by task the newest failed group's error, and counts by worker: who put failed groups, who drew others.
 
     A group that was set aside after its put has an error of its own, and is the failure of who drew it.
@@ -229,7 +229,7 @@ SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND hap
 ORDER BY happened_at DESC LIMIT 1"""
 
 
-def _read_restored(tx: ReadTransaction, buffer: str) -> Restored | None:
+def _read_restored(tx: Transaction, buffer: str) -> Restored | None:
     for step, time in tx.tuples(_RESTORED, buffer=buffer):
         return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0))
     return None

@@ -33,7 +33,7 @@ from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
-from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, ReadTransaction, open_reader
+from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.revisions import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.tables import DIGEST, info
@@ -110,7 +110,7 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
     return before, after
 
 
-def _check_owner(tx: ReadTransaction, where: str) -> None:
+def _check_owner(tx: Transaction, where: str) -> None:
     revision = tx.revision()
     if revision is None and (tables := tx.values("{tables}")):
         some = ", ".join(sorted(tables)[:3])

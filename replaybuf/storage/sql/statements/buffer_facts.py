@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.sql.engine.transaction import ReadTransaction
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ BY_NAME = "GROUP BY l.task_name, l.status, t.name"
 _CURSORS = "SELECT name, version, position, value FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0"
 
 
-def read_tallies(tx: ReadTransaction, buffer: str) -> Tallied:
+def read_tallies(tx: Transaction, buffer: str) -> Tallied:
     """Return the tallies of a buffer by task and status."""
     return tallied(tx.tuples(f"{SUMS} {BY_NAME}", buffer=buffer))
 
@@ -38,7 +38,7 @@ def tallied(rows: Iterable[Sequence[Any]]) -> Tallied:
     return {(task, Status(status), Tally(name)): int(n) for task, status, name, n in rows}
 
 
-def read_cursors(tx: ReadTransaction, buffer: str) -> list[Cursor]:
+def read_cursors(tx: Transaction, buffer: str) -> list[Cursor]:
     """Return the current cursors of a buffer."""
     rows = tx.tuples(_CURSORS, buffer=buffer)
     if not rows:  # saves the import
@@ -64,7 +64,7 @@ _CHECKPOINTS = """SELECT id, buffer, step, created_at, groups, bytes FROM rb_che
 WHERE buffer = coalesce(:buffer, buffer) ORDER BY id"""
 
 
-def list_checkpoints(tx: ReadTransaction, buffer: str | None) -> list[StoredCheckpoint]:
+def list_checkpoints(tx: Transaction, buffer: str | None) -> list[StoredCheckpoint]:
     """Return the checkpoints of one buffer or of all, in the order in which they were made."""
     return [StoredCheckpoint(*row) for row in tx.tuples(_CHECKPOINTS, buffer=buffer)]
 
@@ -100,7 +100,7 @@ WHERE l.leased AND g.leased_until IS NOT NULL AND l.buffer = coalesce(:buffer, l
 GROUP BY l.buffer, l.task_name, l.status"""
 
 
-def list_leased(tx: ReadTransaction, buffer: str | None, now: float) -> list[LeasedCount]:
+def list_leased(tx: Transaction, buffer: str | None, now: float) -> list[LeasedCount]:
     """Return the leased groups of one buffer or of all; leases that ended before `now` are overdue.
 
     Overdue groups are returned at a process's next poll: if all processes are gone, they stay overdue.
@@ -120,14 +120,12 @@ FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer GROUP B
 Contents = Sequence[Mapping[str, Any]]
 
 
-def read_contents(tx: ReadTransaction, buffer: str) -> Contents:
+def read_contents(tx: Transaction, buffer: str) -> Contents:
     """Return the contents of a buffer, in one scan of its groups."""
     return tx.rows(_CONTENTS, buffer=buffer)
 
 
-def read_histograms(
-    tx: ReadTransaction, buffer: str, fields: Iterable[str]
-) -> dict[str, dict[LaneName, dict[int, int]]]:
+def read_histograms(tx: Transaction, buffer: str, fields: Iterable[str]) -> dict[str, dict[LaneName, dict[int, int]]]:
     """Return `histogram_of` of each of these fields, by field."""
     contents = read_contents(tx, buffer)
     return {field: histogram_of(contents, field) for field in fields}
@@ -149,12 +147,12 @@ _LAST_UID = {
 }
 
 
-def find_last_uid(tx: ReadTransaction) -> int | None:
+def find_last_uid(tx: Transaction) -> int | None:
     """Return the last uid of the database, 0 before the first; None when the counter is missing."""
     last: int | None = tx.value(_LAST_UID[tx.dialect.name])
     return last
 
 
-def last_uid(tx: ReadTransaction) -> int:
+def last_uid(tx: Transaction) -> int:
     """Return the last uid of the database, 0 before the first."""
     return find_last_uid(tx) or 0
