@@ -36,7 +36,6 @@ def decode_stored(
     marks: str | dict[str, Any],
     refreshed_to: int | None,
     *,
-    verified: bool = False,
     tail: Any = None,
     deferral: Deferral | None = None,
 ) -> tuple[list[Any], Segments | None]:
@@ -54,12 +53,12 @@ def decode_stored(
     if deferral is not None:
         rollouts = codec.decode_deferred(payload, deferral.fields, tail or {}, deferral.of(uid, payload))
     elif not is_apart(payload):
-        rollouts = codec.decode(payload, verified=verified, owned=True)
+        rollouts = codec.decode(payload, owned=True)
     else:
         extent = Extent.at_end_of(payload)
         if tail is None:
             raise DecodeError(f"group {uid}: its arrays are in the file {extent.name}, which was not read")
-        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], verified=verified, owned=True, tail=tail)
+        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], owned=True, tail=tail)
     return rollouts, bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
 
 

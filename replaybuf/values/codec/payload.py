@@ -125,33 +125,29 @@ class Codec:
         )
         return payload if plainly else form.compressed(payload)
 
-    def decode(
-        self, payload: Buffer, *, verified: bool = False, owned: bool = False, tail: Buffer | None = None
-    ) -> list[Any]:
-        """Return the rollouts of a payload, independent of its memory. `verified`: it has passed `verify` before.
+    def decode(self, payload: Buffer, *, owned: bool = False, tail: Buffer | None = None) -> list[Any]:
+        """Return the rollouts of a payload, independent of its memory, after its checksums were verified.
 
         `owned`: there is no other reference to the payload. Large arrays are then writable views of its memory, which
         decoding itself never changes. Each view keeps the whole payload alive, so an array of less than a 64th of its
         size is copied.
 
-        A payload stored in two parts is given as its head and its blocks, the `tail`, which are always verified.
+        A payload stored in two parts is given as its head and its blocks, the `tail`.
 
         Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
         zstd is needed and not installed. Memory use is proportional to the payload.
         """
         with form.AS_DAMAGE:
-            head, plain = self._opened(payload, verified)
+            head, plain = self._opened(payload)
             lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
             if tail is not None:
                 blocks = memoryview(tail)
                 lends = lends and not blocks.readonly and type(tail) is not memoryview
             elif lends and plain is payload and type(payload) is bytes:
                 blocks = form.as_writable(payload)[head.head :]
-            elif head.blocks or not verified:
-                blocks, lends = memoryview(plain)[head.head :], False
             else:
-                blocks = memoryview(b"")
-            if plain is payload and not (verified and tail is None):
+                blocks, lends = memoryview(plain)[head.head :], False
+            if plain is payload:
                 head.verify(blocks)
             kept = head.size if tail is None else len(blocks)
             return self._unpack(head, plain, BlockReader(head, blocks, kept=kept, lends=lends))
@@ -195,9 +191,9 @@ class Codec:
         with form.AS_DAMAGE:
             return needed_blocks(self._tags, *self._opened(head), deferred)
 
-    def _opened(self, payload: Buffer, verified: bool = False) -> tuple[Head, Buffer]:
-        """Return the head of a payload, verified unless it was before, and the payload, decompressed if necessary."""
-        found = Head.opened(form.as_buffer(payload), verified=verified)
+    def _opened(self, payload: Buffer) -> tuple[Head, Buffer]:
+        """Return the verified head of a payload, and the payload, decompressed if necessary."""
+        found = Head.opened(form.as_buffer(payload), verified=False)
         if not found.flags:
             return found, payload
         plain = form.decompressed(payload)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -124,7 +123,6 @@ _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
 _ITEM = _columns("priority", "times_sampled", "created_at", "reward", "scoped_key", "error", "deliveries")
 _RECORD = _columns("worker", "trained_step")
 _NEEDED = _columns(*NEEDED)
-_JSON = _columns(*JSON_COLUMNS)
 _WIDTH = len(PLACES)
 _BYTES = PLACES["bytes"]
 
@@ -145,7 +143,6 @@ class GroupRow:
     step: int | None
     values: Sequence[Any]
     payload: bytes | None = None
-    verified: bool = False
     found_in: Lane | None = None
     probability: float | None = None
     weight: float | None = None
@@ -181,13 +178,6 @@ class GroupRow:
         except DAMAGE as error:
             raise damaged(self.uid, error) from error
 
-    def check_json(self) -> None:
-        """Raise DecodeError if a column with JSON is damaged."""
-        try:  # what was parsed isn't kept: visits of the garbage collector would take longer than parsing it again
-            deque(map(_parsed, _JSON(self.values)), maxlen=0)
-        except DAMAGE as error:
-            raise damaged(self.uid, error) from error
-
     def check_size(self) -> None:
         """Raise DecodeError if the payload, which is valid, isn't of the size that the group has: it is another's."""
         size, payload = self.values[_BYTES], self.payload
@@ -203,11 +193,15 @@ class GroupRow:
         return self.found_in
 
     @property
-    def missing(self) -> list[str]:
-        """The NOT NULL columns without a value: then the metadata is damaged."""
-        if None not in _NEEDED(self.values):
-            return []
-        return [name for name in NEEDED if self.column(name) is None]
+    def incomplete(self) -> str:
+        """Why the group can't be drawn: it has no payload, or a NOT NULL column no value; "" if it is complete."""
+        if None in _NEEDED(self.values):
+            missing = ", ".join(name for name in NEEDED if self.column(name) is None)
+            return f"group {self.uid}: its metadata is damaged ({missing} missing)"
+        if type(self.payload) is bytes:
+            return ""
+        damage = "missing" if self.payload is None else f"damaged: it is no bytes but {type(self.payload).__name__}"
+        return f"the payload of group {self.uid} is {damage}"
 
     @property
     def whole(self) -> bytes | None:
@@ -274,7 +268,6 @@ class GroupRow:
             self.payload,
             marks,
             refreshed_to,
-            verified=self.verified,
             tail=self.tail,
             deferral=deferral,
         )

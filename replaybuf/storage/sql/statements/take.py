@@ -1,10 +1,12 @@
-"""Draws: select the first groups in the policy's order, read them, and set damaged ones aside.
+"""Draws: select the first groups in the policy's order and read them; in the same transaction they are then consumed
+or leased (`leases`).
 
-In the same transaction they are then consumed or leased (`leases`).
+Rows that lack a value, or the payload, are set aside here. All other damage shows when the groups are decoded, after
+the commit, and such a draw is undone and repeated without them (`tasks.delivery`).
 
 Where each statement is a round trip, a plain draw is one statement, based on lanes cached in this process, and
 consuming is sent in one message with COMMIT (`draw_behind_fence`, `consume_at_end`). If a lane has changed since, if
-the buffer was restored, or if there are too few undamaged groups, `draw_groups` follows in the same transaction.
+the buffer was restored, or if there are too few complete groups, `draw_groups` follows in the same transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from replaybuf.errors import DecodeError
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.rules.transitions import Tally
@@ -42,7 +43,7 @@ from replaybuf.values.rollouts.rollout import Status
 
 
 def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
-    """Return the first groups of each task with undamaged payloads, in order; damaged ones are set aside.
+    """Return the first groups of each task in order; incomplete ones are set aside.
 
     None if there are fewer than `draw.at_least`. The groups are locked and still in their lanes. `skip` has the uids of
     groups set aside, so that a draw of FAILED groups doesn't find them again. Also returns whether overdue leases were
@@ -110,28 +111,11 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
             rows = source.read(tx, size, policy.order, payloads=payloads)
         if draw.deferred:
             read_heads(tx, codec, rows, draw.deferred)
-        damaged: dict[int, str] = {}
-        for row in rows:
-            try:
-                verify(row, codec)
-            except DecodeError as error:
-                damaged[row.uid] = str(error)
-        if not damaged:
+        incomplete = {row.uid: why for row in rows if (why := row.incomplete)}
+        if not incomplete:
             return rows
-        set_aside(tx, home, damaged, draw.worker)
-        skip.update(damaged)
-
-
-def verify(row: GroupRow, codec: Codec) -> None:
-    """Raise DecodeError if the payload or the metadata of the group is damaged or missing."""
-    if missing := row.missing:
-        raise DecodeError(f"group {row.uid}: its metadata is damaged ({', '.join(missing)} missing)")
-    row.check_json()
-    if row.payload is None:
-        raise DecodeError(f"the payload of group {row.uid} is missing")
-    codec.verify(row.payload)
-    row.check_size()
-    row.verified = True
+        set_aside(tx, home, incomplete, draw.worker)
+        skip.update(incomplete)
 
 
 def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
@@ -193,7 +177,7 @@ def draw_behind_fence(
     names = [(task, draw.status) for task in draw.sizes]
     at_once = tx.dialect.is_remote and names and not skip and _is_plain(tx, draw)
     if at_once and all(name in known for name in names):
-        rows = _draw(tx, codec, draw, known)
+        rows = _draw(tx, draw, known)
         if rows is not None:
             return rows, False
     check_fence(tx)
@@ -210,20 +194,15 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     return not slowed and rules.sampler.key is None and draw.where is None and not (draw.probabilities or draw.deferred)
 
 
-def _draw(tx: Transaction, codec: Codec, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
-    """Return the first groups of each task; None if there are too few, a lane has changed, or one is damaged."""
+def _draw(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
+    """Return the first groups of each task; None if there are too few, a lane has changed, or one is incomplete."""
     drawn: list[GroupRow] = []
     for task, size in draw.sizes.items():
         rows = Source(lanes[(task, draw.status)]).read_checked(tx, size, tx.scope.rules.sampler.order)
         if rows is None or len(rows) < size:
             return None
         drawn += rows
-    try:
-        for row in drawn:
-            verify(row, codec)
-    except DecodeError:
-        return None
-    return drawn
+    return None if any(row.incomplete for row in drawn) else drawn
 
 
 def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, batch: NewBatch | None) -> None:

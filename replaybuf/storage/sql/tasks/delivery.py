@@ -27,7 +27,7 @@ from replaybuf.storage.values import Draw, Leased, StorageItem
 
 _logger = logging.getLogger("replaybuf.draws")
 
-#: Up to this size and number, groups are read and verified in milliseconds.
+#: Up to this size and number, groups are read in milliseconds.
 BRIEF_BYTES = 1024 * 1024
 BRIEF_GROUPS = 256
 #: Decoding up to this long costs hardly more than a thread switch and back, with its waits for the GIL.
@@ -101,7 +101,7 @@ class Drawing:
                     self._files.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
                     self._draws.presence.of(self._draw.worker).taken += len(items)
                     return taken
-                # Rare: damaged arrays in a file, or another rollout type. The draw is repeated without this group.
+                # Rare: damage, or another rollout type. The draw is repeated without these groups.
                 _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
                 await self._transactions.thread.settle(partial(self._give_back, taken, failed))
                 self._set_aside.update(failed)
