@@ -298,27 +298,17 @@ class Putting:
         created_at = time.time()
         said = None if status is None else self.rollout_type.statuses.check(status)
         part, least = _part(task_name, items, options) if prompt is None else prompt, given("min_size")
-        if given("parents") is not None and (part is not None or least is not None):
-            raise InputError("parents can't be given with group= or min_size=: put trees whole")
         unfit: list[Any] = []
         if part is not None:
             part.train_step, part.rule = step, rule  # which holds for the whole group
             normal = _as_part(await normalise(rollouts, self.rollout_type, newest, step, NO_RULE, said))
         elif least is not None:
-            normal, fit, unfit = await normalise_fit(
-                items, self.rollout_type, _least(least, len(items), said), newest, step, rule
-            )
+            least = _least(least, len(items), said)
+            normal, fit, unfit = await normalise_fit(items, self.rollout_type, least, newest, step, rule)
             rollouts, segments = segmented(fit)
         else:
             normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
-        if part is None and normal.status == Status.FILLING:
-            raise InputError(
-                "the status filling is that of groups with put(group=, size=): their rollouts are completed"
-            )
-        if normal.status == Status.INIT and said is None and lease is None and is_finished(normal.fields):
-            normal.doubts["init"] = _LOOK_COMPLETE
-        for kind in normal.doubts:
-            self._warn(kind, f"a group of task {named(task_name)} {normal.doubts[kind]}")
+        self._doubt(task_name, normal, part, is_new=said is None and lease is None)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -343,6 +333,20 @@ class Putting:
         if unfit and given("keep_unfit", True):
             new.rest = await self._rest(new, unfit)
         return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
+
+    def _doubt(self, task_name: str, normal: Normalised, part: Part | None, *, is_new: bool) -> None:
+        """Warn, once for each kind, of what is probably a mistake in a group. Raises InputError for the status filling.
+
+        A group that `is_new` isn't of a lease, and no status was given for it.
+        """
+        if part is None and normal.status == Status.FILLING:
+            raise InputError(
+                "the status filling is that of groups with put(group=, size=): their rollouts are completed"
+            )
+        if normal.status == Status.INIT and is_new and is_finished(normal.fields):
+            normal.doubts["init"] = _LOOK_COMPLETE
+        for kind, sentence in normal.doubts.items():
+            self._warn(kind, f"a group of task {named(task_name)} {sentence}")
 
     async def _rest(self, new: NewGroup, unfit: Sequence[Any]) -> NewGroup:
         """Return the unfit rollouts that a group goes without, as a group of their own."""
@@ -433,6 +437,8 @@ def _never_stored(new: NewGroup) -> StorageItem:
 def _part(task_name: str, rollouts: Sequence[Any], options: FillOptions) -> Part | None:
     """Return the place of a rollout in a group that fills; None for a put without `group`. Raises InputError."""
     name, size, index, least = options.get("group"), options.get("size"), options.get("index"), options.get("min_size")
+    if options.get("parents") is not None and (name is not None or least is not None):
+        raise InputError("parents can't be given with group= or min_size=: put trees whole")
     if name is None:
         if size is not None or index is not None:
             raise InputError("size and index are those of a group that fills: give its name, too, group=")
