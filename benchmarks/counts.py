@@ -1,10 +1,13 @@
-"""Statements and round trips of each hot call: exact numbers, which no other work on the machine changes."""
+"""Statements, round trips and function calls: numbers that no other work on the machine changes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 from benchmarks import groups
@@ -74,3 +77,21 @@ async def _count(call: Call, counts: tuple[Count, ...]) -> list[int]:
     before = [count.value for count in counts]
     await call()
     return [count.value - value for count, value in zip(counts, before, strict=True)]
+
+
+@contextmanager
+def counting_calls() -> Iterator[Count]:
+    """Count the calls of Python and C functions by this thread, and by those that are started meanwhile."""
+    count = Count()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            count.value += 1
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield count
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)

@@ -47,7 +47,8 @@ async def test_no_more_is_generated_than_there_is_room_for(url: str, on_full: st
 async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: str, on_full: str) -> None:
     """Others have filled the buffer while it was generated."""
     async with build(url, capacity=2, on_full=on_full, put_timeout=0.1) as buffer:
-        sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1, seconds=0.2))
+        filled = asyncio.Event()
+        sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
         wanted = SyncProduceStrategy(
             should_continue=lambda completed, size: len(produced) < 2, on_group=lambda made: produced.append(made)
         )
@@ -56,6 +57,7 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
         await until(two_are_running(loop))
         for number in (100, 101):
             await buffer.put(group(number), TASK)
+        filled.set()
         await asyncio.sleep(0.5)
         assert not batch.done()
         await take(buffer, 2)
@@ -66,12 +68,14 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
 
 async def test_what_has_no_room_when_the_time_is_over_is_generated_again(url: str) -> None:
     async with build(url, capacity=2, on_full="block", put_timeout=0.1) as buffer:
-        sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1, seconds=0.1))
+        filled = asyncio.Event()
+        sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
         strategy = SyncProduceStrategy(pause_timeout=0.2, should_continue=lambda completed, size: True)
         batch = asyncio.create_task(strategy.produce_batch(loop, sampler, 2, train_step=1, model_step=0, timeout=0.6))
         await until(two_are_running(loop))
         for number in (100, 101):
             await buffer.put(group(number), TASK)
+        filled.set()
         with pytest.raises(NotReadyError):
             await batch
         await buffer.delete({"status": "completed"})
