@@ -251,7 +251,7 @@ class SQLStorage(Store):
 
     async def tallies(self) -> Tallied:
         """Return the tallies by task and status; unused ones are left out, or 0."""
-        return await self._read(read_tallies, self.name, brief=True, single=True)
+        return await self._read(read_tallies, self.name, single=True)
 
     async def histograms(self, fields: Iterable[str]) -> dict[str, dict[LaneName, dict[int, int]]]:
         """Return the number of groups by `staleness` or `times_sampled`, for each task and status. Reads all groups."""
@@ -278,7 +278,7 @@ class SQLStorage(Store):
     async def annotate(self, annotations: Annotations, step: int | None) -> int:
         """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
         write = partial(annotate, annotations=annotations, step=step)
-        return await self._run(lambda: self.transactions.write(write, announce=lambda: False))
+        return await self._run(lambda: self.transactions.write(write, announce=False))
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
@@ -309,7 +309,7 @@ class SQLStorage(Store):
         def make(tx: Transaction) -> Checkpoint:
             return make_checkpoint(tx, step, keep, time.time())
 
-        return await self._run(lambda: self.transactions.write(make, alone=True, announce=lambda: False))
+        return await self._run(lambda: self.transactions.write(make, alone=True, announce=False))
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
@@ -333,7 +333,7 @@ class SQLStorage(Store):
 
     async def cursor(self, name: str) -> Cursor:
         """Return the current value and version of a cursor."""
-        return await self._read(cursors.read_cursor, name, brief=True, single=True)
+        return await self._read(cursors.read_cursor, name, single=True)
 
     async def move_cursor(self, cursor: Cursor) -> bool:
         """Write a cursor if its version and epoch are unchanged (compare-and-swap); return whether it was written.

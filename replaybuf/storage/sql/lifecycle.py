@@ -208,13 +208,9 @@ class Store:
         await self.open()
         return await self.thread.run(work, undo=undo)
 
-    async def _read(
-        self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, brief: bool = False, single: bool = False
-    ) -> T:
+    async def _read(self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, single: bool = False) -> T:
         """Return `function(tx, *args)` of a read transaction."""
-        return await self._run(
-            lambda: self.transactions.read(lambda tx: function(tx, *args), brief=brief, single=single)
-        )
+        return await self._run(lambda: self.transactions.read(lambda tx: function(tx, *args), single=single))
 
     async def _write(
         self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, alone: bool = False, brief: bool = False

@@ -81,18 +81,11 @@ class Database(ABC):
         return ""
 
     @abstractmethod
-    async def read(
-        self,
-        function: Function[T],
-        scope: Scope = DEFAULT,
-        *,
-        brief: bool = False,
-        single: bool = False,
-    ) -> T:
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, single: bool = False) -> T:
         """Run `function(tx)` in a read transaction, which sees one state of the database.
 
-        `brief`: the function takes milliseconds at most, and may run in this thread. `single`: it is one statement,
-        which on a server is one round trip.
+        `single`: it is one statement of milliseconds at most, which on a server is one round trip, and with SQLite may
+        run in this thread.
         """
 
     @abstractmethod
@@ -108,7 +101,8 @@ class Database(ABC):
     ) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` excludes all other writers.
 
-        `brief` as in `read`. `patience` bounds each wait for a lock, in seconds, in place of `lock_timeout`.
+        `brief`: the function takes milliseconds at most, and with SQLite may run in this thread. `patience` bounds each
+        wait for a lock, in seconds, in place of `lock_timeout`.
 
         Raises FencedError once the database is `lacking` commits, until a write that `accepts` this (a restore) has
         been committed.

@@ -60,14 +60,7 @@ class PostgresDatabase(Database):
             self.pool = Pool(access)
         self._outage = Outage(self.where, access.reconnect_timeout)
 
-    async def read(
-        self,
-        function: Function[T],
-        scope: Scope = DEFAULT,
-        *,
-        brief: bool = False,
-        single: bool = False,
-    ) -> T:
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, single: bool = False) -> T:
         async def once(attempt: Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
                 tx = Transaction(PostgresSession(connection), scope)

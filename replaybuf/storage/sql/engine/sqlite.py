@@ -44,18 +44,11 @@ class SqliteDatabase(Database):
         self._checkpointer: SqliteConnection | None = None
         self._log = WalCheckpoints(None if self.path is None else f"{self.path}-wal", self._checkpoint)
 
-    async def read(
-        self,
-        function: Function[T],
-        scope: Scope = DEFAULT,
-        *,
-        brief: bool = False,
-        single: bool = False,
-    ) -> T:
+    async def read(self, function: Function[T], scope: Scope = DEFAULT, *, single: bool = False) -> T:
         with translated(self.access):
-            if self.memory or (brief and not self._turn.locked()):
+            if self.memory or (single and not self._turn.locked()):
                 try:
-                    return await self._in_turn(function, scope, write=False, brief=brief)
+                    return await self._in_turn(function, scope, write=False, brief=single)
                 except sqlite3.OperationalError as error:
                     if self.memory or not is_busy(error):
                         raise

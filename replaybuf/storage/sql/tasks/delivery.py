@@ -126,9 +126,10 @@ class Drawing:
         return self._seconds is None and draw.moves and draw.after is None
 
     async def _take(self) -> Taken | None:
-        return await self._transactions.write(
-            self._transact, brief=self._brief(), fenced=False, announce=lambda: self._news
-        )
+        taken = await self._transactions.write(self._transact, brief=self._brief(), fenced=False, announce=False)
+        if self._news:
+            self._transactions.committed()
+        return taken
 
     def _brief(self) -> bool:
         """Return whether the draw takes milliseconds at most, assuming groups as large as the last ones."""

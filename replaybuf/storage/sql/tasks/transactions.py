@@ -39,9 +39,9 @@ class Transactions:
         self._restoring = asyncio.Lock()
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
 
-    async def read(self, function: Callable[[Transaction], T], *, brief: bool = False, single: bool = False) -> T:
-        """Run `function(tx)` in a read transaction; `brief` and `single` as in `Database.read`."""
-        return await self.engine.read(function, self.scope, brief=brief, single=single)
+    async def read(self, function: Callable[[Transaction], T], *, single: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `single` as in `Database.read`."""
+        return await self.engine.read(function, self.scope, single=single)
 
     async def write(
         self,
@@ -50,9 +50,9 @@ class Transactions:
         alone: bool = False,
         brief: bool = False,
         fenced: bool = True,
-        announce: Callable[[], bool] = lambda: True,
+        announce: bool = True,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence, and wake waiting callers if `announce()`.
+        """Run `function(tx)` in a write transaction behind the fence; with `announce`, wake callers that wait.
 
         `alone` and `brief` as in `Database.write`. With `fenced=False` the function checks the fence itself.
         """
@@ -67,16 +67,16 @@ class Transactions:
                 await self._rejoin(scope, error)
             else:
                 self._writes += 1
-                if announce():
+                if announce:
                     self._watch.committed()
                 return result
 
     async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)`, one brief statement that checks the fence. Raises FencedError."""
+        """Run `function(tx)`, a single statement that checks the fence. Raises FencedError."""
         while True:
             scope = self.scope
             try:
-                result = await self.engine.read(function, scope, brief=True, single=True)
+                result = await self.engine.read(function, scope, single=True)
                 if self.engine.lacking:
                     raise FencedError(self.engine.lacking, reason="commits lost")
                 return result
