@@ -119,7 +119,7 @@ async def _take_mixed(buffer: ReplayBuffer) -> None:
 
 async def _look_after(buffer: ReplayBuffer) -> None:
     state = buffer.storage
-    await state.thread.run(state.sweeper.look_after_groups)
+    await state.thread.run(state.sweeper.maintain_groups)
 
 
 async def _make_garbage(buffer: ReplayBuffer) -> None:

@@ -41,7 +41,7 @@ def _choice(settings: Settings) -> Row:
     size, numbers = settings.size(1_000_000, 100_000), np.random.default_rng(1)
     dataset, now = OrderedPrompts(range(size), None, 0, "varied"), Cursor(TASK)
     sums = numbers.integers(0, 9, size).astype(float)
-    dataset.take_in(
+    dataset.update_statistics(
         now, list(zip(range(size), [None] * size, [1] * size, [8] * size, sums, sums, sums / 8, strict=True))
     )
     seconds, items = [], list[int]()

@@ -11,7 +11,7 @@ import pytest
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import next_stamp
-from replaybuf.storage.sql.engine.postgres_connect import Standing
+from replaybuf.storage.sql.engine.postgres_connect import ServerState
 from replaybuf.storage.sql.engine.postgres_servers import Seen, choose
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url
 from tests.stores import build
@@ -74,8 +74,8 @@ def test_passwords_of_urls_with_several_hosts_are_hidden() -> None:
     assert redact("postgresql://u:p@a:5432,b:5433/rl") == "postgresql://u:***@a:5432,b:5433/rl"
 
 
-def server(timeline: int | None, *, started: int = 1) -> Standing:
-    return Standing(timeline, timeline is None, datetime(2026, 1, started), 1)
+def server(timeline: int | None, *, started: int = 1) -> ServerState:
+    return ServerState(timeline, timeline is None, datetime(2026, 1, started), 1)
 
 
 FOLLOWED, AWAY = server(2, started=2), "does not answer"
@@ -92,7 +92,7 @@ FOLLOWED, AWAY = server(2, started=2), "does not answer"
     ],
 )
 def test_the_primary_with_the_highest_timeline_is_followed(
-    found: dict[Host | None, Standing | str], followed: Standing | None, chosen: Host
+    found: dict[Host | None, ServerState | str], followed: ServerState | None, chosen: Host
 ) -> None:
     assert choose(found, followed, writes=True) == chosen
 
@@ -112,7 +112,7 @@ def test_the_primary_with_the_highest_timeline_is_followed(
     ],
 )
 def test_who_writes_is_refused_where_there_is_not_one_primary(
-    found: dict[Host | None, Standing | str], followed: Standing | None, error: type[Exception], text: str
+    found: dict[Host | None, ServerState | str], followed: ServerState | None, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         choose(found, followed, writes=True)

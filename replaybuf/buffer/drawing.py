@@ -85,7 +85,7 @@ class DrawRequest:
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Take the groups and return them by task. Raises NotReadyError."""
         taken = await waits.draw(self.draw, self.patience, storage.take)
-        await waits.look_at(self.draw, taken)
+        await waits.warn_of_draw(self.draw, taken)
         self._weigh(taken)
         return taken
 
@@ -93,7 +93,7 @@ class DrawRequest:
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
         """Lease the groups. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
-        await waits.look_at(self.draw, leased.items)
+        await waits.warn_of_draw(self.draw, leased.items)
         self._weigh(leased.items)
         return leased
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 from replaybuf.buffer.putting import PutOptions, Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import notebook
-from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_list, check_reason, check_seconds, check_uids, check_whole, refused
 from replaybuf.errors import (
     ClosedError,
@@ -59,7 +59,7 @@ class Lease(Generic[R]):
         self._added: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
         self._stop: Callable[[], None] | None = None
         if heartbeat and self._open:
-            self._stop = storage.beside(partial(_renew, weakref.ref(self), seconds))
+            self._stop = storage.run_in_background(partial(_renew, weakref.ref(self), seconds))
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open)} groups open>"
@@ -182,7 +182,7 @@ class Lease(Generic[R]):
         room. A caller that is cancelled during the call still holds either the new group or the others.
         """
         chosen = self._replaced(replaces)
-        return await to_its_end(self._store(items, task_name, chosen, options, stays_leased=True))
+        return await shielded(self._store(items, task_name, chosen, options, stays_leased=True))
 
     async def _store(
         self,
@@ -230,9 +230,9 @@ class Lease(Generic[R]):
         """Return the rollouts that earlier consumers of the open groups of a task have added, by uid and index."""
         filling = await self.storage.filling_groups(task_name)
         self._added |= {
-            uid: dict(one.uids) for uid, one in filling.items() if isinstance(uid, int) and uid in self._open
+            uid: dict(group.uids) for uid, group in filling.items() if isinstance(uid, int) and uid in self._open
         }
-        parts = {part: (uid, index) for uid, there in self._added.items() for index, part in there.items()}
+        parts = {part: (uid, index) for uid, added in self._added.items() for index, part in added.items()}
         query = SetNode("uid", "$in", tuple(parts))
         found: dict[int, dict[int, R]] = {}
         damaged: list[int] = []
@@ -258,7 +258,7 @@ class Lease(Generic[R]):
         `failed` is the reason why the consumer could not use them; the delivery then counts towards `max_deliveries`.
         A caller that is cancelled waits until they are released.
         """
-        return await to_its_end(self._give_back(self._chosen(uids), check_reason(failed)))
+        return await shielded(self._give_back(self._chosen(uids), check_reason(failed)))
 
     async def give_back_after(self, error: BaseException) -> None:
         """Release all open groups after an error of their consumer.
@@ -266,7 +266,7 @@ class Lease(Generic[R]):
         A GroupError is a failed delivery of the groups that it names, any other Exception one of all groups, and a
         cancellation or an interrupt of none.
         """
-        await to_its_end(self._give_back_after(error))
+        await shielded(self._give_back_after(error))
 
     async def _give_back_after(self, error: BaseException) -> None:
         failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
@@ -381,7 +381,7 @@ class Leasing(Generic[R]):
         assert lease is not None
         try:
             if error is None:
-                await to_its_end(lease.acknowledge(lease.open))
+                await shielded(lease.acknowledge(lease.open))
                 return
             # On errors they are released when the lease ends, also if the event loop was closed inside the block.
             with contextlib.suppress(ReplayBufError, RuntimeError):

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from replaybuf.buffer.waits import Waits
-from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     Tags,
     check_key,
@@ -132,7 +132,7 @@ class Putting:
         self._timeout = check_timeout(timeout)
         self._free = free_object_refs
         self._worker = worker
-        self._said: set[str] = set()  # kinds of warnings
+        self._warned: set[str] = set()  # kinds of warnings
 
     @property
     def worker(self) -> str:
@@ -173,16 +173,16 @@ class Putting:
         if new is None:
             return None
         if place is not None and new.status in (Status.COMPLETED, Status.FILTERED):
-            self._judge(new, place)
+            self._record_rewards(new, place)
         if is_dropped:
-            await (self._drop(new) if new.dropped is None else to_its_end(self._drop(new)))
+            await (self._drop(new) if new.dropped is None else shielded(self._drop(new)))
             return None
         uid = await self._stored(new, patience)
         if uid is None and new.dropped is not None:
             new.dropped.append(_never_stored(new))
         return uid
 
-    def _judge(self, new: NewGroup, place: tuple[str, int]) -> None:
+    def _record_rewards(self, new: NewGroup, place: tuple[str, int]) -> None:
         """Note the rewards of the group that was generated for a prompt, if it has any."""
         get, key = self.rollout_type.get, self.rollout_type.reward_key
         given = [reward_value(get(rollout, "reward"), key) for rollout in new.rollouts]
@@ -211,7 +211,7 @@ class Putting:
         With `new.dropped`, a cancelled caller first waits for the end of the put, so that the list is complete.
         """
         storing = self.storage.put(new)
-        return storing if new.dropped is None else to_its_end(storing)
+        return storing if new.dropped is None else shielded(storing)
 
     async def put_many(
         self,
@@ -379,8 +379,8 @@ class Putting:
 
     def _warn(self, kind: str, sentence: str) -> None:
         """Log a warning, once for each kind."""
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             _logger.warning("%s (said once)", sentence)
 
     def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> Awaitable[T]:

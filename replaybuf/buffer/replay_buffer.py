@@ -19,7 +19,7 @@ from replaybuf.buffer.putting import PUT_TIMEOUT, FillOptions, Putting, check_dr
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
 from replaybuf.common import notebook
-from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     Tags,
     check_by_task,
@@ -161,7 +161,7 @@ class ReplayBuffer(Generic[R]):
         if self._closed:
             return notebook.table(f"{self!r}, closed", (), ())
         groups: dict[tuple[str, Status], list[int]] = {}
-        for (task, status, tally), n in sorted(self.storage.places().items()):
+        for (task, status, tally), n in sorted(self.storage.group_counts().items()):
             groups.setdefault((task, status), [0, 0])[tally == Tally.LEASED] = n
         rows = [(task, str(status), *numbers) for (task, status), numbers in groups.items()]
         return notebook.table(repr(self), ("task", "status", "groups", "leased"), rows)
@@ -531,7 +531,7 @@ class ReplayBuffer(Generic[R]):
         check_dropped(dropped)
         refresh = Refresh(step, rules, chosen, dropped)
         refreshing = self._opened.refresh(refresh)
-        expired = await (refreshing if dropped is None else to_its_end(refreshing))
+        expired = await (refreshing if dropped is None else shielded(refreshing))
         self.putting.warn_of(refresh)
         return expired
 

@@ -81,7 +81,7 @@ class Waits:
         self._read: Circumstances | None = None
         self._looked_at = -math.inf
         self._known: set[str] = set()  # tasks that groups were put into
-        self._said: set[str] = set()  # kinds of warnings
+        self._warned: set[str] = set()  # kinds of warnings
         # Queues of puts that wait for room: one for each event loop, task and status.
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
         self._queues = weakref.WeakKeyDictionary()
@@ -126,7 +126,7 @@ class Waits:
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
         return drawn
 
-    async def look_at(self, draw: Draw, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
+    async def warn_of_draw(self, draw: Draw, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
         """Warn once of what a draw asks for and can't ever get: groups to draw again where none stays, and groups of
         tasks that never had any.
 
@@ -149,8 +149,8 @@ class Waits:
 
     def _warn(self, kind: str, sentence: str) -> None:
         """Log a warning, once for each kind."""
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             _logger.warning("%s (said once)", sentence)
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> bool:

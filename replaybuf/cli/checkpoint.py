@@ -32,7 +32,13 @@ from replaybuf.common.checks import check_step
 from replaybuf.common.units import iso, time_of
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.run_records import Since, StoredCheckpoint, find_stored, read_checkpoints, since
+from replaybuf.storage.sql.inspection.run_records import (
+    RestoreEffects,
+    StoredCheckpoint,
+    effects_of_restore,
+    find_stored,
+    read_checkpoints,
+)
 from replaybuf.view.columns import CHECKPOINTS, Column, columns
 
 if TYPE_CHECKING:
@@ -110,7 +116,7 @@ def restore(
       replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
     """
     reader, name, made = _find(url, step, buffer)
-    found = reader.read(lambda tx: since(tx, made))
+    found = reader.read(lambda tx: effects_of_restore(tx, made))
     _ask_to_restore(reader, made, found, keep_new=keep_new, yes=yes)
     on_storage(reader.url, name, lambda storage: storage.restore(made.step, keep_new=keep_new))
     _tell(output, reader, made)
@@ -146,12 +152,14 @@ def _what(made: StoredCheckpoint) -> str:
     return f"step {made.step} of buffer {made.buffer}, made {iso(time_of(made.created_at))} ({size})"
 
 
-def _ask_to_restore(reader: Reader, made: StoredCheckpoint, found: Since, *, keep_new: bool, yes: bool) -> None:
-    new = f"{units.number(found.put)} groups put since then are {'kept' if keep_new else 'deleted'}"
-    back = f"{units.number(found.left)} that have left since then are back"
+def _ask_to_restore(
+    reader: Reader, made: StoredCheckpoint, effects: RestoreEffects, *, keep_new: bool, yes: bool
+) -> None:
+    new = f"{units.number(effects.put)} groups put since then are {'kept' if keep_new else 'deleted'}"
+    back = f"{units.number(effects.left)} that have left since then are back"
     users = "Nobody was seen with it open in the last minute."
-    if found.users:
-        users = f"These have it open and will be fenced off: {units.some(found.users)}."
+    if effects.users:
+        users = f"These have it open and will be fenced off: {units.some(effects.users)}."
     ask(f"Restore {_what(made)} in {reader.where}? {new}, {back}. {users} Restore?", yes=yes)
 
 

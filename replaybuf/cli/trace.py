@@ -17,7 +17,7 @@ from replaybuf.common import units
 from replaybuf.common.redact import escape, redact
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import choose
-from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, nothing_of, place_of, timeline, uids_text
+from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, place_of, timeline, uids_text, why_unknown
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
@@ -197,7 +197,7 @@ def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | Non
 def _uid(reader: Reader, output: Output, uid: int) -> None:
     def read(tx: Transaction) -> tuple[Life | None, str]:
         life = life_of(tx, uid)
-        return life, "" if life else nothing_of(tx, uid)
+        return life, "" if life else why_unknown(tx, uid)
 
     life, why = reader.read(read)
     if life is None:
@@ -213,7 +213,7 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
 
 
 def _life_facts(life: Life) -> dict[str, str | None]:
-    put, there = life.origin, life.there
+    put, row = life.origin, life.row
     return {
         "buffer": put.buffer if life.several else None,
         "put by": put.worker,
@@ -225,7 +225,7 @@ def _life_facts(life: Life) -> dict[str, str | None]:
         "replaced by": uids_text(life.replaced_by),
         "rollout of": uids_text(life.rollout_of),
         "checkpoints": ", ".join(map(str, life.checkpoints)),
-        "error": None if there is None else there["error"],
-        "prompt": None if there is None else there["prompt"],
-        "texts": f"gone with it; {ARCHIVE}" if there is None and any(map(is_settled, life.draws)) else None,
+        "error": None if row is None else row["error"],
+        "prompt": None if row is None else row["prompt"],
+        "texts": f"gone with it; {ARCHIVE}" if row is None and any(map(is_settled, life.draws)) else None,
     }

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`; a cancelled caller waits for its end first, to know the state of the store.
 
     However often it is cancelled: scopes of anyio, for one, do it again and again. Only for work that lasts no longer
@@ -49,7 +49,7 @@ async def first_of(
     finally:
         for task in begun:
             task.cancel()
-        outcomes = await to_its_end(_outcomes(begun))
+        outcomes = await shielded(_outcomes(begun))
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome

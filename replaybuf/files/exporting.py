@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 from replaybuf.common.atomic_file import partial_file, publish
-from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import needed
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
@@ -202,7 +202,7 @@ def _rows(codec: Codec, items: Sequence[StorageItem], chosen: ExportQuery) -> li
 
 async def in_thread(function: Callable[[], T]) -> T:
     """Run a function in a thread, and wait for its end even when cancelled, because it uses files until then."""
-    return await to_its_end(asyncio.to_thread(function))
+    return await shielded(asyncio.to_thread(function))
 
 
 async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:

@@ -21,7 +21,7 @@ from pydantic import Field, ImportString
 
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
-from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_step, needed
 from replaybuf.errors import SnapshotError
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
@@ -135,7 +135,7 @@ class ReplayBuffer:
             if uid is None and not evicts:
                 dropped.append(items)
         finally:  # also if the call is cancelled
-            await to_its_end(release([*_groups(left), *dropped]))
+            await shielded(release([*_groups(left), *dropped]))
 
     async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
         """Take up to `batch_size` groups of a task and status; an empty list where there are none."""
@@ -198,7 +198,7 @@ class ReplayBuffer:
                 dropped=None if all(retryable.values()) else left,
             )
         finally:
-            await to_its_end(release(_groups(left)))
+            await shielded(release(_groups(left)))
         kept = [task for task, is_kept in retryable.items() if is_kept]
         if kept and Status.EXPIRED in chosen:  # groups that were EXPIRED before count, too
             expired = await self.buffer.count_statuses(kept, [Status.EXPIRED])

@@ -99,7 +99,7 @@ class Generated:
     error: str | None = None
 
 
-def judge(group: Sequence[Any], kind: RolloutType) -> Status:
+def checked_status(group: Sequence[Any], kind: RolloutType) -> Status:
     """Return the status of a group, by its rollouts. Raises RolloutError for results that no agent loop may return."""
     if not group:
         raise RolloutError("generate_group returned an empty group")

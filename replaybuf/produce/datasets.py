@@ -125,7 +125,7 @@ class _Indexed:
         """Release the items before this one."""
 
 
-class Placed(_Indexed):
+class RandomAccess(_Indexed):
     """A dataset with `len` and `[]`, of which any item may come next; positions in it are of no other dataset."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -206,10 +206,10 @@ class PromptDataset:
     #: Why there is no next item, if there is none.
     why_none = "no prompt is left in the dataset"
 
-    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | Placed | None = None) -> None:
+    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | RandomAccess | None = None) -> None:
         self._lock = threading.Lock()
         self._epochs = epochs
-        self._source = shuffle if isinstance(shuffle, Placed) else _source_of(dataset, seed_of(shuffle))
+        self._source = shuffle if isinstance(shuffle, RandomAccess) else _source_of(dataset, seed_of(shuffle))
         self._last = b""  # the position returned last
         self._is_known = False  # whether an item that others have read was compared
 

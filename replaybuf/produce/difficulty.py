@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from replaybuf.errors import InputError
-from replaybuf.produce.datasets import Placed, PromptDataset, seed_of
+from replaybuf.produce.datasets import PromptDataset, RandomAccess, seed_of
 from replaybuf.storage.values import Cursor
 
 #: What is known of a prompt: its place in the dataset, how often it was generated, the mean and the standard deviation
@@ -67,7 +67,7 @@ class OrderedPrompts(PromptDataset):
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None, order: Any) -> None:
         self._seed = seed_of(shuffle) or 0
-        super().__init__(dataset, epochs, Placed(dataset, self._seed))
+        super().__init__(dataset, epochs, RandomAccess(dataset, self._seed))
         found: Order | None = ORDERS.get(order) if isinstance(order, str) else order
         if not callable(found) or isinstance(found, type):
             raise InputError(f"order must be 'varied', 'unsolved', Unsolved(...), or a function, got {order!r:.100}")
@@ -90,7 +90,7 @@ class OrderedPrompts(PromptDataset):
     def choose(self, now: Cursor, changed: Changed, count: int) -> tuple[list[Any], dict[int, int], bytes]:
         """Return up to `count` next items of an epoch, the epoch of each by its place, and the position after them;
         blocks. `changed` is what has changed since `known`."""
-        self.take_in(now, changed)
+        self.update_statistics(now, changed)
         with self._lock:
             epoch, last = self._begin(now.value)
             if self._epochs == 0:
@@ -108,7 +108,7 @@ class OrderedPrompts(PromptDataset):
             after = self._after(epoch, places[-1] + 1, items[-1]) if items else now.value
             return items, dict.fromkeys(places, epoch), after
 
-    def take_in(self, now: Cursor, changed: Changed) -> None:
+    def update_statistics(self, now: Cursor, changed: Changed) -> None:
         """Take in what has changed, unless another thread has taken in what was read later."""
         with self._lock:
             if (now.epoch, now.version) < self._at:
@@ -116,10 +116,10 @@ class OrderedPrompts(PromptDataset):
             if now.epoch != self._at[0]:
                 self._clear()
             if changed:
-                self._take_in(*zip(*changed, strict=True))
+                self._update_rows(*zip(*changed, strict=True))
             self._at = now.epoch, now.version
 
-    def _take_in(self, items: Any, epochs: Any, times: Any, rollouts: Any, *sums: Any) -> None:
+    def _update_rows(self, items: Any, epochs: Any, times: Any, rollouts: Any, *sums: Any) -> None:
         if max(items) >= len(self.statistics):
             raise InputError(f"the dataset had an item {max(items)}, and has {len(self.statistics)} items now")
         places, count = np.array(items), np.maximum(rollouts, 1)

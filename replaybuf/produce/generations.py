@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.buffer.waits import check_possible
-from replaybuf.common.cancellation import first_of, to_its_end
+from replaybuf.common.cancellation import first_of, shielded
 from replaybuf.common.checks import check_step, check_tags, check_timeout, check_whole
 from replaybuf.errors import (
     FullError,
@@ -27,12 +27,12 @@ from replaybuf.produce.agent_loop import (
     Generated,
     ProduceSummary,
     check_agent_loop,
+    checked_status,
     count_tokens,
     error_of,
-    judge,
     text_of,
 )
-from replaybuf.produce.prompt import Prompt, begin_anew
+from replaybuf.produce.prompt import Prompt, discard_partial_responses
 from replaybuf.produce.sampler import Again, Sampler
 from replaybuf.rules.limits import Level
 from replaybuf.storage.values import Draw
@@ -183,7 +183,7 @@ class Generations:
 
         The agent loop has `pause_timeout` seconds to end its calls. Cancelling the caller doesn't shorten this wait.
         """
-        await to_its_end(self._cancel())
+        await shielded(self._cancel())
 
     async def _cancel(self) -> None:
         for task in self._tasks:
@@ -212,7 +212,7 @@ class Generations:
         try:
             yield
         except ProduceError:
-            await to_its_end(self._undo_failures())
+            await shielded(self._undo_failures())
             raise
         finally:
             await self.cancel()
@@ -240,7 +240,7 @@ class Generations:
             self.summary.lost += 1
         except BaseException:
             with contextlib.suppress(ReplayBufError, RuntimeError):  # if this fails, its lease ends
-                await to_its_end(prompt.give_back())
+                await shielded(prompt.give_back())
             raise
 
     async def _generate(self, prompt: Prompt) -> None:
@@ -252,7 +252,7 @@ class Generations:
                 error = await self._call_each(prompt)
             else:
                 group = await self._call(group)
-            status = judge(group, self._kind)
+            status = checked_status(group, self._kind)
             if status == Status.FAILED:
                 status, error = (
                     (Status.COMPLETED, None)
@@ -317,7 +317,7 @@ class Generations:
             if len(made) != 1:
                 raise RolloutError(f"generate_group was given one rollout, and returned {len(made)}")
             [group[place]] = made
-            done = judge(made, self._kind) == Status.COMPLETED
+            done = checked_status(made, self._kind) == Status.COMPLETED
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
@@ -368,7 +368,7 @@ class Generations:
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
             if not self._strategy.partial:
-                begin_anew(group, self._kind, Status.ABORTED)
+                discard_partial_responses(group, self._kind, Status.ABORTED)
         rule, least = self._strategy.expiry, self._strategy.min_size
         before = group_status(map(self._kind.status, flat(group)))
         dated = self._is_dated

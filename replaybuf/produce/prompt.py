@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.putting import PutOptions
-from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import Tags
 from replaybuf.errors import InputError
 from replaybuf.storage.values import UNSET, StorageItem, Unset
@@ -103,7 +103,7 @@ class Prompt:
         get that of a later `save` or `finish`, as if newer weights had written them. The prompt stays with this
         process, also if the call is cancelled.
         """
-        await to_its_end(self._save(group, model_step, parents))
+        await shielded(self._save(group, model_step, parents))
 
     async def _save(self, group: Sequence[Any] | None, model_step: int | None, parents: Parents) -> None:
         rollouts = list(self.group if group is None else group)
@@ -144,7 +144,7 @@ class Prompt:
         `max_deliveries` failures the prompt is set aside as FAILED. A caller that is cancelled waits until the prompt
         is returned.
         """
-        await to_its_end(self._give_back(group, model_step, failed, parents))
+        await shielded(self._give_back(group, model_step, failed, parents))
 
     async def _give_back(
         self, group: Sequence[Any] | None, model_step: int | None, failed: str | None, parents: Parents
@@ -154,7 +154,7 @@ class Prompt:
         await self._lease.give_back([self.uid], failed=failed)
 
 
-def begin_anew(rollouts: Sequence[Any], kind: RolloutType, status: Status = Status.INIT) -> None:
+def discard_partial_responses(rollouts: Sequence[Any], kind: RolloutType, status: Status = Status.INIT) -> None:
     """Remove the partial responses of interrupted rollouts, and set their status; other rollouts stay as they are."""
     for rollout in flat(rollouts):
         if kind.status(rollout) == Status.ABORTED:

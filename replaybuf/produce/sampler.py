@@ -23,7 +23,7 @@ from typing import Any
 from replaybuf.buffer.lease import Cursors, Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.common.cancellation import to_its_end
+from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     check_by_task,
     check_list,
@@ -36,7 +36,7 @@ from replaybuf.common.checks import (
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
-from replaybuf.produce.prompt import ITEM, Prompt, begin_anew
+from replaybuf.produce.prompt import ITEM, Prompt, discard_partial_responses
 from replaybuf.produce.prompt_records import to_rollout
 from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
@@ -177,9 +177,9 @@ class Sampler:
         """
         drawn = (await self.buffer.cursors.read(self.name)).position
         count = partial(total, await self.buffer.tallies(), self.task_name)
-        there, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
-        chosen = there if again is None else count(Tally.SIZE, {one for one, _ in self._returning(again)})
-        return LedgerCounts(drawn, in_flight, chosen, drawn - there - in_flight)
+        returned, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
+        chosen = returned if again is None else count(Tally.SIZE, {one for one, _ in self._returning(again)})
+        return LedgerCounts(drawn, in_flight, chosen, drawn - returned - in_flight)
 
     def _returning(self, again: Iterable[Again]) -> list[Narrowed]:
         """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
@@ -204,10 +204,10 @@ class Sampler:
                     drawn += prompts
                     if not partial:
                         for prompt in prompts:
-                            begin_anew(prompt.group, self.rollout_type)
+                            discard_partial_responses(prompt.group, self.rollout_type)
                     await _go_on(prompts, lease)
         except BaseException:
-            await to_its_end(_give_back(drawn))
+            await shielded(_give_back(drawn))
             raise
         return drawn
 
@@ -238,7 +238,7 @@ class Sampler:
         if self._ordered is None:
             raise InputError("the statistics of prompts are kept by ledgers with order=")
         now = await self.buffer.cursors.read(self.name)
-        await asyncio.to_thread(self._ordered.take_in, now, await self._changed(now))
+        await asyncio.to_thread(self._ordered.update_statistics, now, await self._changed(now))
         return self._ordered.statistics.copy()
 
     async def _changed(self, now: Cursor) -> Changed:

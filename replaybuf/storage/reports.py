@@ -51,7 +51,10 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """An event that a worker reports of itself, at a `time` by the clock of its process."""
+    """An event that a worker reports of itself, at a `time` by the clock of its process.
+
+    `draws`: it is of a draw, so the worker is one that draws.
+    """
 
     kind: EventKind
     worker: str
@@ -59,6 +62,7 @@ class WorkerEvent:
     groups: int
     detail: str
     task_name: str | None = None
+    draws: bool = False
 
 
 def timeout_event(wait: Wait, worker: str, time: float, reason: str, task_name: str | None = None) -> WorkerEvent:
@@ -71,4 +75,4 @@ def timeout_event(wait: Wait, worker: str, time: float, reason: str, task_name: 
     since = time if wait.since is None else wait.since
     what = "the trainer" if wait.kind == "trainer" else wait.kind
     detail = f"after {units.age(time - since)} of waiting for {what}: {reason}"
-    return WorkerEvent(EventKind.GAVE_UP, worker, time, wanted, detail, task_name)
+    return WorkerEvent(EventKind.GAVE_UP, worker, time, wanted, detail, task_name, wait.kind == "groups")

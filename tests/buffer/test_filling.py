@@ -233,7 +233,7 @@ async def test_a_group_whose_time_is_over_has_the_highest_priority_and_the_newes
 async def test_a_group_waits_for_its_rollouts_until_its_time_is_over(shared_url: str) -> None:
     async with build(shared_url, fill_seconds=3600) as buffer:
         await buffer.put(one(0), TASK, min_size=1, **OPTIONS)
-        await buffer.storage.thread.run(buffer.storage.sweeper.look_after_groups)
+        await buffer.storage.thread.run(buffer.storage.sweeper.maintain_groups)
         assert await contents(buffer) == {"filling": [[0]]}
 
 
@@ -371,7 +371,7 @@ async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
         await buffer.put(one(1), TASK, group="p3", size=2, min_size=1)
 
         async def is_there() -> bool:
-            await buffer.storage.thread.run(buffer.storage.sweeper.look_after_groups)
+            await buffer.storage.thread.run(buffer.storage.sweeper.maintain_groups)
             return await buffer.count(TASK, "completed") == 1
 
         await until(is_there, 60)

@@ -282,7 +282,7 @@ class FenceLaws(InOnePlace):
         before = held_by(trainer)
         work = buffer.storage
         work.sweeper._history = 0
-        for step in (work.sweeper.look_after_groups, work.sweeper.prune_history):
+        for step in (work.sweeper.maintain_groups, work.sweeper.prune_history):
             with pytest.raises(FencedError):
                 await work.thread.run(step)
         assert held_by(trainer) == before

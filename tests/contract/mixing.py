@@ -176,6 +176,6 @@ class MixLaws(Harness):
             assert [item.uid for item in lease.items["math"]] == uids[:1]
         uids += await fill(buffer, 1)
         await drawn(buffer, 1)
-        await buffer.storage.thread.run(buffer.storage.sweeper.look_after_groups)
+        await buffer.storage.thread.run(buffer.storage.sweeper.maintain_groups)
         assert sorted(await state(buffer)) == uids[1:]
         assert {item.status for item in await found(buffer)} == {Status.ARCHIVED}

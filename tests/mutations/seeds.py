@@ -201,7 +201,7 @@ _SQL = [
 
 _FAILOVER = [
     ("old-primary-followed", f"{_ENGINE}/postgres_connect.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
-    ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
+    ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: state for host, state in fit.items() if (state.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
     ("two-primaries", f"{_ENGINE}/postgres_servers.py", "    if writes and len(", "    if False and len(", "two primaries of one timeline are refused"),
     ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.number < excluded.number;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
@@ -209,9 +209,9 @@ _FAILOVER = [
     ("stamp-unreplicated", f"{_ENGINE}/postgres.py", "last = ()\n", "last = None\n", "a commit that was interrupted while it waited for the standby isn't believed"),
     ("stamp-locked", f"{_ENGINE}/postgres.py", "return error if waits or self._is_lost(error, attempt) else None", "return error if self._is_lost(error, attempt) else None", "a repeat waits for the transaction whose answer was lost"),
     ("lost-unseen", f"{_ENGINE}/postgres_servers.py", "found.get(row, 0) < number", "False", "who saw lost commits is told"),
-    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.lacking and not accepts:\n", "        if False:\n", "who saw lost commits writes nothing"),
+    ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.missing_commits and not accepts_loss:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
-    ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if standing.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
+    ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if state.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
     ("standby-for-ever", f"{_ENGINE}/postgres.py", "max(began if since is None else since, least)", "None", "a commit doesn't wait for a standby without an end"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", " or int(port or 1) not in _PORTS", "", "a port among several hosts is one"),
 ]  # fmt: skip
@@ -249,7 +249,7 @@ _PRODUCE = [
     ("produce-tail-runs-ahead", "produce/strategies.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
     ("produce-concurrency", "produce/generations.py", "most - len(self))", "most - len(self) + 1)", "max_concurrency bounds what is generated at once"),
     ("produce-waste", "produce/generations.py", "if self.failures.wasted - since >= self._strategy.give_up_after * self.size:", "if False:", "what is generated in vain has an end"),
-    ("produce-keeps-aborted", "produce/generations.py", "begin_anew(group, self._kind, Status.ABORTED)", "pass", "without partial rollouts what was interrupted begins anew"),
+    ("produce-keeps-aborted", "produce/generations.py", "discard_partial_responses(group, self._kind, Status.ABORTED)", "pass", "without partial rollouts what was interrupted begins anew"),
     ("produce-init-is-fine", "produce/agent_loop.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
     ("produce-room", "produce/generations.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
 ]  # fmt: skip

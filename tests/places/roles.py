@@ -119,7 +119,7 @@ async def _tend(buffer: ReplayBuffer) -> None:
 
     async def step() -> None:
         for _ in range(4):
-            await storage.files.tend(True)
+            await storage.files.maintain(True)
             await storage.engine.write(lambda tx: sweep(tx, time.time(), 100), storage.transactions.scope)
             if storage.files._tidying is not None:
                 await storage.files._tidying

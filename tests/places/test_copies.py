@@ -144,7 +144,7 @@ async def test_files_stay_while_they_are_copied(
         await empty_garbage(buffer)
         for number in range(COUNT):
             await buffer.put(heavy(number + 1), TASK)
-            await buffer.storage.thread.run(lambda: buffer.storage.files.tend(True))
+            await buffer.storage.thread.run(lambda: buffer.storage.files.maintain(True))
         going_on.set()
         await saving
     async with build(f"sqlite:///{tmp_path}/other.db") as other:

@@ -44,7 +44,7 @@ DAYS = 2 * 86_400
 
 async def list_place(buffer: ReplayBuffer) -> None:
     """Do what is done once an hour."""
-    await in_its_thread(buffer, buffer.storage.files._delete_nobodys)
+    await in_its_thread(buffer, buffer.storage.files._delete_orphans)
 
 
 def made_old(folder: Path) -> None:

@@ -163,7 +163,7 @@ async def _sweep(storage: Any) -> None:
     await storage.sweeper.stop()  # which would be in the way
     await storage.engine.write(forget)
     await storage.engine.write(lambda tx: sweep(tx, time.time(), 100))
-    while await storage.files.tend(True):  # noqa: ASYNC110
+    while await storage.files.maintain(True):  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # an earlier task of the store may be deleting
 
 

@@ -90,7 +90,7 @@ async def _left_over(url: str, place: str, rest: Path) -> tuple[int, list[str]]:
             failed += await buffer.count(task, "failed")
         await until(lambda: _nothing_is_named(url), 60)
         if buffer.storage.files.writes:
-            await in_its_thread(buffer, buffer.storage.files._delete_nobodys)
+            await in_its_thread(buffer, buffer.storage.files._delete_orphans)
     return failed, _listed(place)
 
 

@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.statements import presence
-from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, note_minute
+from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, record_minute
 from replaybuf.storage.sql.tasks import heartbeats
 from tests.presence import conftest
 from tests.presence.conftest import (
@@ -57,7 +57,7 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
                 tx.change(tables.history.insert().values(buffer="default", since=int(since), data={}))
 
         await buffer.storage._write(fill_tables)
-        await buffer.storage._write(note_minute)
+        await buffer.storage._write(record_minute)
         assert [await count(buffer, table) for table in watched] == [2, 1]
         assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
 
@@ -88,12 +88,12 @@ async def test_nobody_waits_for_who_notes_a_minute(lent_database: str) -> None:
         other = await asyncpg.connect(lent_database)
         try:
             await other.execute(f"SELECT pg_advisory_lock({Lock.MINUTE:d})")
-            assert not await asyncio.wait_for(buffer.storage._write(note_minute), 5)
+            assert not await asyncio.wait_for(buffer.storage._write(record_minute), 5)
         finally:
             await other.close()
 
         async def noted() -> bool:
-            return bool(await buffer.storage._write(note_minute))
+            return bool(await buffer.storage._write(record_minute))
 
         await until(noted)
 

@@ -249,7 +249,7 @@ def test_the_first_ones_are_those_of_a_sort(kind: str) -> None:
         assert items == list(epochs)
         found += items
         now = Cursor("?", version, value=after)
-        dataset.take_in(now, [(place, 0, 0, 0, 0.0, 0.0, None) for place in items])
+        dataset.update_statistics(now, [(place, 0, 0, 0, 0.0, 0.0, None) for place in items])
     eligible = np.count_nonzero(priorities > NEVER)
     assert len(set(found)) == len(found) == min(4 * 64, eligible)
     in_order = priorities[found].astype(np.float32)
@@ -261,12 +261,12 @@ def test_what_was_read_earlier_is_not_taken_in_later() -> None:
     """By another thread; after a restore all begins anew."""
     dataset = OrderedPrompts(range(2), None, 0, "varied")
     for version, times, known in ((3, 2, 3), (1, 1, 3), (4, 3, 4)):
-        dataset.take_in(Cursor("?", version), [(0, 0, times, times, 1.0, 1.0, 1.0)])
+        dataset.update_statistics(Cursor("?", version), [(0, 0, times, times, 1.0, 1.0, 1.0)])
         assert dataset.known(Cursor("?", version)) == known
         assert dataset.statistics["times"].tolist() == [max(2, times), 0]
     restored = Cursor("?", 1, epoch=1)
     assert dataset.known(restored) == -1
-    dataset.take_in(restored, [(1, 0, 1, 1, 1.0, 1.0, 1.0)])
+    dataset.update_statistics(restored, [(1, 0, 1, 1, 1.0, 1.0, 1.0)])
     assert dataset.statistics["times"].tolist() == [0, 1]
 
 

@@ -34,7 +34,7 @@ class Reference(Putting, Drawing, Matching, Presence):
     async def check_fence(self) -> None:
         """Do nothing: no other process can restore it."""
 
-    def beside(self, work: object) -> Callable[[], None]:
+    def run_in_background(self, work: object) -> Callable[[], None]:
         """Do nothing: leases are renewed in the database's thread, and those of the model aren't."""
         return lambda: None
 

@@ -119,7 +119,7 @@ class Pair(RuleBasedStateMachine):
 
         self.both(operation)
 
-    def begin_anew(self) -> None:
+    def discard_partial_responses(self) -> None:
         self.runner.run(self.other.close())
         self.begin_with_new()
 
@@ -206,14 +206,14 @@ class Keeping(Pair):
             filled = self.reference.storage.state().groups or self.runner.run(buffer.checkpoints())
             with pytest.raises(SnapshotError, check=because("not empty")) if filled else nullcontext():
                 self.runner.run(buffer.resume(folder))
-        self.begin_anew()
+        self.discard_partial_responses()
         self.runner.run(self.reference.resume(folders[crossed]))
         self.runner.run(self.other.resume(folders[1]))
 
     def carry_state(self, crossed: bool) -> None:
         self.same_state()
         states = [buffer.state_dict() for buffer in (self.reference, self.other)]
-        self.begin_anew()
+        self.discard_partial_responses()
         self.reference.load_state_dict(states[crossed])
         self.other.load_state_dict(states[1])
 

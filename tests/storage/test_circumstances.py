@@ -20,7 +20,7 @@ from replaybuf.rules.diagnosis import Reason
 from replaybuf.storage.sql.inspection import wait_facts
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.wait_facts import read_circumstances
-from replaybuf.storage.sql.statements.presence import note_minute
+from replaybuf.storage.sql.statements.presence import record_minute
 from tests.postgres import execute
 from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, fill, group, until
@@ -190,7 +190,7 @@ async def test_after_two_spurts_groups_are_leased_and_none_is_foretold(shared_ur
         await fill(buffer, 4)
         await buffer.storage.flush()
         change(shared_url, "DELETE FROM rb_history")
-        await buffer.storage._write(note_minute)
+        await buffer.storage._write(record_minute)
         await fill(buffer, 6, first=4)
         with working_as("trainer-2"):
             lease = await buffer.lease_batch({TASK: 8}, seconds=600, heartbeat=False)

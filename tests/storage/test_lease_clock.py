@@ -166,7 +166,7 @@ async def test_retention_is_by_the_clock_of_the_server(
             await buffer.get(3, TASK)
 
         async def looked() -> int:
-            await storage.thread.run(storage.sweeper.look_after_groups)
+            await storage.thread.run(storage.sweeper.maintain_groups)
             return await buffer.count_where({})
 
         await put_all()

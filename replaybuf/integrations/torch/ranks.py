@@ -131,7 +131,7 @@ class RankStep:
                 settle(self._step)
         except Exception as error:
             failure = error
-        outcomes = self._link.gather(_said(failure), f"all ranks to have done so ({verb})")
+        outcomes = self._link.gather(_error_text(failure), f"all ranks to have done so ({verb})")
         if failure is not None:
             raise failure
         if any(outcomes):
@@ -210,10 +210,10 @@ def _next(steps: Iterator[AnyStep], parts: int | None) -> tuple[AnyStep | None, 
             raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
         return step, pack((_STEP, (step.batch, step.items, step.train_step))), None
     except Exception as error:
-        return None, pack((_ERROR, _said(error))), error
+        return None, pack((_ERROR, _error_text(error))), error
 
 
-def _said(error: Exception | None) -> str:
+def _error_text(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 

@@ -63,11 +63,10 @@ class SQLStorage(Store):
 
     def __len__(self) -> int:
         """Return the number of groups but leased, archived and filling ones; callable in and outside event loops."""
-        return sum(
-            n for (_, status, name), n in self.places().items() if name == Tally.SIZE and status not in _NOT_COUNTED
-        )
+        counts = self.group_counts()
+        return sum(n for (_, status, name), n in counts.items() if name == Tally.SIZE and status not in _NOT_COUNTED)
 
-    def places(self) -> Tallied:
+    def group_counts(self) -> Tallied:
         """Return the numbers of groups, buffered and leased ones apart, by task and status; callable as `len` is."""
         tallies = self._blocking(lambda: self.transactions.read(lambda tx: read_tallies(tx, self.name)))
         return {name: n for name, n in tallies.items() if n and name[2] in (Tally.SIZE, Tally.LEASED)}
@@ -431,22 +430,22 @@ class SQLStorage(Store):
 
         `announce`, `withdraw` and `report` never block or raise database errors. Any thread may call them.
         """
-        if self.has_begun:
+        if self.is_running:
             self.presence.announce(waiting)
 
     def withdraw(self, waiting: Waiting) -> None:
         """Stop publishing a waiting call."""
-        if self.has_begun:
+        if self.is_running:
             self.presence.withdraw(waiting)
 
     def report(self, event: WorkerEvent) -> None:
         """Record an event for the view `events`, in the background."""
-        if self.has_begun:
+        if self.is_running:
             self.presence.report(event)
 
     async def flush(self) -> None:
         """Write reported events and published waits now, as before an exit. Raises no database error."""
-        if self.has_begun and not self._access.read_only:
+        if self.is_running and not self._access.read_only:
             with suppress(ClosedError):
                 await self.thread.run(self.presence.flush)
 

@@ -34,7 +34,7 @@ from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.filling import Filling
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
-from replaybuf.storage.sql.tasks.handles import Parts, know_database
+from replaybuf.storage.sql.tasks.handles import Parts, register_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
@@ -161,7 +161,7 @@ class Store:
         self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files, self.filling)
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
-        know_database(self.files.reader.url, self)
+        register_database(self.files.reader.url, self)
         # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
@@ -171,7 +171,7 @@ class Store:
         weakref.finalize(self, end.abandon).atexit = False
 
     @property
-    def has_begun(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the thread and the tasks run in this process."""
         return self._pid == os.getpid()
 
@@ -183,7 +183,7 @@ class Store:
             engine, transactions = self.engine, self.transactions
             if engine.path is not None and not self._on_any_filesystem:
                 refuse_network_filesystem(engine.path)
-            if not await self._is_there():
+            if not await self._has_schema():
                 await engine.write(partial(create_schema, where=engine.where))
             transactions.scope = await engine.read(joined, transactions.scope)
             engine.opened = True
@@ -192,7 +192,7 @@ class Store:
                 self.sweeper.start()
             self._ready = True
 
-    async def _is_there(self) -> bool:
+    async def _has_schema(self) -> bool:
         """Return whether the schema exists, without creating a missing SQLite file."""
         engine = self.engine
         if engine.path is not None and not self._access.read_only and not os.path.exists(engine.path):  # noqa: ASYNC240
@@ -238,7 +238,7 @@ class Store:
 
         return self.thread.run_blocking(read, timeout)
 
-    def beside(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run_in_background(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         """Run a coroutine in the database's thread, without waiting; return a function that cancels it.
 
         It ends with this process, or when the buffer is closed; a forked process doesn't go on with it.
@@ -264,7 +264,7 @@ class Store:
         """
         with self._lock:
             self._closed = True
-        if self.has_begun:
+        if self.is_running:
             # In a thread, and shielded: a cancelled close still commits pending puts.
             try:
                 closing = asyncio.get_running_loop().run_in_executor(None, self._end.close)

@@ -12,7 +12,7 @@ from replaybuf.rules.query import FIELDS, OPERATORS
 from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, tasks_of
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
-from replaybuf.storage.sql.inspection.lives import life_of, nothing_of, timeline
+from replaybuf.storage.sql.inspection.lives import life_of, timeline, why_unknown
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import GROUPS, TIMELINE
@@ -80,7 +80,7 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         raise InputError(f"by must be one of {', '.join(shades)}, not {by!r:.100}")
     life = life_of(tx, uid)
     if life is None:
-        raise NotThereError(f"there is no group {uid}: {nothing_of(tx, uid)}")
+        raise NotThereError(f"there is no group {uid}: {why_unknown(tx, uid)}")
     everything = ask.text("all") is not None
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
     rollouts = _rollouts(rows, decoded, arrays, by, sort, everything=everything)

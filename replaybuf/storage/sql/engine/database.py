@@ -76,7 +76,7 @@ class Database(ABC):
         self.opened = False
 
     @property
-    def lacking(self) -> str:
+    def missing_commits(self) -> str:
         """A sentence about commits that this store has seen and the database lacks; empty if it has all."""
         return ""
 
@@ -97,15 +97,15 @@ class Database(ABC):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        accepts: bool = False,
+        accepts_loss: bool = False,
     ) -> T:
         """Run `function(tx)` in a write transaction and commit; `alone` excludes all other writers.
 
         `brief`: the function takes milliseconds at most, and with SQLite may run in this thread. `patience` bounds each
         wait for a lock, in seconds, in place of `lock_timeout`.
 
-        Raises FencedError once the database is `lacking` commits, until a write that `accepts` this (a restore) has
-        been committed.
+        Raises FencedError once there are `missing_commits`, until a write with `accepts_loss` (a restore) has been
+        committed.
 
         The function may run more than once: after a deadlock, a serialization failure, or a lost connection. Raises
         UnreachableError when the transaction was not committed, and OutcomeUnknownError when its outcome could not be
@@ -151,7 +151,7 @@ class CommitWatch:
     #: Whether other processes listen for notifications, besides polling.
     announces: bool = False
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Poll: return whether another process may have committed since the last poll."""
         return False
 

@@ -56,7 +56,10 @@ class Outage:
         self._where = where
         self.seconds = seconds
         self._since: float | None = None
-        self._told_at, self._is_told = -_QUIET_SECONDS, False  # when the log was told of an outage, and of this one
+        self._logged_at, self._is_logged = (
+            -_QUIET_SECONDS,
+            False,
+        )  # when an outage was logged last; whether this one was
         self._hurried = asyncio.Event()
         self._hurried_at = 0.0
         self._limits: dict[asyncio.Timeout, float | None] = {}
@@ -73,16 +76,16 @@ class Outage:
         """Record that a connection was lost, or that none is available. Of many losses the log has a few."""
         now = time.monotonic()
         if self._since is None:
-            self._since, self._is_told = now, False
-        if not self._is_told and now - self._told_at >= _QUIET_SECONDS:
-            self._told_at, self._is_told = now, True
+            self._since, self._is_logged = now, False
+        if not self._is_logged and now - self._logged_at >= _QUIET_SECONDS:
+            self._logged_at, self._is_logged = now, True
             _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
         """Record that an operation succeeded."""
         if self._since is not None:
             since, self._since = self._since, None
-            level = logging.INFO if self._is_told else logging.DEBUG
+            level = logging.INFO if self._is_logged else logging.DEBUG
             _logger.log(level, "connected to %s again after %.1f s", self._where, time.monotonic() - since)
 
     def cut_retries(self) -> None:
@@ -127,7 +130,7 @@ class Outage:
 
 @dataclass(slots=True)
 class Attempt(Generic[T]):
-    """One attempt to run a transaction, and its progress. `server` is the `Standing` of its server."""
+    """One attempt to run a transaction, and its progress. `server` is the `ServerState` of its server."""
 
     since: float | None = None  # time of the operation's first failure
     began: float = field(default_factory=time.monotonic)

@@ -81,7 +81,7 @@ class PostgresDatabase(Database):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        accepts: bool = False,
+        accepts_loss: bool = False,
     ) -> T:
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
 
@@ -93,7 +93,7 @@ class PostgresDatabase(Database):
                 return tx.last if session.has_written or tx.last else None
 
             async with self._connected(attempt) as connection:
-                self._refuse_lost(accepts=accepts)
+                self._refuse_lost(accepts_loss=accepts_loss)
                 async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
                     last: Sequence[str] | None
                     if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
@@ -107,7 +107,7 @@ class PostgresDatabase(Database):
                     else:
                         await send(connection, "ROLLBACK;")
                 if attempt.committing:
-                    self._committed(attempt, accepts=accepts)
+                    self._committed(attempt, accepts_loss=accepts_loss)
             return attempt.result  # type: ignore[no-any-return]
 
         return await self._until_done(once, stored="; nothing of it was stored")
@@ -131,18 +131,18 @@ class PostgresDatabase(Database):
             raise CommitUnansweredError(f"a commit had no answer for {time.monotonic() - began:.0f} s") from None
 
     @property
-    def lacking(self) -> str:
+    def missing_commits(self) -> str:
         return self.pool.servers.lost
 
-    def _refuse_lost(self, *, accepts: bool = False) -> None:
-        if self.lacking and not accepts:
-            raise FencedError(self.lacking, reason="commits lost")
+    def _refuse_lost(self, *, accepts_loss: bool = False) -> None:
+        if self.missing_commits and not accepts_loss:
+            raise FencedError(self.missing_commits, reason="commits lost")
 
-    def _committed(self, attempt: Attempt[Any], *, accepts: bool = False) -> None:
+    def _committed(self, attempt: Attempt[Any], *, accepts_loss: bool = False) -> None:
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
-        if attempt.server is not None and self.pool.servers.is_left(attempt.server):
+        if attempt.server is not None and self.pool.servers.is_superseded(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
-        if accepts:
+        if accepts_loss:
             self.pool.servers.accept()
         if attempt.stamp is not None:
             self.pool.servers.seen.add(attempt.stamp, attempt.began)
@@ -275,7 +275,7 @@ class PostgresDatabase(Database):
     async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[Connection]:
         with translated(self.access):
             async with self.pool.lend(self._outage.bounded(attempt.since)) as connection:
-                attempt.connected, attempt.server = True, connection.standing
+                attempt.connected, attempt.server = True, connection.server
                 yield connection
 
     @asynccontextmanager
@@ -285,7 +285,7 @@ class PostgresDatabase(Database):
             async with self.pool.lend() as connection:
                 if write:
                     self._refuse_lost()
-                attempt.server = connection.standing
+                attempt.server = connection.server
                 async with (
                     self._begun_writing(connection, attempt, alone=alone)
                     if write
@@ -333,8 +333,8 @@ class Notifications(CommitWatch):
         self._lacking: set[str] = set()
         self._seconds = _POLL_SECONDS
 
-    async def look(self) -> bool:
-        if (old := self._listening) is not None and (old.is_closed() or self._pool.servers.is_left(old.standing)):
+    async def poll(self) -> bool:
+        if (old := self._listening) is not None and (old.is_closed() or self._pool.servers.is_superseded(old.server)):
             await self.close()
         if self._listening is None and self.announces:
             self._listening = await self._pool.take()

@@ -26,7 +26,7 @@ from replaybuf.storage.sql.engine.urls import Host, driver_arguments
 _IDLE_SECONDS = 300
 
 
-class Standing(NamedTuple):
+class ServerState(NamedTuple):
     """A server's role and timeline; None for values that it doesn't report. A standby has no timeline here.
 
     `started` is the same for connections by different addresses, until the server's next start.
@@ -37,13 +37,13 @@ class Standing(NamedTuple):
     started: datetime | None = None
     process: int | None = None
 
-    def is_left(self, followed: Standing) -> bool:
+    def is_superseded(self, followed: ServerState) -> bool:
         """Return whether this is an old primary, superseded by the followed server; it gets no more writes."""
         return self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
 
 
 #: For a server that wasn't queried.
-UNKNOWN = Standing()
+UNKNOWN = ServerState()
 
 _ASK = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL
@@ -101,24 +101,24 @@ class Connector:
 class Connection(asyncpg.Connection):
     """asyncpg's connection, with numbered transactions (`next_stamp`) and its server's role and timeline."""
 
-    __slots__ = ("_stamp", "standing", "used_at")
+    __slots__ = ("_stamp", "server", "used_at")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._stamp: Stamp | None = None
         #: The server's role and timeline when the connection was made, as far as it was asked.
-        self.standing = UNKNOWN
+        self.server = UNKNOWN
         #: When it was given back to its pool, by the monotonic clock.
         self.used_at = 0.0
 
-    async def ask_standing(self) -> Standing:
+    async def ask_state(self) -> ServerState:
         """Ask the server for its role and timeline, and remember them."""
         with contextlib.suppress(  # a server that only speaks PostgreSQL's protocol has no WAL
             asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
         ):
             found: Any = await self.fetchrow(_ASK)
-            self.standing = Standing(*found)
-        return self.standing
+            self.server = ServerState(*found)
+        return self.server
 
     async def end(self, seconds: float) -> None:
         """Close the connection, also in the middle of a query, within so many seconds."""
@@ -137,7 +137,7 @@ class Connection(asyncpg.Connection):
 
         A pooler may switch to another server and keep its clients' connections.
         """
-        timeline, process = self.standing.timeline, self.standing.process
+        timeline, process = self.server.timeline, self.server.process
         if timeline is None or process == self.get_server_pid():
             return ""
         return _SAME_SERVER.format(timeline=f"{timeline:08X}")

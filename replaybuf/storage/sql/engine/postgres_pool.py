@@ -60,8 +60,8 @@ class Pool:
         """Return a connection outside any transaction, to be given back or discarded. Raises UnreachableError."""
         async with asyncio.timeout(self._lock_timeout) as limit:
             try:
-                while (connection := await self._idle_or_new()).is_closed() or self.servers.is_left(
-                    connection.standing
+                while (connection := await self._idle_or_new()).is_closed() or self.servers.is_superseded(
+                    connection.server
                 ):
                     await self.discard(connection)
                 return connection

@@ -21,7 +21,7 @@ from replaybuf.errors import AccessError, ConfigError, ReplayBufError, Unreachab
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import is_telling
-from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, Standing
+from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, ServerState
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, session_attrs
 
 #: How long to wait for the answers of several servers before one that answered is chosen.
@@ -37,25 +37,27 @@ _logger = logging.getLogger("replaybuf.database")
 _STANDBY = "is a standby"
 
 
-def choose(found: Mapping[Host | None, Standing | str], followed: Standing | None, *, writes: bool) -> Host | None:
+def choose(
+    found: Mapping[Host | None, ServerState | str], followed: ServerState | None, *, writes: bool
+) -> Host | None:
     """Return the host to use: the primary of the highest timeline; for readers a standby where there is none.
 
-    `found` has the standing of each server in the order of the URL, or why it can't be used. Raises UnreachableError,
+    `found` has the state of each server in the order of the URL, or why it can't be used. Raises UnreachableError,
     AccessError.
     """
     reasons = {host: answer if isinstance(answer, str) else "" for host, answer in found.items()}
-    fit = {host: standing for host, standing in found.items() if isinstance(standing, Standing)}
+    fit = {host: state for host, state in found.items() if isinstance(state, ServerState)}
     if writes:
-        reasons |= {host: _why_not(standing, followed) for host, standing in fit.items()}
-        fit = {host: standing for host, standing in fit.items() if not reasons[host]}
+        reasons |= {host: _why_not(state, followed) for host, state in fit.items()}
+        fit = {host: state for host, state in fit.items() if not reasons[host]}
     if not fit:
         raise _none(reasons)
-    newest = max(standing.timeline or 0 for standing in fit.values())
-    best = {host: standing for host, standing in fit.items() if (standing.timeline or 0) == newest}
-    for host, standing in best.items():
-        if followed is not None and standing.started == followed.started:
+    newest = max(state.timeline or 0 for state in fit.values())
+    best = {host: state for host, state in fit.items() if (state.timeline or 0) == newest}
+    for host, state in best.items():
+        if followed is not None and state.started == followed.started:
             return host
-    if writes and len({standing.started for standing in best.values()}) > 1:
+    if writes and len({state.started for state in best.values()}) > 1:
         raise UnreachableError(
             f"{' and '.join(map(_named, best))} both say that they are the primary, and each has what the other "
             "lacks; end one of them, make it a standby of the other (pg_rewind), or name the servers of one cluster",
@@ -68,11 +70,11 @@ def _named(host: Host | None) -> str:
     return "the server" if host is None else str(host)
 
 
-def _why_not(standing: Standing, followed: Standing | None) -> str:
+def _why_not(state: ServerState, followed: ServerState | None) -> str:
     """Return why a server takes no writes of this process, as the end of a sentence; an empty string if it does."""
-    if followed is not None and standing.is_left(followed):
-        return f"is an old primary (timeline {standing.timeline}; this process follows timeline {followed.timeline})"
-    return _STANDBY if standing.is_standby else ""
+    if followed is not None and state.is_superseded(followed):
+        return f"is an old primary (timeline {state.timeline}; this process follows timeline {followed.timeline})"
+    return _STANDBY if state.is_standby else ""
 
 
 def _none(reasons: Mapping[Host | None, str]) -> UnreachableError | AccessError:
@@ -135,7 +137,7 @@ class Servers:
         #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting = asyncio.Lock()
-        self.followed: Standing | None = None
+        self.followed: ServerState | None = None
         self.seen = Seen()
         self.lost = ""
 
@@ -151,9 +153,9 @@ class Servers:
                 self.last = None
         return await self._connect_to(self._hosts)
 
-    def is_left(self, standing: Standing) -> bool:
+    def is_superseded(self, state: ServerState) -> bool:
         """Return whether a connection's server is an old primary, which gets no more writes of this process."""
-        return self.followed is not None and standing.is_left(self.followed)
+        return self.followed is not None and state.is_superseded(self.followed)
 
     def accept(self) -> None:
         """Accept the state of the current server, after a restore."""
@@ -184,7 +186,7 @@ class Servers:
     async def _open(self, host: Host | None) -> Connection:
         connection = await self._connector.connect(host)
         try:
-            await connection.ask_standing()
+            await connection.ask_state()
         except BaseException:
             connection.terminate()
             raise
@@ -195,13 +197,13 @@ class Servers:
 
         Raises the driver's error for a single host; for several, the first one that explains why none can be used.
         """
-        found: dict[Host | None, Standing | str] = {}
+        found: dict[Host | None, ServerState | str] = {}
         errors = []
         for host, task in tasks.items():
             if not task.done():
                 found[host] = "does not answer"
             elif (error := task.exception()) is None:
-                found[host] = task.result().standing
+                found[host] = task.result().server
             else:
                 found[host] = f"can't be used ({str(error) or type(error).__name__})"
                 errors.append(error)
@@ -216,32 +218,32 @@ class Servers:
 
     async def _meet(self, connection: Connection, chosen: Host | None) -> None:
         """Compare the remembered commit stamps with the server's, if it isn't the same server as before."""
-        standing = connection.standing
-        if not self._writes or standing.timeline is None:
+        state = connection.server
+        if not self._writes or state.timeline is None:
             return
         async with self._meeting:
             before = self.followed
-            if before is not None and standing[:3] == before[:3]:
+            if before is not None and state[:3] == before[:3]:
                 return
-            if before is not None and standing.is_left(before):  # another task has met a newer timeline meanwhile
+            if before is not None and state.is_superseded(before):  # another task has met a newer timeline meanwhile
                 raise ConnectionResetError(f"{_named(chosen)} is an old primary")
-            if standing.timeline > 1:
-                await _enter(connection, standing.timeline)
-            if before is not None and standing.timeline > (before.timeline or 0):
+            if state.timeline > 1:
+                await _enter(connection, state.timeline)
+            if before is not None and state.timeline > (before.timeline or 0):
                 who = "it is another server" if chosen is None else f"this process follows {chosen}"
-                _logger.warning("%s: %s from now on (timeline %d)", self._where, who, standing.timeline)
+                _logger.warning("%s: %s from now on (timeline %d)", self._where, who, state.timeline)
             if (marks := self.seen.marks) and not self.lost:
                 found = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
                 if any(found.get(row, 0) < number for row, number in marks.items()):
                     self.lost = (
-                        f"{self._where}: {_named(chosen)} (timeline {standing.timeline}) lacks transactions that this "
+                        f"{self._where}: {_named(chosen)} (timeline {state.timeline}) lacks transactions that this "
                         "process saw committed. It took over before it had them, and what this process does next would "
                         "rest on them, so nothing was changed. Go back to a step whose checkpoint is there, with its "
                         "weights: restore(step), and checkpoints() lists them; or build a new buffer, which accepts "
                         "what is there"
                     )
                     _logger.error("%s", self.lost)
-            self.followed = standing
+            self.followed = state
 
 
 async def _end(tasks: Iterable[asyncio.Future[Connection]]) -> None:

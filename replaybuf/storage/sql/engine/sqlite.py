@@ -63,7 +63,7 @@ class SqliteDatabase(Database):
         alone: bool = False,
         brief: bool = False,
         patience: float | None = None,
-        accepts: bool = False,
+        accepts_loss: bool = False,
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
         with translated(self.access, patience):
@@ -218,7 +218,7 @@ class DataVersion(CommitWatch):
         self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
         self._seconds = _LONGEST_POLL
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
             self._connection.session.raw.execute("PRAGMA busy_timeout = 0")

@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     OpenFiles,
     check_version,
     read_only_files,
-    refuse_others,
+    refuse_foreign_file,
 )
 from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, SqliteSession, patiently
 
@@ -217,7 +217,7 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
     check_version()
     path, patience = access.path, access.lock_timeout
     if access.ours_only and path is not None and uri is None:
-        patiently(partial(refuse_others, path, access.where), patience)
+        patiently(partial(refuse_foreign_file, path, access.where), patience)
     raw = sqlite3.connect(
         uri or path or ":memory:",
         uri=uri is not None,

@@ -272,7 +272,7 @@ WHERE m.type = 'table' AND m.name IN ({", ".join(f"'{table}'" for table in sorte
 _LEFT = "it was left as it is: give the path of a file that isn't there yet"
 
 
-def refuse_others(path: str, where: str) -> None:
+def refuse_foreign_file(path: str, where: str) -> None:
     """Raise StorageError unless the file is missing, empty, or a database of ours.
 
     Raises errors of `sqlite3` for an unreadable file.

@@ -43,9 +43,9 @@ def opened_buffers(tx: Transaction) -> list[str]:
 
 def check_buffer(tx: Transaction, buffer: str | None) -> None:
     """Raise InputError when only buffers of other names exist."""
-    if buffer is not None and (there := opened_buffers(tx)) and buffer not in there:
+    if buffer is not None and (known := opened_buffers(tx)) and buffer not in known:
         raise InputError(
-            f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(there)}"
+            f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(known)}"
         )
 
 
@@ -58,10 +58,10 @@ def chosen_buffers(tx: Transaction, buffer: str | None) -> list[str]:
 def choose(tx: Transaction, buffer: str | None) -> str:
     """Return the buffer of this name; for None the only buffer or the default one. Raises InputError."""
     check_buffer(tx, buffer)
-    there = buffers_of(tx)
-    if buffer is None and len(there) > 1 and DEFAULT not in there:
-        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(there)}")
-    return buffer or (there[0] if len(there) == 1 else DEFAULT)
+    known = buffers_of(tx)
+    if buffer is None and len(known) > 1 and DEFAULT not in known:
+        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(known)}")
+    return buffer or (known[0] if len(known) == 1 else DEFAULT)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class LifeEvent:
     """An event in a group's history: its `kind`, time, worker and train step."""
 
     at: datetime
@@ -48,7 +48,7 @@ class Origin:
 class Life:
     """The recorded history of a group.
 
-    `there` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
+    `row` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
     that its put replaced, as far as recorded (`schema.tables`), or `made_from` the rollouts that filled it;
     `replaced_by` are the groups whose put replaced it, and `rollout_of` those that were filled by it.
     `annotations` are their means in each draw. `checkpoints` are the train steps of the checkpoints that contain it.
@@ -56,10 +56,10 @@ class Life:
 
     uid: int
     origin: Origin
-    there: dict[str, Any] | None
+    row: dict[str, Any] | None
     draws: Sequence[Batch]
     annotations: Sequence[Mapping[str, float]]
-    happenings: Sequence[Happening]
+    events: Sequence[LifeEvent]
     replaces: Sequence[int]
     made_from: Sequence[int]
     replaced_by: Sequence[int]
@@ -77,23 +77,24 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     for buffer in [rows[0]["buffer"]] if rows else buffers:
         draws = batches_with(tx, buffer, uid)
         events = tx.tuples(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
-        happenings = [Happening(time_of(at), *more) for at, *more in events]
+        recorded_events = [LifeEvent(time_of(at), *more) for at, *more in events]
         later = tx.tuples(_LATER[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
-        if rows or draws or happenings or later:
+        if rows or draws or recorded_events or later:
             break
     else:
         return None
-    there = next(iter(read_metadata(tx, [uid])), None)
+    current = next(iter(read_metadata(tx, [uid])), None)
     made_from = rows[0]["made_from"] if rows else None
     earlier = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
     replaces, filled_by = ([], earlier) if rows and rows[0]["is_filled"] else (earlier, [])
     checkpoints, several = [row["checkpoint_step"] for row in kept], len(buffers) > 1
     origin = _origin(buffer, rows[0] if rows else None, draws)
-    noted = annotations_of(tx, draws)
-    annotations = [noted.get((one.id, uid), {}) for one in draws]
-    by, whole = ([one for one, is_filled in later if bool(is_filled) is filled] for filled in (False, True))
-    others = (replaces, filled_by, by, whole)
-    return Life(uid, origin, there, draws, annotations, happenings, *others, checkpoints, tx.now(), several)
+    by_draw = annotations_of(tx, draws)
+    annotated = [by_draw.get((draw.id, uid), {}) for draw in draws]
+    replaced_by = [other for other, is_filled in later if not is_filled]
+    rollout_of = [other for other, is_filled in later if is_filled]
+    others = (replaces, filled_by, replaced_by, rollout_of)
+    return Life(uid, origin, current, draws, annotated, recorded_events, *others, checkpoints, tx.now(), several)
 
 
 _COPIED = "created_at, worker, put_step, oldest_step, reward, made_from, scoped_key"
@@ -151,19 +152,19 @@ def timeline(life: Life) -> list[dict[str, Any]]:
     rows = []
     if put.created_at is not None:
         rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
-    for one, noted in zip(life.draws, life.annotations, strict=True):
+    for one, annotated in zip(life.draws, life.annotations, strict=True):
         what = "taken" if one.lease is None else "leased"
-        rows.append(_row(one.taken_at, what, one.worker, one.step, _drawn(one, noted)) | {"batch": one.id})
+        rows.append(_row(one.taken_at, what, one.worker, one.step, _drawn(one, annotated)) | {"batch": one.id})
         if _came_back(life, one):
             rows.append(_row(one.taken_at, "came back", None, None, "given back, or the lease was over"))
         elif one.lease is not None and one.settled == one.groups:
             rows.append(_row(one.taken_at, "consumed", one.worker, one.step, "its lease was acknowledged since"))
-    for event in life.happenings:
+    for event in life.events:
         rows.append(_row(event.at, _KINDS.get(event.kind, event.kind), event.worker, event.step, event.detail))
-    if life.there is not None and life.there["status"] == Status.ARCHIVED:
-        at = max([life.there["archived_at"], *(one.taken_at for one in life.draws)])  # a draw is recorded afterwards
+    if life.row is not None and life.row["status"] == Status.ARCHIVED:
+        at = max([life.row["archived_at"], *(one.taken_at for one in life.draws)])  # a draw is recorded afterwards
         rows = [row for row in rows if row["what"] != "consumed"]
-        rows.append(_row(at, "consumed", None, life.there["trained_step"], "archived"))
+        rows.append(_row(at, "consumed", None, life.row["trained_step"], "archived"))
     rows.sort(key=lambda row: row["at"].timestamp() if row["at"] else 0.0)
     return rows
 
@@ -185,12 +186,12 @@ def _drawn(one: Batch, annotations: Mapping[str, float]) -> str:
 def _came_back(life: Life, one: Batch) -> bool:
     """Return whether the group came back from a draw without a recorded event."""
     later = [other.taken_at for other in life.draws if other.id > one.id]
-    returns = (event for event in life.happenings if event.kind in _RETURNS and event.at >= one.taken_at)
+    returns = (event for event in life.events if event.kind in _RETURNS and event.at >= one.taken_at)
     if not one.back or any(not later or event.at <= later[0] for event in returns):
         return False
     if one.came_back or later:
         return one.came_back and not life.replaced_by
-    return life.there is not None and life.there["leased_until"] is None and life.there["trained_step"] is None
+    return life.row is not None and life.row["leased_until"] is None and life.row["trained_step"] is None
 
 
 def stale_text(staleness: int) -> str:
@@ -209,12 +210,12 @@ def uids_text(uids: Sequence[int]) -> str:
 
 def place_of(life: Life) -> str:
     """Return where a group is, or how it was removed."""
-    there = life.there
-    if there is not None:
-        if there["leased_until"] is not None:
-            return f"leased by {there['leased_by'] or 'somebody'}, {units.lease(there['leased_until'], life.now)}"
-        trained = "" if there["trained_step"] is None else f", trained on at step {there['trained_step']}"
-        return f"{there['status']}{trained}, {stale_text(there['staleness'])}"
+    row = life.row
+    if row is not None:
+        if row["leased_until"] is not None:
+            return f"leased by {row['leased_by'] or 'somebody'}, {units.lease(row['leased_until'], life.now)}"
+        trained = "" if row["trained_step"] is None else f", trained on at step {row['trained_step']}"
+        return f"{row['status']}{trained}, {stale_text(row['staleness'])}"
     if life.rollout_of:
         return f"gone: now a rollout of {uids_text(life.rollout_of)}"
     if life.replaced_by:
@@ -223,7 +224,7 @@ def place_of(life: Life) -> str:
         if is_settled(one):
             step = "" if one.step is None else f" at step {one.step}"
             return f"gone: trained on{step} by {one.worker or 'somebody'}"
-    return f"gone: {life.happenings[-1].kind}" if life.happenings else "gone"
+    return f"gone: {life.events[-1].kind}" if life.events else "gone"
 
 
 _MOST_UID = 2**63 - 1
@@ -232,10 +233,10 @@ _MOST_UID = 2**63 - 1
 def why_missing(tx: Transaction, uid: int) -> str:
     """Return why a group doesn't exist: how it was removed, or that there never was one."""
     life = life_of(tx, uid) if 1 <= uid <= _MOST_UID else None
-    return nothing_of(tx, uid) if life is None else place_of(life)
+    return why_unknown(tx, uid) if life is None else place_of(life)
 
 
-def nothing_of(tx: Transaction, uid: int) -> str:
+def why_unknown(tx: Transaction, uid: int) -> str:
     """Return why nothing is known of a group."""
     last = last_uid(tx)
     if not 1 <= uid <= last:

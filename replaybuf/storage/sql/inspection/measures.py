@@ -56,8 +56,8 @@ def measure(tx: Transaction, buffer: str | None, scanned: int | None = None) -> 
 
 def tallies_of(tx: Transaction, buffer: str | None) -> dict[str, Tallied]:
     """Return the tallies of one buffer or of all, by buffer. Raises InputError when only other buffers exist."""
-    there = chosen_buffers(tx, buffer)
-    return {name: read_tallies(tx, name) for name in (there if buffer is None else [buffer])}
+    names = chosen_buffers(tx, buffer)
+    return {name: read_tallies(tx, name) for name in (names if buffer is None else [buffer])}
 
 
 def count_unswept(tx: Transaction) -> int:

@@ -72,7 +72,7 @@ _ALL = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Since:
+class RestoreEffects:
     """The effects of restoring a checkpoint: the number of groups put since, of its groups removed since, and the names
     of the workers that have the buffer open."""
 
@@ -107,9 +107,9 @@ AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
     SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
 
 
-def since(tx: Transaction, made: StoredCheckpoint) -> Since:
+def effects_of_restore(tx: Transaction, made: StoredCheckpoint) -> RestoreEffects:
     """Return the effects that restoring a checkpoint would have now."""
-    return Since(
+    return RestoreEffects(
         tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
         tx.value(_LEFT_SINCE, buffer=made.buffer, id=made.id),
         sorted({one.name for one in read_workers(tx, made.buffer) if one.is_alive(tx.seconds())}),
@@ -285,11 +285,11 @@ def whereabouts(tx: Transaction, batches: Iterable[Batch]) -> dict[int, str]:
     "archived".
     """
     drawn = {member.uid: one for one in batches for member in one.members}
-    there = tx.rows(_THERE, uids=list(drawn))
-    return dict.fromkeys(drawn, GONE) | {row["uid"]: _place(row, drawn[row["uid"]]) for row in there}
+    present = tx.rows(_PRESENT, uids=list(drawn))
+    return dict.fromkeys(drawn, GONE) | {row["uid"]: _place(row, drawn[row["uid"]]) for row in present}
 
 
-_THERE = """
+_PRESENT = """
 SELECT g.uid AS uid, g.trained_step AS trained_step, l.status AS status, l.leased AS leased
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid {in:uids}"""
 

@@ -29,7 +29,7 @@ SILENT_SECONDS = 60.0
 #: Seconds for which payloads of removed groups are kept for their taker's read.
 READING_SECONDS = 120.0
 #: The number of groups of a file that was no transaction's.
-_NOBODYS = -1
+_ORPHAN = -1
 _FIRST_PLACE, _LAST_PLACE = 1_000_000, 2**31
 
 
@@ -59,7 +59,7 @@ def add_place(tx: Transaction, url: str) -> int | None:
 _ADD_PLACE = "INSERT INTO rb_place (id, url) VALUES (:id, :url)"
 
 
-def note_url(tx: Transaction, number: int, url: str) -> None:
+def record_url(tx: Transaction, number: int, url: str) -> None:
     """Record the URL of a place; a database that was restored to a time before the place has it again."""
     tx.change(f"{_ADD_PLACE} ON CONFLICT (id) DO UPDATE SET url = excluded.url", id=number, url=url)
 
@@ -139,16 +139,16 @@ def forget(tx: Transaction, numbers: Sequence[int]) -> None:
 
 def unknown(tx: Transaction, files: Sequence[int]) -> list[int]:
     """Return those of these files that no row names, or that are nobody's."""
-    sql = "SELECT id FROM rb_file WHERE id {in:ids} AND groups <> :nobodys"
-    known = set(tx.values(sql, ids=files, nobodys=_NOBODYS))
+    sql = "SELECT id FROM rb_file WHERE id {in:ids} AND groups <> :orphans"
+    known = set(tx.values(sql, ids=files, orphans=_ORPHAN))
     return [one for one in files if one not in known]
 
 
-def disown(tx: Transaction, number: int, files: Sequence[int]) -> list[int]:
+def record_orphans(tx: Transaction, number: int, files: Sequence[int]) -> list[int]:
     """Record those of these files in a place that no row names as nobody's; return all that are, and can be deleted."""
-    nobodys = "INSERT INTO rb_file (id, place, bytes, groups) VALUES (:id, :place, 0, :groups) ON CONFLICT DO NOTHING"
-    tx.each(nobodys, [(one, number, _NOBODYS) for one in files])
-    return tx.values("SELECT id FROM rb_file WHERE id {in:ids} AND groups = :nobodys", ids=files, nobodys=_NOBODYS)
+    orphans = "INSERT INTO rb_file (id, place, bytes, groups) VALUES (:id, :place, 0, :groups) ON CONFLICT DO NOTHING"
+    tx.each(orphans, [(one, number, _ORPHAN) for one in files])
+    return tx.values("SELECT id FROM rb_file WHERE id {in:ids} AND groups = :orphans", ids=files, orphans=_ORPHAN)
 
 
 # Reading
@@ -166,14 +166,14 @@ _KEEP = "UPDATE rb_past SET removed_at = {clock:now} + :seconds WHERE uid {in:ui
 
 def wrong_counts(tx: Transaction) -> Mapping[int, int]:
     """Return the numbers of groups of files with a wrong one."""
-    wrong = tx.tuples(_WRONG, nobodys=_NOBODYS)
+    wrong = tx.tuples(_WRONG, orphans=_ORPHAN)
     return {number: int(there) for number, there in wrong}
 
 
 _WRONG = """SELECT f.id, coalesce(c.there, 0) FROM rb_file f LEFT JOIN (
     SELECT file, count(*) AS there FROM rb_payload WHERE file IS NOT NULL GROUP BY file
 ) c ON c.file = f.id
-WHERE f.groups <> coalesce(c.there, 0) AND (f.groups <> :nobodys OR coalesce(c.there, 0) > 0)"""
+WHERE f.groups <> coalesce(c.there, 0) AND (f.groups <> :orphans OR coalesce(c.there, 0) > 0)"""
 
 
 # The location of this database

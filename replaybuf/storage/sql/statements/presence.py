@@ -217,7 +217,7 @@ def _noted_wait(waiting: Waiting, now: float, ahead: float) -> dict[str, Any]:
 # Once a minute, by the first process
 
 
-def note_minute(tx: Transaction) -> bool:
+def record_minute(tx: Transaction) -> bool:
     """Record the buffer's statistics (`at` this moment) unless recorded this minute, and apply the retention.
 
     Returns False, and does nothing, while another process records a minute, of any buffer.

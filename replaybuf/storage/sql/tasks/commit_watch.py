@@ -35,7 +35,7 @@ class Watch:
         self._announcing: asyncio.Task[None] | None = None
         self._due = False
         self._stopped = False
-        self._looking = False
+        self._in_poll = False
 
     def version(self) -> int:
         """Return a number that changes with every detected commit (any thread)."""
@@ -59,7 +59,7 @@ class Watch:
         self._stopped = True
         self._wakes.wake()
         if self._polling is not None:
-            if not self._looking:
+            if not self._in_poll:
                 self._polling.cancel()
             await asyncio.wait([self._polling])
         if self._announcing is not None:
@@ -85,15 +85,15 @@ class Watch:
     async def _poll(self) -> None:
         try:
             while self._wakes.awaited:
-                self._looking = True
+                self._in_poll = True
                 try:
-                    if await self._changes.look():
+                    if await self._changes.poll():
                         self._hint()
                 except Exception as error:  # waiting callers then poll the store themselves
                     _logger.debug("can't look for changes: %s", error)
                     await self._changes.close()
                     self._wakes.wake()
-                self._looking = False
+                self._in_poll = False
                 if not self._stopped:
                     await self._changes.pause()
         finally:

@@ -41,7 +41,7 @@ class Filling:
     ) -> None:
         self._thread, self._transactions, self._encoding, self._commits = thread, transactions, encoding, commits
         self._reading = asyncio.Lock()
-        self._said: set[str | int] = set()  # groups that couldn't be completed
+        self._warned: set[str | int] = set()  # groups that couldn't be completed
 
     async def put(self, new: NewGroup) -> int | None:
         """Store a rollout of a group, or the whole group if it is the last one.
@@ -88,16 +88,16 @@ class Filling:
                 except ClosedError:
                     return
                 except (ConflictError, FullError, DecodeError) as error:
-                    level = logging.DEBUG if name in self._said else logging.WARNING
+                    level = logging.DEBUG if name in self._warned else logging.WARNING
                     _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
-                    self._said.add(name)
+                    self._warned.add(name)
 
     async def _give_up(self, name: str | int, seconds: float) -> None:
-        there = await self._transactions.read(partial(read_parts, name=name))
-        others = await self._read(list(there))
+        uids = list(await self._transactions.read(partial(read_parts, name=name)))
+        others = await self._read(uids)
         if others and others[0].part is not None:
             part = others[0].part
-            part.train_step = await self._transactions.read(partial(newest_step, uids=list(there)))
+            part.train_step = await self._transactions.read(partial(newest_step, uids=uids))
             await self._complete(part, others, why=f"{len(others)} of {part.size} rollouts came in {seconds:g} s")
 
     async def _complete(

@@ -190,7 +190,7 @@ class OpenDatabase(Protocol):
 _databases: weakref.WeakValueDictionary[tuple[int, str], OpenDatabase] = weakref.WeakValueDictionary()
 
 
-def know_database(url: str, database: OpenDatabase) -> None:
+def register_database(url: str, database: OpenDatabase) -> None:
     """Let handles with this URL read from a database that is open in this process."""
     _databases[os.getpid(), url] = database
 

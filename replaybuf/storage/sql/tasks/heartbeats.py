@@ -23,7 +23,7 @@ from replaybuf.errors import ReplayBufError
 from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.schema.tables import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
-from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, note_minute, write_beat
+from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, record_minute, write_beat
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.rollouts.rollout import Status
@@ -129,7 +129,7 @@ class Presence:
         self._beat_at = time.monotonic()
         try:
             await self._write(all_names=all_names)
-            await self._note_minute()
+            await self._record_minute()
             self._failing_since = None
             self._complained = False
         except Exception as error:
@@ -174,11 +174,11 @@ class Presence:
             if all_names:
                 self._sign_at = time.monotonic()
 
-    async def _note_minute(self) -> None:
+    async def _record_minute(self) -> None:
         minute = int((time.time() - self._behind) // HISTORY_SECONDS)
         if minute == self._minute:
             return
-        if await self._engine.write(note_minute, self._transactions.scope, patience=_PATIENCE):
+        if await self._engine.write(record_minute, self._transactions.scope, patience=_PATIENCE):
             self._minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _failed(self, error: Exception) -> None:
@@ -194,6 +194,5 @@ class Presence:
 
 
 def _drawing(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
-    """Return the workers of those of these waits, or of those that timed out, that are for groups."""
-    gave_up = {one.worker for one in events if " of waiting for groups: " in one.detail}
-    return gave_up | {one.worker for one in waits if one.wait.kind == "groups"}
+    """Return the workers that draw: of waits for groups, and of draws that timed out."""
+    return {one.worker for one in events if one.draws} | {one.worker for one in waits if one.wait.kind == "groups"}

@@ -127,7 +127,7 @@ class PayloadFiles:
 
     # Maintenance (database's thread)
 
-    async def tend(self, changed: bool) -> bool:
+    async def maintain(self, changed: bool) -> bool:
         """Do one small step of due maintenance; return whether more is due, also for the sweep.
 
         `changed`: files may be empty by now. They are deleted in a task, since sweeps go on though a place hangs.
@@ -148,7 +148,7 @@ class PayloadFiles:
         try:
             if self.writes and time.monotonic() >= self._list_at:
                 self._list_at = time.monotonic() + LISTING_SECONDS
-                await self._delete_nobodys()
+                await self._delete_orphans()
             self._due |= await self._delete()
         except Exception as error:
             _logger.debug("files were not deleted: %s", error, exc_info=not isinstance(error, ReplayBufError))
@@ -189,7 +189,7 @@ class PayloadFiles:
             raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
         await self._in_thread(partial(store.delete, [file_name(one) for one in files]))
 
-    async def _delete_nobodys(self) -> None:
+    async def _delete_orphans(self) -> None:
         """Delete files that no commit named, and were written long ago: their writers died, or are about to commit."""
         assert self._here is not None
         number, store = self._here
@@ -204,10 +204,10 @@ class PayloadFiles:
         listed = await self._in_thread(list_old)
         old = [one for name in listed if (one := file_number(name)) is not None]
         unknown = await self._engine.read(partial(statements.unknown, files=old), self.reader.scope)
-        nobodys = await self._write(partial(statements.disown, number=number, files=unknown)) if unknown else []
-        if nobodys:
-            await self._delete_from(number, nobodys)
-            _logger.info("%d files in %s that no commit had named were deleted", len(nobodys), store.url)
+        orphans = await self._write(partial(statements.record_orphans, number=number, files=unknown)) if unknown else []
+        if orphans:
+            await self._delete_from(number, orphans)
+            _logger.info("%d files in %s that no commit had named were deleted", len(orphans), store.url)
 
     async def _write(self, function: Callable[[Transaction], Any]) -> Any:
         return await self._engine.write(function, self.reader.scope)

@@ -106,7 +106,7 @@ class PlaceReader:
                     "new ones elsewhere, name another place (payloads=)"
                 )
         if (await engine.read(Transaction.places, scope))[0].get(number) != store.url:
-            await engine.write(partial(statements.note_url, number=number, url=store.url), scope)
+            await engine.write(partial(statements.record_url, number=number, url=store.url), scope)
         register_url(scope.database or "", number, store.url)
         self.stores[number] = store
         return number, store

@@ -96,9 +96,9 @@ class Sweeper:
                 if self._is_time():
                     changed = True
                     with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
-                        await self.look_after_groups()
+                        await self.maintain_groups()
                 full = await self._step()
-                if await self._files.tend(changed):
+                if await self._files.maintain(changed):
                     full, self._seen = True, -1
                 failing = False
             except Exception as error:  # the next sweep may succeed
@@ -116,7 +116,7 @@ class Sweeper:
         longest = self._pause if self._transactions.version != self._seen else _LONGEST_IDLE_SECONDS
         return passed >= max(self._pause, min(self._next, longest))
 
-    async def look_after_groups(self) -> None:
+    async def maintain_groups(self) -> None:
         """Poll for due work, end expired leases, and prune the groups outside the capacity. Raises FencedError."""
         transactions, limits = self._transactions, self._transactions.scope.rules.limits
         look = partial(find_chores, grace=self._grace, now=time.time())

@@ -77,8 +77,8 @@ class Transactions:
             scope = self.scope
             try:
                 result = await self.engine.read(function, scope, single=True)
-                if self.engine.lacking:
-                    raise FencedError(self.engine.lacking, reason="commits lost")
+                if self.engine.missing_commits:
+                    raise FencedError(self.engine.missing_commits, reason="commits lost")
                 return result
             except FencedError as error:
                 await self._rejoin(scope, error)
@@ -92,7 +92,7 @@ class Transactions:
         # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
-            made, self.scope = await self.engine.write(work, self.scope, alone=True, accepts=True)
+            made, self.scope = await self.engine.write(work, self.scope, alone=True, accepts_loss=True)
         self._watch.committed()
         return made
 
