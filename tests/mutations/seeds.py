@@ -234,7 +234,7 @@ _PROMPTS = [
     ("prompts-init-stranded", "produce/sampler.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
     ("prompts-uid-not-moved", "produce/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
-    ("prompts-counts", "produce/sampler.py", "drawn - there - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
+    ("prompts-counts", "produce/sampler.py", "drawn - returned - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
     ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
