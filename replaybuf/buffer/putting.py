@@ -31,7 +31,6 @@ from replaybuf.rules.words import named
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, StorageItem, Unset
 from replaybuf.values.codec.object_refs import UnfetchedError
-from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
@@ -41,32 +40,6 @@ from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import StatusLike
 
 T = TypeVar("T")
-
-
-async def fetching(codec: Codec, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]], *, free: bool) -> T:
-    """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.
-
-    Each round fetches the objects of a group by one call of Ray, in another thread. When that is cancelled, nothing is
-    stored. With `free`, the ObjectRefs in stored rollouts are then replaced by None.
-    """
-    fetched: dict[Any, Any] = {}
-    while True:
-        try:
-            result = await store()
-        except UnfetchedError as unfetched:
-            missing, unfetched.refs = unfetched.refs, ()
-        else:
-            break
-        fetched |= await asyncio.to_thread(codec.fetch, tuple(dict.fromkeys(missing)))
-        for new in groups:
-            new.fetched = fetched
-        del missing  # the frame may live as long as an error's traceback
-    for new in groups:
-        if free and new.fetched:
-            codec.release(new.rollouts)
-        new.fetched = None
-    return result
-
 
 _logger = logging.getLogger("replaybuf.puts")
 _LOOK_COMPLETE = (
@@ -110,6 +83,21 @@ class FillOptions(PutOptions, total=False):
     index: int | None
 
 
+class LeaseOptions(FillOptions, total=False):
+    """The options of puts that replace other groups.
+
+    `replaces` are the uids of groups that the new one replaces, and `lease` holds them; with `stays_leased` it then
+    holds the new one. With `prompt` the put is of a rollout of a prompt that the lease holds, and `parts` are the uids
+    of those that the group is made of.
+    """
+
+    replaces: Iterable[int]
+    lease: Leased | None
+    stays_leased: bool
+    prompt: Part | None
+    parts: Iterable[int]
+
+
 _OPTIONS = FillOptions.__annotations__.keys()
 
 
@@ -144,32 +132,16 @@ class Putting:
         items: Sequence[Any],
         task_name: str,
         *,
-        replaces: Iterable[int] = (),
         timeout: float | Unset | None = UNSET,
-        lease: Leased | None = None,
-        stays_leased: bool = False,
-        prompt: Part | None = None,
-        parts: Iterable[int] = (),
         place: tuple[str, int] | None = None,
-        **options: Unpack[FillOptions],
+        **options: Unpack[LeaseOptions],
     ) -> int | None:
         """Store a group and return its uid, or None for an empty list or a dropped group.
 
-        `lease` holds the groups to be replaced; with `stays_leased` it then holds the new one. With `prompt` this is a
-        rollout of a prompt that the lease holds, and `parts` are the uids of those that the group is made of.
         `place` is that of its prompt: the name of a ledger, and the place in its dataset.
         """
         patience = self.patience(timeout)
-        new, is_dropped = await self.prepare(
-            items,
-            task_name,
-            replaces=replaces,
-            lease=lease,
-            stays_leased=stays_leased,
-            prompt=prompt,
-            parts=parts,
-            **options,
-        )
+        new, is_dropped = await self.prepare(items, task_name, **options)
         if new is None:
             return None
         if place is not None and new.status in (Status.COMPLETED, Status.FILTERED):
@@ -177,13 +149,13 @@ class Putting:
         if is_dropped:
             await (self._drop(new) if new.dropped is None else shielded(self._drop(new)))
             return None
-        uid = await self._stored(new, patience)
+        uid = await self.fetching([new], partial(self._store_with_room, new, patience))
         if uid is None and new.dropped is not None:
-            new.dropped.append(_never_stored(new))
+            new.dropped.append(_dropped_item(new))
         return uid
 
     def _record_rewards(self, new: NewGroup, place: tuple[str, int]) -> None:
-        """Note the rewards of the group that was generated for a prompt, if it has any."""
+        """Set the rewards of a group for the statistics of its prompt, if it has any."""
         get, key = self.rollout_type.get, self.rollout_type.reward_key
         given = [reward_value(get(rollout, "reward"), key) for rollout in new.rollouts]
         given = given if new.segments is None else new.segments.rewards(given)
@@ -192,14 +164,7 @@ class Putting:
         if rewards and all(map(math.isfinite, sums)):
             new.judged = (*place, len(rewards), *sums)
 
-    async def _stored(self, new: NewGroup, patience: float) -> int | None:
-        try:
-            return await self._store(new, patience)
-        except UnfetchedError:  # some of its values are objects of Ray
-            storing = partial(self._store, new, patience)
-        return await self.fetching([new], storing)
-
-    def _store(self, new: NewGroup, patience: float) -> Awaitable[int | None]:
+    def _store_with_room(self, new: NewGroup, patience: float) -> Awaitable[int | None]:
         """Return the put of a group, which waits for room if the limits block puts."""
         if self.storage.rules.limits.slows_puts and not new.stays_leased:
             return self.waits.put(new, patience, self._store_now)
@@ -242,19 +207,19 @@ class Putting:
             await self._drop(new)
         for place, outcome in zip(pending, await self._store_many([*pending.values()], patience), strict=True):
             results[place] = outcome
-        return _all_stored(results)
+        return _uids_or_error(results)
 
     async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException | None]:
         """Store groups and return the uid or the error of each; groups without room wait for it."""
         outcomes: list[int | BaseException | None] = [None] * len(news)
-        single = [place for place, new in enumerate(news) if new.part is not None]
-        others = [place for place, new in enumerate(news) if new.part is None]
-        for place, one in zip(others, await self.storage.put_many([news[place] for place in others]), strict=True):
-            outcomes[place] = one
-        again = single + [place for place in others if isinstance(outcomes[place], UnfetchedError | FullError)]
-        stored = await asyncio.gather(*(self._stored(news[place], patience) for place in again), return_exceptions=True)
-        for place, outcome in zip(again, stored, strict=True):
+        alone = [place for place, new in enumerate(news) if new.part is not None]
+        together = [place for place, new in enumerate(news) if new.part is None]
+        for place, outcome in zip(together, await self.storage.put_many([news[at] for at in together]), strict=True):
             outcomes[place] = outcome
+        alone += [place for place in together if isinstance(outcomes[place], UnfetchedError | FullError)]
+        puts = [self.fetching([news[at]], partial(self._store_with_room, news[at], patience)) for at in alone]
+        for place, result in zip(alone, await asyncio.gather(*puts, return_exceptions=True), strict=True):
+            outcomes[place] = result
         return outcomes
 
     def patience(self, timeout: float | Unset | None) -> float:
@@ -282,7 +247,7 @@ class Putting:
             raise TypeError(f"a put has no option {min(options.keys() - _OPTIONS)!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
         given = options.get
-        newest, step, rule = _rules_of(
+        newest, step, rule = _check_rules(
             given("model_step"),
             given("current_train_step"),
             given("stale_threshold"),
@@ -297,13 +262,13 @@ class Putting:
             return None, False
         created_at = time.time()
         said = None if status is None else self.rollout_type.statuses.check(status)
-        part, least = _part(task_name, items, options) if prompt is None else prompt, given("min_size")
+        part, least = _part_of(task_name, items, options) if prompt is None else prompt, given("min_size")
         unfit: list[Any] = []
         if part is not None:
             part.train_step, part.rule = step, rule  # which holds for the whole group
             normal = _as_part(await normalise(rollouts, self.rollout_type, newest, step, NO_RULE, said))
         elif least is not None:
-            least = _least(least, len(items), said)
+            least = _check_min_size(least, len(items), said)
             normal, fit, unfit = await normalise_fit(items, self.rollout_type, least, newest, step, rule)
             rollouts, segments = segmented(fit)
         else:
@@ -383,17 +348,37 @@ class Putting:
             self._warned.add(kind)
             _logger.warning("%s (said once)", sentence)
 
-    def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Return the result of `store()`, which stores the groups, after fetching the ObjectRefs in them."""
-        return fetching(self.storage.codec, groups, store, free=self._free)
+    async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.
+
+        Each round fetches the objects of a group by one call of Ray, in another thread. When that is cancelled, nothing
+        is stored. With `free_object_refs` the ObjectRefs in stored rollouts are then replaced by None.
+        """
+        codec, fetched = self.storage.codec, dict[Any, Any]()
+        while True:
+            try:
+                result = await store()
+            except UnfetchedError as unfetched:
+                missing, unfetched.refs = unfetched.refs, ()
+            else:
+                break
+            fetched |= await asyncio.to_thread(codec.fetch, tuple(dict.fromkeys(missing)))
+            for new in groups:
+                new.fetched = fetched
+            del missing  # the frame may live as long as an error's traceback
+        for new in groups:
+            if self._free and new.fetched:
+                codec.release(new.rollouts)
+            new.fetched = None
+        return result
 
     async def _drop(self, new: NewGroup) -> None:
         await self.storage.drop(new)
         if new.dropped is not None:
-            new.dropped.append(_never_stored(new))
+            new.dropped.append(_dropped_item(new))
 
 
-def _all_stored(results: Sequence[int | BaseException | None]) -> list[int | None]:
+def _uids_or_error(results: Sequence[int | BaseException | None]) -> list[int | None]:
     """Return the results of a put of many groups. Raises the first error if all were refused, or PartlyStoredError."""
     refused = {place: one for place, one in enumerate(results) if isinstance(one, BaseException)}
     if not refused:
@@ -415,7 +400,7 @@ def check_dropped(dropped: Any) -> None:
         raise InputError(f"dropped must be a list, to which the groups that leave are added, got {dropped!r:.100}")
 
 
-def _never_stored(new: NewGroup) -> StorageItem:
+def _dropped_item(new: NewGroup) -> StorageItem:
     """Return a group that was dropped before it was stored, with the uid 0."""
     return StorageItem(
         uid=0,
@@ -434,7 +419,7 @@ def _never_stored(new: NewGroup) -> StorageItem:
     )
 
 
-def _part(task_name: str, rollouts: Sequence[Any], options: FillOptions) -> Part | None:
+def _part_of(task_name: str, rollouts: Sequence[Any], options: FillOptions) -> Part | None:
     """Return the place of a rollout in a group that fills; None for a put without `group`. Raises InputError."""
     name, size, index, least = options.get("group"), options.get("size"), options.get("index"), options.get("min_size")
     if options.get("parents") is not None and (name is not None or least is not None):
@@ -454,13 +439,13 @@ def _part(task_name: str, rollouts: Sequence[Any], options: FillOptions) -> Part
     for what in ("key", "status", "keep_unfit"):
         if options.get(what) is not None:
             raise InputError(f"{what} can't be given with group=: a group that fills has the name as its key")
-    least = size if least is None else _least(least, size)
+    least = size if least is None else _check_min_size(least, size)
     if index is not None and check_whole(index, "index") >= size:
         raise InputError(f"index {index} is beyond group {named(name)}, whose size is {size}: they count from 0")
     return Part(name, size, least, task_name=task_name, wanted=index)
 
 
-def _least(least: Any, size: int, said: Status | None = None) -> int:
+def _check_min_size(least: Any, size: int, said: Status | None = None) -> int:
     """Check the `min_size` of a group of this size. Raises InputError."""
     if said is not None:
         raise InputError("min_size can't be given with status=, which is that of all rollouts")
@@ -479,7 +464,7 @@ def _as_part(normal: Normalised) -> Normalised:
     return replace(normal, status=Status.FILLING, train_step=None)
 
 
-def _rules_of(*given: Any) -> tuple[int | None, int | None, ExpiryRule]:
+def _check_rules(*given: Any) -> tuple[int | None, int | None, ExpiryRule]:
     """Return the checked model step, train step and expiry rule of a put. Raises InputError."""
     try:
         return _checked_rules(*given)
@@ -491,7 +476,7 @@ def _rules_of(*given: Any) -> tuple[int | None, int | None, ExpiryRule]:
 def _checked_rules(
     model_step: Any, train_step: Any, stale_threshold: Any, token_stale_threshold: Any, retryable: bool
 ) -> tuple[int | None, int | None, ExpiryRule]:
-    """Return what `_rules_of` does; cached, because most puts of a train step are given the same."""
+    """Return what `_check_rules` does; cached, because most puts of a train step are given the same."""
     newest = None if model_step is None else check_step(model_step, "model_step")
     step = None if train_step is None else check_step(train_step, "current_train_step")
     rule = ExpiryRule(stale_threshold, token_stale_threshold, retryable)

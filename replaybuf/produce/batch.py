@@ -35,11 +35,8 @@ class Batch(Generations):
 
     async def _fill(self) -> None:
         """Keep groups in flight until the batch is complete."""
-        deadline, waits, should_continue = (
-            time.monotonic() + self.patience,
-            self.buffer.waits,
-            self._strategy.should_continue,
-        )
+        deadline, waits = time.monotonic() + self.patience, self.buffer.waits
+        should_continue = self.strategy.should_continue
         while True:
             seen = waits.version()
             self.check()  # before the count, which includes the groups that are done

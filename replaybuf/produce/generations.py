@@ -86,7 +86,7 @@ class Generations:
         self.patience = check_timeout(timeout)
         self.sampler, self.buffer, self.task_name = sampler, sampler.buffer, sampler.task_name
         self.summary, self.failures = ProduceSummary(), FailureTracker()
-        self._agent_loop, self._strategy, self._pausing = check_agent_loop(agent_loop), strategy, False
+        self._agent_loop, self.strategy, self._pausing = check_agent_loop(agent_loop), strategy, False
         self._kind, self._timeout = self.buffer.rollout_type, strategy.pause_timeout
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
         self._calling: set[asyncio.Task[None] | None] = set()  # tasks in a call of the agent loop
@@ -101,7 +101,7 @@ class Generations:
         """
         prompts: list[Prompt] = []
         for again in choices if count > 0 else ():
-            prompts = prompts or await self.sampler.draw(count, again=again, partial_rollouts=self._strategy.partial)
+            prompts = prompts or await self.sampler.draw(count, again=again, partial_rollouts=self.strategy.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self.summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
@@ -109,14 +109,14 @@ class Generations:
 
     def bounded(self, wanted: int, level: Level, flying: int) -> int:
         """Bound a number of groups by the room that those in flight leave, and by the concurrency in this process."""
-        room, most = self.buffer.limits.insertable(level, Status.COMPLETED), self._strategy.max_concurrency
+        room, most = self.buffer.limits.insertable(level, Status.COMPLETED), self.strategy.max_concurrency
         if room is not None:
             wanted = min(wanted, room - flying)
         return wanted if most is None else min(wanted, most - len(self))
 
     def check_waste(self, done: str, since: int = 0) -> None:
         """Raise ProduceError, which says what is `done`, if too many groups were wasted, but for the first `since`."""
-        if self.failures.wasted - since >= self._strategy.give_up_after * self.size:
+        if self.failures.wasted - since >= self.strategy.give_up_after * self.size:
             text = f"task {self.task_name}: {done}, {self.failures.describe()}"
             raise ProduceError(text) from self.failures.last_raised
 
@@ -136,7 +136,7 @@ class Generations:
         for _ in filter(asyncio.Task.cancelled, self._tasks):
             self.failures.add_failure("it cancelled its own task")
         self._collect()
-        if self.failures.consecutive >= self._strategy.max_failures:
+        if self.failures.consecutive >= self.strategy.max_failures:
             raise ProduceError(
                 f"task {self.task_name}: {self.failures.consecutive} groups in a row failed to be generated, "
                 f"the last one by {self.failures.last_error}; their prompts are kept"
@@ -248,7 +248,7 @@ class Generations:
         group = prompt.group
         error: str | BaseException | None = None
         try:
-            if self._strategy.by_rollout:
+            if self.strategy.by_rollout:
                 error = await self._call_each(prompt)
             else:
                 group = await self._call(group)
@@ -281,14 +281,14 @@ class Generations:
         self.summary.add(status, tokens, seconds)
         outcome = Generated(self.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
         self.failures.add_wasted(outcome, pausing=self._pausing)
-        if self._strategy.on_group is not None:
-            self._strategy.on_group(outcome)
+        if self.strategy.on_group is not None:
+            self.strategy.on_group(outcome)
 
     async def _call(self, group: list[Any]) -> list[Any]:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            made = await self._agent_loop.generate_group(group, partial=self._strategy.partial)
+            made = await self._agent_loop.generate_group(group, partial=self.strategy.partial)
             return group if made is None else as_group(made)
         finally:
             self._calling.discard(task)
@@ -335,7 +335,7 @@ class Generations:
 
     def _is_enough(self, prompt: Prompt, group: Sequence[Any]) -> bool:
         """Return whether a group goes without its failed rollouts, since this was the last attempt at it."""
-        least = self._strategy.min_size
+        least = self.strategy.min_size
         return least is not None and self._is_last(prompt) and len(self._completed(group)) >= least
 
     def _is_last(self, prompt: Prompt) -> bool:
@@ -346,7 +346,7 @@ class Generations:
         """Whether puts name model and train step: the rollouts have the fields of staleness, or a rule demands them."""
         may_have = self._kind.may_have
         is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
-        return self._strategy.expiry.active or is_known
+        return self.strategy.expiry.active or is_known
 
     async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
         """Give a group back for a retry, or set it aside as FAILED after the last one. Return its status."""
@@ -357,19 +357,19 @@ class Generations:
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store a generated group. Return its stored status."""
-        tags = {} if self._strategy.tags is None else check_tags(self._strategy.tags(group)) or {}
+        tags = {} if self.strategy.tags is None else check_tags(self.strategy.tags(group)) or {}
         if (times := prompt.tags.get(INTERRUPTED)) is not None:
             tags[INTERRUPTED] = times
         stored = None  # None: the status of the rollouts
-        if status == Status.COMPLETED and not self._strategy.is_valid(self._completed(group)):
+        if status == Status.COMPLETED and not self.strategy.is_valid(self._completed(group)):
             status = stored = Status.FILTERED
             for rollout in flat(group):
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
-            if not self._strategy.partial:
+            if not self.strategy.partial:
                 discard_partial_responses(group, self._kind, Status.ABORTED)
-        rule, least = self._strategy.expiry, self._strategy.min_size
+        rule, least = self.strategy.expiry, self.strategy.min_size
         before = group_status(map(self._kind.status, flat(group)))
         dated = self._is_dated
         while True:

@@ -118,7 +118,7 @@ async def produce_loop(
     if not isinstance(strategy, AsyncProduceStrategy):
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
     work = _Work(strategy, agent_loop, sampler, batch_size, timeout)
-    work.strategy, work.max_lag, work.load_weights = strategy, check_whole(max_lag, "max_lag"), load_weights
+    work.max_lag, work.load_weights = check_whole(max_lag, "max_lag"), load_weights
     with working_as(worker):
         await work.run(stop or asyncio.Event())
     return work.summary
@@ -128,8 +128,8 @@ class _Work(Generations):
     """The groups in flight of a worker."""
 
     strategy: AsyncProduceStrategy
-    max_lag: int
-    load_weights: LoadWeights | None
+    max_lag = 0
+    load_weights: LoadWeights | None = None
     loaded: int | None = None  # the published model step at the last load
     busy: float  # the last time with work to do
     idle: WaitReport | None = None  # the current idle period
@@ -148,7 +148,7 @@ class _Work(Generations):
                 try:
                     await self._until_finished(state, stop)
                 finally:
-                    self._go_on()
+                    self._end_idle()
                 await self.pause()
 
     async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
@@ -164,7 +164,7 @@ class _Work(Generations):
             else:
                 await self.buffer.check_fence()
             if started:
-                self._go_on()
+                self._end_idle()
             else:
                 await self._rest(state, stop, seen)
             if self.summary.produced > self.produced:
@@ -221,9 +221,9 @@ class _Work(Generations):
             timeout = min(timeout, self.idle.pause)
         await self.wait(timeout, _changed(self.buffer, seen, timeout), stop.wait())
         if not is_idle:
-            self._go_on()
+            self._end_idle()
 
-    def _go_on(self) -> None:
+    def _end_idle(self) -> None:
         """End the idle period."""
         self.busy = time.monotonic()
         if self.idle is not None:

@@ -151,7 +151,7 @@ class Sampler:
         deadline = time.monotonic() + patience
         while True:
             seen = self.buffer.waits.version()
-            prompts = await self._draw_again(wanted, returning, keeps) or await self._draw_new(wanted)
+            prompts = await self._draw_returned(wanted, returning, keeps) or await self._draw_new(wanted)
             if prompts or patience <= 0:
                 return prompts
             counts = await self.counts(returning)
@@ -190,7 +190,7 @@ class Sampler:
             chosen[repr(found)] = found
         return list((chosen | {repr((Status.INIT, None)): (Status.INIT, None)}).values())
 
-    async def _draw_again(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
+    async def _draw_returned(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
         tallies = await self.buffer.waits.tallies()
         drawn: list[Prompt] = []
         try:
@@ -205,7 +205,7 @@ class Sampler:
                     if not partial:
                         for prompt in prompts:
                             discard_partial_responses(prompt.group, self.rollout_type)
-                    await _go_on(prompts, lease)
+                    await _restore_finished(prompts, lease)
         except BaseException:
             await shielded(_give_back(drawn))
             raise
@@ -300,7 +300,7 @@ async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) ->
         pass
 
 
-async def _go_on(prompts: Sequence[Prompt], lease: Lease) -> None:
+async def _restore_finished(prompts: Sequence[Prompt], lease: Lease) -> None:
     """Put the finished rollouts of prompts into their groups that earlier workers have added."""
     stored = await lease.stored(prompts[0].task_name) if prompts else {}
     for prompt in prompts:

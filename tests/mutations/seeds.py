@@ -218,7 +218,7 @@ _FAILOVER = [
 
 _OWNER = [
     ("owner-not-undone", f"{_ENGINE}/thread.py", "if self.undo is not None and self.outcome is not None:", "if False:", "what is done for a caller that has gone is undone"),
-    ("owner-not-awaited", f"{_ENGINE}/thread.py", "self.block_on(self.loop.create_task(call.ended()))", "pass", "later calls wait for that of a caller that has gone"),
+    ("owner-not-awaited", f"{_ENGINE}/thread.py", "self.block_on(self.loop.create_task(call.wait_undone()))", "pass", "later calls wait for that of a caller that has gone"),
     ("owner-of-both", f"{_ENGINE}/thread.py", "            if self._state != _RUNNING:\n", "            if False:\n", "a result belongs to its caller, or is undone"),
     ("owner-receives-late", f"{_ENGINE}/thread.py", "            if self._state != _OFFERED:\n", "            if False:\n", "what was taken back at closing isn't received"),
     ("owner-lost", f"{_ENGINE}/thread.py", "if isinstance(error, OutcomeUnknownError) and call.undo is not None:", "if False:", "what a commit took whose answer was lost comes back"),
@@ -234,7 +234,7 @@ _PROMPTS = [
     ("prompts-init-stranded", "produce/sampler.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
     ("prompts-uid-not-moved", "produce/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
-    ("prompts-counts", "produce/sampler.py", "drawn - returned - in_flight)", "drawn - there)", "prompts in flight aren't finished"),
+    ("prompts-counts", "produce/sampler.py", "drawn - returned - in_flight)", "drawn - returned)", "prompts in flight aren't finished"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
     ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
@@ -248,7 +248,7 @@ _PRODUCE = [
     ("produce-tail-late", "produce/strategies.py", "if gathered >= self.tail_batch_trigger_size:", "if gathered > self.tail_batch_trigger_size:", "so many make a tail batch"),
     ("produce-tail-runs-ahead", "produce/strategies.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
     ("produce-concurrency", "produce/generations.py", "most - len(self))", "most - len(self) + 1)", "max_concurrency bounds what is generated at once"),
-    ("produce-waste", "produce/generations.py", "if self.failures.wasted - since >= self._strategy.give_up_after * self.size:", "if False:", "what is generated in vain has an end"),
+    ("produce-waste", "produce/generations.py", "if self.failures.wasted - since >= self.strategy.give_up_after * self.size:", "if False:", "what is generated in vain has an end"),
     ("produce-keeps-aborted", "produce/generations.py", "discard_partial_responses(group, self._kind, Status.ABORTED)", "pass", "without partial rollouts what was interrupted begins anew"),
     ("produce-init-is-fine", "produce/agent_loop.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
     ("produce-room", "produce/generations.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),

@@ -91,7 +91,7 @@ class Call(Generic[T]):
         except BaseException:
             if self.withdraw():
                 with contextlib.suppress(ClosedError):  # then nothing of it is left to be done
-                    self._thread.post(self._thread.leave, self)
+                    self._thread.post(self._thread.block_until_undone, self)
             raise
         finally:
             self._thread.unreceived.pop(id(self), None)
@@ -109,7 +109,7 @@ class Call(Generic[T]):
     # Any thread
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether the caller has gone before the result was offered."""
         return self._state == _GONE
 
@@ -131,7 +131,7 @@ class Call(Generic[T]):
             self._state = _OFFERED
             return True
 
-    async def undone(self) -> None:
+    async def undo_outcome(self) -> None:
         """Undo what was done for a caller that has gone."""
         if self.undo is not None and self.outcome is not None:
             await self._thread.settle(partial(self.undo, self.outcome))
@@ -139,10 +139,10 @@ class Call(Generic[T]):
         if self._ended is not None:
             self._ended.set()
 
-    async def ended(self) -> None:
+    async def wait_undone(self) -> None:
         """Wait until what was done for a caller that has gone is undone."""
         if self._state == _REFUSED:
-            await self.undone()
+            await self.undo_outcome()
         elif self._state == _GONE:
             self._ended = self._ended or asyncio.Event()
             await self._ended.wait()
@@ -239,7 +239,7 @@ class DatabaseThread:
         for reference in list(self.unreceived.values()):
             call = reference()
             if call is not None and call.withdraw():
-                self.leave(call)
+                self.block_until_undone(call)
 
     async def settle(self, write: Callable[[], Awaitable[object]]) -> None:
         """Run a write that has to be committed, once (database's thread).
@@ -314,9 +314,11 @@ class DatabaseThread:
 
     async def _perform(self, call: Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
-            if not call.gone:  # checked first: later operations then wait for this one, which must not wait for itself
+            if (
+                not call.is_gone
+            ):  # checked first: later operations then wait for this one, which must not wait for itself
                 await self.drain()
-            if not call.gone:
+            if not call.is_gone:
                 call.outcome = await work()
         except asyncio.CancelledError:  # the thread ends
             call.error = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
@@ -333,18 +335,18 @@ class DatabaseThread:
             if call.offer():
                 by_loop.setdefault(call.loop, []).append(call)
             else:
-                self.block_on(self.loop.create_task(call.undone()))
+                self.block_on(self.loop.create_task(call.undo_outcome()))
         for loop, offered in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_wake, offered)
             except RuntimeError:  # the callers' loop was closed
                 for call in offered:
                     if call.withdraw():
-                        self.leave(call)
+                        self.block_until_undone(call)
 
-    def leave(self, call: Call[Any]) -> None:
+    def block_until_undone(self, call: Call[Any]) -> None:
         """Block later operations until that of a caller that has gone has ended and is undone (database's thread)."""
-        self.block_on(self.loop.create_task(call.ended()))
+        self.block_on(self.loop.create_task(call.wait_undone()))
 
 
 def _wake(calls: Iterable[Call[Any]]) -> None:

@@ -180,7 +180,7 @@ class GroupCommit:
 
     def _still_wanted(self, batch: list[_Pending]) -> list[_Pending]:
         """Drop the puts of callers that have gone, and return those that have no outcome yet."""
-        self._answer([(one, ClosedError()) for one in batch if one.call.gone and one.outcome is None])
+        self._answer([(one, ClosedError()) for one in batch if one.call.is_gone and one.outcome is None])
         return [one for one in batch if one.outcome is None]
 
     async def _encode_batch(self, batch: list[_Pending], *, here: bool) -> list[_Pending]:
