@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replaybuf.cli.commands import TEXT, OneBuffer, Out, Url, argument, option, read_limit
+from replaybuf.cli.commands import TEXT, OfTask, OneBuffer, Out, Url, argument, option, read_limit
 from replaybuf.cli.groups import ARCHIVE
 from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
 from replaybuf.common import units
@@ -19,10 +19,9 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, place_of, timeline, uids_text, why_unknown
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
-from replaybuf.storage.sql.inspection.run_records import Recorded, recorded
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
-from replaybuf.view.drawn import ByTask, by_task_columns, read_shares
-from replaybuf.view.steps import STEPS, STEPS_SHOWN, Step, Steps, no_draw, read_step, read_steps
+from replaybuf.view.steps import STEPS, STEPS_SHOWN, Step, Steps, no_groups, read_step, read_steps
+from replaybuf.view.workers import Workers, by_task_columns
 
 _KINDS = ("steps", "step", "uid")
 _GROUPS = 10
@@ -37,6 +36,8 @@ def trace(
     what: _What = None,
     which: _Which = None,
     buffer: OneBuffer = None,
+    task: OfTask = None,
+    worker: Annotated[str | None, option("--worker", "Only groups of this worker.", metavar="NAME")] = None,
     before: Annotated[int | None, option("--before", "With steps: only those before this one.", metavar="STEP")] = None,
     limit: Annotated[
         str | None,
@@ -48,12 +49,13 @@ def trace(
 ) -> None:
     """Show what a train step was trained on, who made it, and what became of a group.
 
-    "steps" lists the last train steps, with the mean reward of their groups and its change from the step before. It is
-    red where the step is lower than the steps before, or one of its workers than the others; a worker that is below the
-    others all along, in a task or in all, is named above. "step 413" says what it was trained on: from which weights,
-    how stale, and made by whom, the workers first whose groups are worst compared with those that others made of the
-    same tasks; then the groups themselves. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced
-    by what, in which checkpoints.
+    "steps" lists the last train steps, with the mean reward of their groups and its change from the step before. Above
+    are the workers that are below the others over the last steps, and how far each is above (+) or below (-) them in
+    each task. A step is red where a task is lower than in the steps before, or another worker is lower than the others.
+    "step 413" says what it was trained on: from which weights, how stale, and made by whom, the workers first whose
+    groups are worst compared with those that others made of the same tasks; then the groups themselves. With --task and
+    --worker, both are about these groups. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced by
+    what, in which checkpoints.
 
     The last 10,000 draws of a buffer are recorded, unless its config says
     otherwise. Of a step that was trained on again after a restore, both are shown, the last first.
@@ -61,6 +63,7 @@ def trace(
     \b
     Examples:
       replaybuf trace run.db
+      replaybuf trace run.db --task math --worker gpu-node-7
       replaybuf trace run.db step 413 --worst 3
       replaybuf trace run.db uid 17
       replaybuf trace run.db step 413 --format json | jq '.runs[0].workers[0]'
@@ -70,11 +73,13 @@ def trace(
         raise typer.BadParameter("it goes with a step", param_hint="--worst")
     reader = open_reader(url)
     if what == "uid":
+        if task is not None or worker is not None:
+            raise typer.BadParameter("they go with steps and a step", param_hint="--task, --worker")
         _uid(reader, output, _number(which, "uid"))
     elif what == "step":
-        _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS), worst or 0)
+        _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS), worst or 0, task, worker)
     else:
-        _steps(reader, output, buffer, before, _or(limit, STEPS_SHOWN))
+        _steps(reader, output, buffer, before, _or(limit, STEPS_SHOWN), task, worker)
 
 
 def _words(what: str, which: str | None) -> tuple[str, str | None]:
@@ -107,29 +112,35 @@ def _or(limit: str | None, default: int) -> int | None:
 # The last steps
 
 
-def _steps(reader: Reader, output: Output, buffer: str | None, before: int | None, limit: int | None) -> None:
-    more = None if limit is None else limit + 1  # the last row's change is relative to the step before it
+def _steps(
+    reader: Reader,
+    output: Output,
+    buffer: str | None,
+    before: int | None,
+    limit: int | None,
+    task: str | None,
+    worker: str | None,
+) -> None:
+    def read(tx: Transaction) -> tuple[Steps, str]:
+        found = read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker)
+        which = "for a step" if before is None else f"for a step before {before}"
+        known = found.rows or found.earlier is not None
+        return found, "" if known else no_groups(tx, found.buffer, which, task, worker, before=before)
 
-    def read(tx: Transaction) -> tuple[Steps, ByTask | None]:
-        found = read_steps(tx, buffer, before=before, limit=more)
-        return found, read_shares(tx, found.buffer, limit)[1] if found.worse else None
-
-    found, by_task = reader.read(read)
-    numbers = sorted({one.step for one in found.rows}, reverse=True)
-    rows = [one for one in found.rows if one.step in numbers[:limit]]
-    if not found.rows and output.for_people:
-        output.note(no_draw(found.known, "for a step" if before is None else f"for a step before {before}"))
+    found, none = reader.read(read)
+    if none and output.for_people:
+        output.note(none)
         return
     if output.for_people:
-        for one in found.worse:
-            print_line(str(one), "red")
-        if by_task is not None:
-            _print_by_task(by_task)
+        for one in found.workers.worse:
+            if worker in (None, one.part.name):
+                print_line(str(one), "red")
+        if worker is None and found.workers.by_task.says_more:
+            _print_by_task(found.workers)
             write(["\n"])
-    output.rows(rows if output.for_people else [asdict(one) for one in rows], STEPS, found.now)
-    if limit is not None and len(numbers) > limit:
-        page = [f"--before {rows[-1].step}"] if rows else []
-        output.note(f"more steps: {', or '.join([*page, '--limit all'])}")
+    output.rows(found.rows if output.for_people else [asdict(one) for one in found.rows], STEPS, found.now)
+    if found.earlier is not None:
+        output.note(f"more steps: --before {found.earlier}, or --limit all")
     if found.known.without_step:
         draws = f"{units.number(found.known.without_step)} of {units.number(found.known.batches)} draws"
         output.note(f"{draws} name no train step")
@@ -138,14 +149,24 @@ def _steps(reader: Reader, output: Output, buffer: str | None, before: int | Non
 # One step
 
 
-def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: int | None, worst: int) -> None:
-    def read(tx: Transaction) -> tuple[list[Step], Recorded, datetime]:
+def _step(
+    reader: Reader,
+    output: Output,
+    buffer: str | None,
+    step: int,
+    limit: int | None,
+    worst: int,
+    task: str | None,
+    worker: str | None,
+) -> None:
+    def read(tx: Transaction) -> tuple[list[Step], str, datetime]:
         name = choose(tx, buffer)
-        return read_step(tx, name, step, worst), recorded(tx, name), tx.now()
+        runs = read_step(tx, name, step, worst, task=task, worker=worker)
+        return runs, "" if runs else no_groups(tx, name, f"for step {step}", task, worker, step=step), tx.now()
 
-    runs, known, now = reader.read(read)
-    if not runs:
-        raise InputError(no_draw(known, f"for step {step}"))
+    runs, none, now = reader.read(read)
+    if none:
+        raise InputError(none)
     value = {"step": step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
     if output.printed(lambda: value, lambda: [one for run in runs for one in run.groups]):
         return
@@ -156,8 +177,6 @@ def _step(reader: Reader, output: Output, buffer: str | None, step: int, limit: 
 def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     """Print a step: the verdict, then the workers, the groups of lowest reward, the tasks and the draws."""
     print_facts(run.title, {"": run.verdict, **run.facts(now)}, 11, {"": "red" if run.stands_out else ""})
-    for worse in run.worse:
-        print_line(f"over the last steps up to this one (replaybuf trace), {worse}", "red", indent="  ")
     _print_some(run.workers, BY_WORKER, limit, "workers", now)
     if run.worst:
         write([f"\nthe lowest {units.number_of(len(run.worst), 'answer')}\n"])
@@ -170,7 +189,9 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     _print_some(run.groups, members, limit, "groups, the lowest reward first", now)
     if len(run.tasks) > 1:
         _print_some(run.tasks, BY_TASK, limit, "tasks", now)
-    _print_by_task(run.by_task)
+    if run.over_steps.by_task.says_more:
+        write(["\n"])
+        _print_by_task(run.over_steps)
     if len(run.batches) > 1:
         _print_some(run.batches, BATCHES, limit, "draws", now)
     if run.gone:
@@ -179,10 +200,11 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     write(["\n"])
 
 
-def _print_by_task(found: ByTask) -> None:
-    if found.says_more:
-        write(["\nrewards by task, beside those of others\n"])
-        print_table(found.rows, by_task_columns(found))
+def _print_by_task(found: Workers) -> None:
+    rows = found.by_task.rows
+    more = "" if len(rows) <= _GROUPS else f" ({_GROUPS} of {len(rows):,} workers)"
+    print_line(f"mean reward above (+) or below (-) the others over {found.steps}{more}")
+    print_table(rows[:_GROUPS], by_task_columns(found.by_task))
 
 
 def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | None, what: str, now: datetime) -> None:

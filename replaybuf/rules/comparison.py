@@ -1,8 +1,8 @@
 """Finds workers and tasks with unexpectedly low rewards in train steps.
 
-There are two marks. A worker's groups are compared with those that others made of the same task for the same step, over
-one step or many; a task's groups with those of the steps before. What is lower stands out if it is so by more standard
-errors than chance makes of the comparisons of a step, or of a whole run.
+There are two marks. A worker's groups are compared with those that others made of the same task, in one step or over
+the last steps; a task's groups with those of the steps before. What is lower stands out if it is so by more standard
+errors than chance makes of all the comparisons of a run.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-#: Standard errors beyond which a part stands out: one of 1,000 comparisons of a step by chance, of 300,000 of a run.
-_OF_STEP, _OF_RUN = 3.0, 4.5
+#: Standard errors beyond which a part stands out: by chance one of 300,000 comparisons does.
+_LEVEL = 4.5
+#: Small steps are compared together, until a block of them has so many groups of a task.
+_BLOCK = 24
 #: Fewer groups than this, on either side, are no evidence; nor are fewer rewards beyond one for each mean.
 _FEWEST = 3
 #: The least spread of rewards, relative to the largest one: few groups may be equal.
@@ -81,54 +83,82 @@ def without(workers: Iterable[str | None], table: Table) -> Table:
     return {key: groups for key, groups in table.items() if key[1] not in left_out}
 
 
-def by_worker(steps: Sequence[Table], *, of_run: bool = False) -> list[Part]:
-    """Return the groups of steps by worker, the worst first, each compared with its task's groups of others.
-
-    `of_run`: they are among the comparisons of a whole run.
-    """
+def by_worker(steps: Sequence[Table]) -> list[Part]:
+    """Return the groups of steps by worker, the worst first, each compared with its task's groups of others."""
     pairs = defaultdict[str | None, list[_Pair]](list)
     for table in steps:
         for (task, worker), own in table.items():
             pairs[worker].append((own, _of(without([worker], table), task)))
-    return _compared(pairs, of_run=of_run)
+    return _compared(pairs)
 
 
-def by_task(groups: Table, before: Sequence[Table], *, of_run: bool = False) -> list[Part]:
+def by_task(groups: Table, before: Sequence[Table]) -> list[Part]:
     """Return a step's groups by task, the worst first, each compared with those of the steps `before`."""
     earlier = {task: [one for table in before for one in _of(table, task)] for task, _ in groups}
-    return _compared({task: [(_of(groups, task), others)] for task, others in earlier.items()}, of_run=of_run)
+    return _compared({task: [(_of(groups, task), others)] for task, others in earlier.items()})
 
 
-def all_along(steps: Sequence[Table]) -> list[tuple[str | None, Part]]:
-    """Return the workers that are lower than the others in several steps: in one task, or in more or all (None).
+def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
+    """Return the workers compared over consecutive steps, the worst first: in each task, and in all (None).
 
-    They are so without the worst of the steps, too.
+    They are compared block by block, so that a change of the policy isn't taken for a worker's. A worker stands out if
+    it does so without the worst of its steps, too.
     """
-    tasks = sorted({task for table in steps for task, _ in table})
-    found = defaultdict[str | None, list[tuple[str | None, Part]]](list)
+    found, tasks = {}, sorted({task for table in steps for task, _ in table})
     for task in (*tasks, None):
         of_task = [{key: one for key, one in table.items() if task in (None, key[0])} for table in steps]
-        by_step = [{part.name: part.below or 0.0 for part in by_worker([table])} for table in of_task]
-        for part in by_worker(of_task, of_run=True):
+        size = _BLOCK * (len(tasks) if task is None else 1)
+        found[task] = [
+            replace(part, stands_out=part.stands_out and _stands_out_again(part, of_task, size))
+            for part in by_worker(_blocks(of_task, size))
+        ]
+    return found
+
+
+def _blocks(steps: Sequence[Table], size: int) -> list[Table]:
+    """Return consecutive steps put together, until each block has so many groups."""
+    blocks, groups = list[Table](), list[Drawn]()
+    for number, table in enumerate(steps, start=1):
+        groups += [one for several in table.values() for one in several]
+        if groups and (len(groups) >= size or number == len(steps)):
+            blocks.append(tabulate(groups))
+            groups = []
+    return blocks
+
+
+def _stands_out_again(part: Part, steps: Sequence[Table], size: int) -> bool:
+    def lacks(table: Table) -> float:
+        rewards = [one for (_, worker), own in table.items() if worker == part.name for one in _known(own)]
+        return sum((part.others or 0.0) - one for one in rewards)
+
+    worst = max(range(len(steps)), key=lambda place: lacks(steps[place]))
+    rest = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size))
+    return any(one.stands_out for one in rest if one.name == part.name)
+
+
+def worse_workers(found: Mapping[str | None, Sequence[Part]]) -> list[tuple[str | None, Part]]:
+    """Return the workers that stand out over steps, each once: in the one task of several, or in all (None)."""
+    of = defaultdict[str | None, list[tuple[str | None, Part]]](list)
+    for task, parts in found.items():  # all comes last
+        for part in parts:
             if part.stands_out:
-                worst = max(range(len(steps)), key=lambda place, name=part.name: by_step[place].get(name, 0.0))  # type: ignore[misc]
-                rest = by_worker([*of_task[:worst], *of_task[worst + 1 :]], of_run=True)
-                found[part.name] += [(task, part) for one in rest if one.stands_out and one.name == part.name]
-    return [several[0 if len(several) == 2 and len(tasks) > 1 else -1] for several in found.values() if several]
+                of[part.name].append((task, part))
+    several = len(found) > 2  # more than one task, and all
+    return [marks[0 if len(marks) == 2 and several else -1] for marks in of.values()]
 
 
 #: Groups, and those that they are compared with.
 _Pair = tuple[Sequence[Drawn], Sequence[Drawn]]
 
 
-def _compared(pairs: Mapping[Any, Sequence[_Pair]], *, of_run: bool) -> list[Part]:
-    level, found = _OF_RUN if of_run else _OF_STEP, []
+def _compared(pairs: Mapping[Any, Sequence[_Pair]]) -> list[Part]:
+    found = []
     for name, several in pairs.items():
         groups = [one for own, _ in several for one in own]
         reward, stale = mean(one.reward for one in groups), mean(one.staleness for one in groups)
         samples = [(mine, rest) for own, others in several if (mine := _known(own)) and (rest := _known(others))]
         others, below, errors = _below(samples) if samples else (None, None, 0.0)
-        found.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= level))
+        found.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= _LEVEL))
     return sorted(found, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
 
 
@@ -176,11 +206,13 @@ def verdict(
     reward: float | None,
     before: float | None,
     others: Sequence[Part] = (),
+    *,
+    besides: bool = False,
 ) -> str:
     """Return a sentence about what stands out in a step: workers, else tasks, else nothing.
 
     `reward` and `before` are the mean rewards of the step and of the steps before it. `others` are the tasks without
-    the groups of workers that stand out.
+    the groups of workers that stand out. `besides`: it follows one about workers that stand out over the last steps.
     """
     if worse := [part for part in workers if part.stands_out]:
         total = sum(part.groups for part in tasks)
@@ -192,13 +224,15 @@ def verdict(
         said += [f"and {len(worse) - _NAMED} more workers"] if len(worse) > _NAMED else []
         fell = _fallen(others)
         return "; ".join([*said, *([f"the groups of others are lower than before, too: {fell}"] if fell else [])])
+    no_worker = "no other worker" if besides else "no worker"
     if fell := _fallen(tasks):
-        return f"no worker stands out, but {fell}"
+        return f"{no_worker} stands out, but {fell}"
     if reward is None:
         return "none of the groups has a reward"
     if before is None:
-        return f"no worker stands out; the mean reward is {reward:.3f}"
-    return f"no worker and no task stands out; the mean reward is {reward:.3f}, in the steps before it was {before:.3f}"
+        return f"{no_worker} stands out; the mean reward is {reward:.3f}"
+    means = f"the mean reward is {reward:.3f}, in the steps before it was {before:.3f}"
+    return f"{no_worker} and no task stands out; {means}"
 
 
 def _fallen(tasks: Sequence[Part]) -> str:

@@ -1,13 +1,13 @@
-"""The draws of train steps: what was trained on in each, summed up; steps and workers compared with others."""
+"""The draws of train steps: what was trained on in each, summed up, and compared with the steps before."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import Part, Table, all_along, by_task, by_worker, mean, tabulate, verdict, without
+from replaybuf.rules.comparison import Part, Table, by_task, by_worker, mean, tabulate, verdict, without
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import (
     STEPS_BEFORE,
@@ -17,7 +17,6 @@ from replaybuf.storage.sql.inspection.run_records import (
     batches_of_steps,
     list_steps,
 )
-from replaybuf.view.columns import BY_WORKER, Column, columns
 
 #: The draws for each train step of each run, newest step first, and last run first within a step.
 Drawn = Mapping[StepKey, Sequence[Batch]]
@@ -28,7 +27,8 @@ class StepRow:
     """The draws for a train step in one run, with the change of the mean reward from the step before.
 
     `restores` is the number of restores before it; `resumed`: the run continues from a checkpoint; `undone`: a later
-    restore returned to a point before the step. `lower` says what stands out in it, if anything.
+    restore returned to a point before the step. `lower` says what stands out in it, if anything. Of one worker's groups
+    alone, `others` is the mean reward of those that others made of the same tasks.
     """
 
     step: int
@@ -49,6 +49,7 @@ class StepRow:
     newest_model_step: int | None
     taken_by: list[str]
     change: float | None = None
+    others: float | None = None
     lower: str = ""
 
     @classmethod
@@ -113,8 +114,9 @@ class Compared:
     def stands_out(self) -> bool:
         return any(part.stands_out for part in (*self.workers, *self.others))
 
-    def verdict(self, reward: float | None) -> str:
-        return verdict(self.workers, self.tasks, reward, self.before, self.others)
+    def verdict(self, reward: float | None, *, besides: bool = False) -> str:
+        """Return what stands out in a sentence. `besides`: it follows one about workers over the last steps."""
+        return verdict(self.workers, self.tasks, reward, self.before, self.others, besides=besides)
 
 
 def with_steps_before(tx: Transaction, buffer: str, steps: set[int]) -> Drawn:
@@ -127,13 +129,12 @@ def tables_of(drawn: Drawn) -> dict[StepKey, Table]:
     return {key: tabulate(member for _, member in groups_of(batches)) for key, batches in drawn.items()}
 
 
-def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey, *, of_run: bool = False) -> Compared:
-    """Return a step's workers and tasks compared with the earlier steps of its run; `of_run`: so are all others."""
+def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> Compared:
+    """Return a step's workers compared with each other, and its tasks with the earlier steps of its run."""
     before, table = _before(drawn, tables, key), tables[key]
-    workers = by_worker([table], of_run=of_run)
-    tasks = by_task(table, before, of_run=of_run)
+    workers, tasks = by_worker([table]), by_task(table, before)
     worse = [part.name for part in workers if part.stands_out]
-    others = by_task(without(worse, table), [without(worse, one) for one in before], of_run=of_run)
+    others = by_task(without(worse, table), [without(worse, one) for one in before])
     every = mean(one.reward for of in before for groups in of.values() for one in groups)
     return Compared(workers, tasks, others, every, len(before))
 
@@ -147,8 +148,43 @@ def _before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list
     return list(earlier.values())[:STEPS_BEFORE]
 
 
-def last_steps(tx: Transaction, buffer: str, limit: int | None) -> Drawn:
-    return batches_of_steps(tx, buffer, list_steps(tx, buffer, limit=limit), members=True)
+def of_task(drawn: Drawn, task: str | None) -> Drawn:
+    """Return these draws, with the groups of one task only."""
+    return drawn if task is None else {key: some for key, of in drawn.items() if (some := only(of, task=task))}
+
+
+def only(batches: Sequence[Batch], *, task: str | None = None, worker: str | None = None) -> list[Batch]:
+    """Return the draws with the groups of a task and a worker only, of any if None.
+
+    Of a draw that was consumed in part, all of them count: which ones were isn't recorded.
+    """
+    found = []
+    for one in batches:
+        of = [mine for mine in one.members if task in (None, mine.task_name) and worker in (None, mine.worker)]
+        if of:
+            found.append(_with_groups(one, of))
+    return found
+
+
+def _with_groups(batch: Batch, members: Sequence[Member]) -> Batch:
+    rewards, stale, weights = (
+        [value for one in members if (value := getattr(one, field)) is not None]
+        for field in ("reward", "staleness", "oldest_model_step")
+    )
+    return replace(
+        batch,
+        members=members,
+        groups=len(members),
+        settled=len(members) if batch.settled else 0,
+        back=0,
+        reward=mean(rewards),
+        min_reward=min(rewards, default=None),
+        max_reward=max(rewards, default=None),
+        staleness=mean(stale),
+        max_staleness=max(stale, default=None),
+        oldest_model_step=min(weights, default=None),
+        newest_model_step=max(weights, default=None),
+    )
 
 
 def _consumed(batches: Sequence[Batch]) -> list[Batch]:
@@ -174,76 +210,3 @@ def _weighted(batches: Sequence[Batch], field: str) -> float | None:
     """Return the mean of a field of draws, weighted by the number of consumed groups (if none, of drawn groups)."""
     known = [(value, one.settled or one.groups) for one in batches if (value := getattr(one, field)) is not None]
     return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
-
-
-# Workers
-
-
-def read_shares(tx: Transaction, buffer: str, limit: int | None) -> tuple[list[dict[str, Any]], ByTask]:
-    """Return what each worker made of the last `limit` steps, the lowest first, and of each task.
-
-    A worker's row has the fields of `Part`, and its `steps`, each with its own `Part`. `lead` is how far it is above
-    the others, and it `stands_out` if it is below them all along. Steps that a restore undid are left out.
-    """
-    drawn = {key: batches for key, batches in last_steps(tx, buffer, limit).items() if not key.undone}
-    tables, steps = tables_of(drawn), dict[str | None, list[tuple[int, Part]]]()
-    for key, table in tables.items():
-        for part in by_worker([table], of_run=True):
-            steps.setdefault(part.name, []).append((key.step, part))
-    every = [*tables.values()]
-    worse = all_along(every)
-    lower = {part.name for _, part in worse}
-    rows = [
-        asdict(part) | {"lead": -(part.below or 0.0), "stands_out": part.name in lower, "steps": steps[part.name]}
-        for part in by_worker(every)
-    ]
-    return sorted(rows, key=lambda row: (row["lead"], row["name"] or "")), rewards_by_task(every, worse)
-
-
-@dataclass(frozen=True, slots=True)
-class ByTask:
-    """How far each worker's groups of each task are above those of others, over the last steps.
-
-    A row has the worker's `name`, for each task that number (None: nothing to compare), and for `TASK is worse`
-    whether it is below the others all along.
-    """
-
-    tasks: list[str]
-    rows: list[dict[str, Any]]
-
-    @property
-    def says_more(self) -> bool:
-        """Return whether there are several tasks, and other workers to compare with."""
-        return len(self.tasks) > 1 and any(row[task] is not None for row in self.rows for task in self.tasks)
-
-
-def rewards_by_task(tables: Sequence[Table], found_worse: Sequence[tuple[str | None, Part]]) -> ByTask:
-    """Return what each worker made of each task in these steps, compared with what others did."""
-    tasks = sorted({task for table in tables for task, _ in table})
-    worse = {(part.name, task) for task, part in found_worse}
-    found: dict[str | None, dict[str, Any]] = {}
-    for task in tasks:
-        of_task = [{key: groups for key, groups in table.items() if key[0] == task} for table in tables]
-        for part in by_worker(of_task):
-            row = found.setdefault(part.name, {"name": part.name} | dict.fromkeys(tasks))
-            row[task] = None if part.below is None else -part.below
-    for row in found.values():
-        row |= {f"{task} is worse": bool({(row["name"], task), (row["name"], None)} & worse) for task in tasks}
-    return ByTask(tasks, sorted(found.values(), key=lambda row: row["name"] or ""))
-
-
-def by_task_columns(found: ByTask) -> list[Column]:
-    """Return the columns of `ByTask.rows`."""
-    tasks = (Column(task, task, "change", bad=f"{task} is worse") for task in found.tasks)
-    return [Column("name", "worker", "name"), *tasks]
-
-
-#: The columns of the workers of `read_shares`.
-SHARES = [
-    *BY_WORKER[:1],
-    *columns("groups", "reward", "others"),
-    Column(
-        "lead", "beside others", "change", title="mean reward beside that of groups that others made of the same tasks"
-    ),
-    *columns("staleness"),
-]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.rules.comparison import Part, Table, all_along, mean, without
+from replaybuf.rules.comparison import Part, by_worker, mean, tabulate
+from replaybuf.rules.words import listed, named
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import (
@@ -24,47 +25,25 @@ from replaybuf.storage.sql.inspection.run_records import (
     whereabouts,
 )
 from replaybuf.view.columns import Column, columns
-from replaybuf.view.drawn import (
-    ByTask,
-    Drawn,
-    StepRow,
-    by_reward,
-    compare,
-    groups_of,
-    rewards_by_task,
-    tables_of,
-    with_steps_before,
-)
+from replaybuf.view.drawn import Drawn, StepRow, by_reward, compare, groups_of, only, tables_of
+from replaybuf.view.workers import Workers, read_workers
 
-#: The number of the last steps that are shown together.
+#: The number of the last steps that are listed together.
 STEPS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class WorseWorker:
-    """A worker whose groups are lower than those of others all along, in one task or in all (None)."""
-
-    task_name: str | None
-    part: Part
-
-    def __str__(self) -> str:
-        part, of = self.part, f" in {self.task_name}" if self.task_name else ""
-        name, made = part.name or "a worker without a name", units.number_of(part.groups, "group")
-        rewards = f"{made} of mean reward {part.reward:.3f}, others {part.others:.3f}"
-        return f"{name} is below the others all along{of}: {rewards}"
-
-
-@dataclass(frozen=True, slots=True)
 class Steps:
-    """Train steps of a buffer, newest first, and what stands out in them together.
+    """Train steps of a buffer, newest first; the workers over the last of them; the totals of all recorded draws.
 
-    `known` has the totals of all recorded draws.
+    `earlier` is the step before which there are more.
     """
 
     buffer: str
     now: datetime
     rows: list[StepRow]
-    worse: list[WorseWorker]
+    workers: Workers
+    earlier: int | None
     known: Recorded
 
 
@@ -74,24 +53,45 @@ def read_steps(
     *,
     before: int | None = None,
     limit: int | None = None,
+    task: str | None = None,
+    worker: str | None = None,
     judged: int = 20_000,
 ) -> Steps:
-    """Return the last steps of a buffer before `before`, newest first.
+    """Return up to `limit` steps of a buffer before `before`, newest first, or what one task or worker has of them.
 
-    What stands out is looked for in the newest of them, with up to `judged` groups.
+    What stands out is looked for in the newest of them, with up to `judged` groups; of one task or worker, there are no
+    more than these.
     """
-    name = choose(tx, buffer)
-    drawn = batches_of_steps(tx, name, list_steps(tx, name, before=before, limit=limit))
-    shown = _with_changes([StepRow.of(key, batches) for key, batches in drawn.items()])
-    looked_at, count = list[StepRow](), 0
-    for one in shown:
-        count += one.groups
-        if count > judged and looked_at:
+    name, of_all = choose(tx, buffer), task is None and worker is None
+    most = limit + 1 if limit is not None and of_all else None  # a change is from the step before
+    numbers = list_steps(tx, name, before=before, limit=most)
+    rows = [StepRow.of(key, batches) for key, batches in batches_of_steps(tx, name, numbers).items()]
+    looked_at, groups = set[int](), 0
+    for one in rows:
+        groups += one.groups
+        if groups > judged and looked_at:
             break
-        looked_at.append(one)
-    worse, lower = _judge(tx, name, looked_at)
-    rows = [replace(one, lower=lower.get((one.step, one.restores), "")) for one in shown]
-    return Steps(name, tx.now(), rows, worse, recorded(tx, name))
+        looked_at.add(one.step)
+    workers, drawn = read_workers(tx, name, before=before, task=task, also=looked_at)
+    if not of_all:
+        rows = _of_one(drawn, looked_at, worker)
+    lower = _lower(drawn, workers, looked_at, worker)
+    rows = [replace(one, lower=lower.get((one.step, one.restores), "")) for one in _with_changes(rows)]
+    shown = list(dict.fromkeys(one.step for one in rows))[:limit]
+    last = shown[-1] if shown else numbers[0] + 1 if rows else None  # no limit is too low
+    earlier = last if last is not None and last > numbers[-1] else None
+    return Steps(name, tx.now(), [one for one in rows if one.step in shown], workers, earlier, recorded(tx, name))
+
+
+def _of_one(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:
+    """Return what a worker has of these steps, beside what the others have of the same tasks; all if it is None."""
+    rows = []
+    for key, batches in drawn.items():
+        if key.step in steps and (mine := only(batches, worker=worker)):
+            parts = by_worker([tabulate(member for _, member in groups_of(batches))]) if worker is not None else []
+            others = next((part.others for part in parts if part.name == worker), None)
+            rows.append(replace(StepRow.of(key, mine), others=others))
+    return rows
 
 
 def _with_changes(found: Sequence[StepRow]) -> list[StepRow]:
@@ -105,21 +105,18 @@ def _with_changes(found: Sequence[StepRow]) -> list[StepRow]:
     return rows
 
 
-def _judge(
-    tx: Transaction, buffer: str, found: Sequence[StepRow]
-) -> tuple[list[WorseWorker], dict[tuple[int, int], str]]:
-    """Return the workers that are below the others in these steps all along, and without them what stands out in each
-    step, by step and restores."""
-    if not found:
-        return [], {}
-    drawn, shown = with_steps_before(tx, buffer, {one.step for one in found}), {(o.step, o.restores) for o in found}
-    tables = tables_of(drawn)
-    keys = [key for key in drawn if (key.step, key.restores) in shown]
-    worse = all_along([tables[key] for key in keys if not key.undone])
-    rest = {key: without((part.name for _, part in worse), table) for key, table in tables.items()}
-    compared = {key: compare(drawn, rest, key, of_run=True) for key in keys}
-    lower = {(key.step, key.restores): one.verdict(None) for key, one in compared.items() if one.stands_out}
-    return [WorseWorker(*one) for one in worse], lower
+def _lower(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) -> dict[tuple[int, int], str]:
+    """Return what stands out in each of these steps, by step and restores, but for the workers that are worse over the
+    last steps; or only whether one worker does."""
+    found, others = {}, workers.others_of(tables_of(drawn))
+    for key in drawn:
+        if key.step in steps:
+            one = compare(drawn, others, key)
+            if worker is not None:
+                one = replace(one, workers=[part for part in one.workers if part.name == worker], others=[])
+            if one.stands_out:
+                found[key.step, key.restores] = one.verdict(None)
+    return found
 
 
 def neighbours(tx: Transaction, buffer: str, step: int) -> tuple[int | None, int | None]:
@@ -132,6 +129,7 @@ STEPS = [
     *columns("step", "last_at", "groups", spare=("last_at",)),
     Column("consumed", "consumed", usual=None),
     Column("reward", "reward", "reward", bad="lower"),
+    Column("others", "others", "reward", usual=None, title="of the same tasks"),
     *columns("change", "min_reward", "max_reward", "staleness", "max_staleness", "weights", "run", "taken_by",
              spare=("min_reward", "max_reward", "weights")),
 ]  # fmt: skip
@@ -163,10 +161,9 @@ class Step:
     """A train step in one run: a sentence about what stands out, its groups by worker and task, and its draws.
 
     `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
-    `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are the
-    answers with the lowest rewards among them. `reward_before` is the mean reward of the `steps_before` steps before.
-    `by_task` has the workers' rewards of each task, and `worse` the workers that are below the others in this step and
-    those before it together.
+    `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are
+    the answers with the lowest rewards among them. `reward_before` is the mean reward of the `steps_before` steps
+    before. `over_steps` has the workers over the last steps up to this one.
     """
 
     summary: StepRow
@@ -179,12 +176,11 @@ class Step:
     groups: list[dict[str, Any]]
     annotations: dict[str, float | None]
     worst: list[Answer]
-    by_task: ByTask
-    worse: list[WorseWorker]
+    over_steps: Workers
 
     @property
     def stands_out(self) -> bool:
-        return any(part.stands_out for part in (*self.workers, *self.tasks))
+        return bool(self.summary.lower or self.over_steps.worse)
 
     @property
     def title(self) -> str:
@@ -231,12 +227,17 @@ class Step:
         return text
 
 
-def read_step(tx: Transaction, buffer: str, step: int, worst: int) -> list[Step]:
-    """Return a train step for each run that trained on it, last run first, with the `worst` answers of each."""
-    drawn = with_steps_before(tx, buffer, {step})
-    tables = tables_of(drawn)
-    worse = read_steps(tx, buffer, before=step + 1, limit=STEPS_SHOWN).worse
-    return [_step(tx, buffer, drawn, tables, key, worst, worse) for key in drawn if key.step == step]
+def read_step(
+    tx: Transaction, buffer: str, step: int, worst: int, *, task: str | None = None, worker: str | None = None
+) -> list[Step]:
+    """Return a train step for each run that trained on it, last run first, with the `worst` answers of each.
+
+    With a task it is as if there were no other. With a worker, only its groups and answers are there, and all workers
+    beside it.
+    """
+    workers, drawn = read_workers(tx, buffer, before=step + 1, task=task, also={step})
+    keys = [key for key in drawn if key.step == step and only(drawn[key], worker=worker)]
+    return [_step(tx, buffer, drawn, workers, key, worst, worker) for key in keys]
 
 
 _PROMPTS = "SELECT uid, prompt FROM groups WHERE uid {in:uids}"
@@ -247,14 +248,19 @@ def _step(
     tx: Transaction,
     buffer: str,
     drawn: Drawn,
-    tables: Mapping[StepKey, Table],
+    over_steps: Workers,
     key: StepKey,
     worst: int,
-    worse: list[WorseWorker],
+    worker: str | None,
 ) -> Step:
-    noted = annotations_of(tx, drawn[key])
-    summary, compared, places = StepRow.of(key, drawn[key]), compare(drawn, tables, key), whereabouts(tx, drawn[key])
-    members = sorted(groups_of(drawn[key]), key=by_reward)
+    batches, tables = drawn[key] if worker is None else only(drawn[key], worker=worker), tables_of(drawn)
+    compared, rest = compare(drawn, tables, key), compare(drawn, over_steps.others_of(tables), key)
+    before = compared.before if worker is None else None  # it is that of all workers
+    summary = replace(StepRow.of(key, batches), lower=rest.verdict(None) if rest.stands_out else "")
+    reward, besides = StepRow.of(key, drawn[key]).reward, bool(over_steps.worse)
+    in_step = replace(rest, before=compared.before).verdict(reward, besides=besides)
+    noted, places = annotations_of(tx, batches), whereabouts(tx, batches)
+    members = sorted(groups_of(batches), key=by_reward)
     there = [one.uid for _, one in members if places[one.uid] != GONE]
     prompts = {row["uid"]: row["prompt"] for row in tx.rows(_PROMPTS, uids=there)}
     groups = [
@@ -273,17 +279,16 @@ def _step(
     names = dict.fromkeys(name for one in groups for name in one["annotations"])
     return Step(
         summary,
-        compared.verdict(summary.reward),
-        compared.before,
+        "; ".join([*map(str, over_steps.worse), in_step]),
+        before,
         compared.steps_before,
         compared.workers,
         compared.tasks,
-        [replace(one, members=()) for one in drawn[key]],
+        [replace(one, members=()) for one in batches],
         groups,
         {name: mean(one["annotations"].get(name) for one in groups) for name in names},
         _lowest(tx, buffer, there, worst) if worst and there else [],
-        rewards_by_task([tables[key]], [(one.task_name, one.part) for one in worse]),
-        worse,
+        over_steps,
     )
 
 
@@ -294,7 +299,31 @@ def _lowest(tx: Transaction, buffer: str, uids: Sequence[int], most: int) -> lis
     return [Answer(**found[place]) for place in chosen]
 
 
-def no_draw(known: Recorded, which: str) -> str:
+def no_groups(
+    tx: Transaction,
+    buffer: str,
+    which: str,
+    task: str | None,
+    worker: str | None,
+    *,
+    step: int | None = None,
+    before: int | None = None,
+) -> str:
+    """Return a sentence for a step, or the last ones, without recorded draws, or without groups of a task and a
+    worker. `which` names them."""
+    steps = list_steps(tx, buffer, before=before, limit=STEPS_SHOWN) if step is None else [step]
+    members = [one for of in batches_of_steps(tx, buffer, steps, members=True).values() for _, one in groups_of(of)]
+    if members and (task is not None or worker is not None):
+        for what, given, field in (("task", task, "task_name"), ("worker", worker, "worker")):
+            names = {str(getattr(one, field) or "") for one in members}
+            if given is not None and given not in names:
+                known = listed(sorted(names - {""}))
+                return f"no group of {what} {named(given)} was drawn {which}; there are those of {known}"
+        return f"{named(worker or '')} made no group of {named(task or '')} that was drawn {which}"
+    return _no_draw(recorded(tx, buffer), which)
+
+
+def _no_draw(known: Recorded, which: str) -> str:
     """Return a sentence for steps without recorded draws."""
     if known.last is not None:
         steps = f"step {known.first}" if known.first == known.last else f"steps {known.first} to {known.last}"

@@ -57,20 +57,40 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     """It makes one of the four groups of that task in each step; its other groups are as good as those of others."""
     asyncio.run(_bad_at_code(url))
     first, *below = run("trace", url).stdout.splitlines()
-    assert first.startswith("gen-3 is below the others all along in code: 20 groups of mean reward 0.")
+    sentence = "gen-3 is below the others in code over steps 1 to "
+    assert first.startswith(f"{sentence}20: 20 groups of mean reward 0.")
     [row] = [line.split() for line in below if line.startswith("gen-3 ")]
     assert float(row[1]) < -0.3 < -0.1 < float(row[2])
     assert [step["lower"] for step in run_json("trace", url)] == [""] * 20
+    assert run("trace", url, "--limit", 3).stdout.splitlines()[0] == first
     shown, page = run("trace", url, "step", 15).stdout, client_of(url)
-    assert (
-        "  over the last steps up to this one (replaybuf trace), gen-3 is below the others all along in code" in shown
-    )
-    below = shown.partition("rewards by task, beside those of others\n")[2].partition("\n\n")[0].splitlines()
-    [row] = [line.split() for line in below if line.startswith("gen-3 ")]
+    assert f"  {sentence}15: 15 groups" in shown
+    assert "no other worker and no task stands out" in " ".join(shown.split())
+    [row] = [line.split() for line in shown.partition("the others over")[2].splitlines() if line.startswith("gen-3 ")]
     assert float(row[1]) < -0.3 < float(row[2])
-    assert "last steps up to this one, gen-3 is below the others" in page.get("/steps/15").text
-    assert "gen-3 is below the others all along in code" in page.get("/steps").text
+    assert f"{sentence}15" in page.get("/steps/15").text
+    assert f"{sentence}20" in page.get("/steps").text
     assert page.get("/workers").text.count('class="number bad"') == 1
+
+
+def test_a_task_and_a_worker_choose_steps_and_groups(url: str) -> None:
+    asyncio.run(_bad_at_code(url))
+    steps = run_json("trace", url, "--task", "code", "--worker", "gen-3", "--limit", 3)
+    assert [(one["step"], one["groups"]) for one in steps] == [(20, 1), (19, 1), (18, 1)]
+    assert all(one["others"] > one["reward"] for one in steps)
+    [step] = run_json("trace", url, "step", 15, "--task", "code", "--worker", "gen-3")["runs"]
+    assert [(one["task_name"], one["worker"]) for one in step["groups"]] == [("code", "gen-3")]
+    assert {one["name"] for one in step["workers"]} == {f"gen-{number}" for number in range(4)}
+    lone = run("trace", url, "step", 15, "--task", "cod", code=1).stderr
+    assert lone == "Error: no group of task cod was drawn for step 15; there are those of code and math\n"
+    assert "no group of worker gen-9 was drawn for a step" in run("trace", url, "--worker", "gen-9").stderr
+    assert "they go with steps" in run("trace", url, "uid", 1, "--task", "code", code=2).stderr
+    page = client_of(url)
+    [link] = {*re.findall(r'href="(/steps\?task=code&amp;worker=gen-3[^"]*)"', page.get("/workers").text)}
+    text = page.get(link.replace("&amp;", "&")).text
+    assert "gen-3 is below the others in code over steps 1 to 20" in text
+    assert re.search(r'href="/steps/20\?[^"]*task=code&amp;worker=gen-3"', text)
+    assert page.get("/steps/20?task=code&worker=gen-3").text.count("/groups/") == 1
 
 
 async def _bad_at_code(url: str) -> None:
@@ -88,7 +108,7 @@ async def _bad_at_code(url: str) -> None:
 
 def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:
     result = run("trace", trained, "--limit", 3, "--before", 410)
-    assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["409", "408", "407"]
+    assert [line.split()[0] for line in result.stdout.splitlines()[-3:]] == ["409", "408", "407"]
     assert result.stderr == "more steps: --before 407, or --limit all\n"
     last = run_json("trace", trained, "--limit", 3, "--before", 410)[-1]
     assert last["change"] == pytest.approx(run_json("trace", trained)[LAST - 407]["change"])
@@ -124,7 +144,7 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
     assert f"no draw for a step before {FIRST}" in run("trace", trained, "--before", FIRST).stderr
     assert run_json("trace", trained, "--before", 10**30, "--limit", 10**30) == run_json("trace", trained)
     assert run_json("trace", trained, "--limit", "all") == run_json("trace", trained, "--limit", 10**30)
-    assert run("trace", trained, "--limit", 0).stderr == "more steps: --limit all\n"
+    assert run("trace", trained, "--limit", 0).stderr == f"more steps: --before {LAST + 1}, or --limit all\n"
     for uid in (0, 2**62):
         assert f"there is no group {uid}: uids go from 1 to" in run("trace", trained, "uid", uid, code=1).stderr
 

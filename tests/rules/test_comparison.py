@@ -78,13 +78,13 @@ def a_run(seed: int, *, steps: int = 48, bad: str = "", drift: float = 0.02) -> 
 def marks(run: list[list[One]]) -> tuple[list[str | None], list[int]]:
     """The workers that are below the others all along, and the steps below those before, as pages mark them."""
     tables = [tabulate(groups) for groups in run]
-    worse = [part.name for _, part in comparison.all_along(tables)]
+    worse = [part.name for _, part in comparison.worse_workers(comparison.over_steps(tables))]
     rest = [without(worse, table) for table in tables]
     fell = []
     for number, table in enumerate(rest):
         before = rest[max(0, number - 10) : number]
-        parts = comparison.by_worker([table], of_run=True)
-        parts += comparison.by_task(table, before, of_run=True)
+        parts = comparison.by_worker([table])
+        parts += comparison.by_task(table, before)
         fell += [number] if any(part.stands_out for part in parts) else []
     return worse, fell
 
@@ -100,6 +100,17 @@ def test_a_worker_that_is_bad_at_one_task_is_marked_and_its_steps_are_not() -> N
     assert [marks(a_run(seed, bad="c")) for seed in range(5)] == [(["c"], [])] * 5
 
 
+def test_steps_of_one_group_of_a_task_are_compared_together() -> None:
+    """A worker whose rewards are always 0 in one task of two: no step has another group to compare with."""
+    chance, steps = random.Random(3), list[list[One]]()
+    for _ in range(100):
+        code, math = chance.choice("abcd"), chance.choice("abcd")
+        right = 0.0 if code == "c" else chance.randrange(5) / 4
+        steps.append(some("code", code, right) + some("math", math, chance.randrange(5) / 4))
+    found = comparison.worse_workers(comparison.over_steps([tabulate(groups) for groups in steps]))
+    assert [(task, part.name, part.reward) for task, part in found] == [("code", "c", 0.0)]
+
+
 def test_a_bad_worker_and_a_small_dip_stand_out_of_many_comparisons() -> None:
     rng = random.Random(6)
 
@@ -107,10 +118,10 @@ def test_a_bad_worker_and_a_small_dip_stand_out_of_many_comparisons() -> None:
         return [One("math", name, mean + rng.uniform(-0.05, 0.05)) for name in "abcdef" * 8]
 
     before = [tabulate(groups(0.7)) for _ in range(10)]
-    [dip] = comparison.by_task(tabulate(groups(0.64)), before, of_run=True)
+    [dip] = comparison.by_task(tabulate(groups(0.64)), before)
     assert dip.stands_out
     bad = some("math", "bad", 0, 0.25, 0, 0)
-    worst, *_ = comparison.by_worker([tabulate(groups(0.7) + bad)], of_run=True)
+    worst, *_ = comparison.by_worker([tabulate(groups(0.7) + bad)])
     assert (worst.name, worst.stands_out) == ("bad", True)
 
 
@@ -133,7 +144,8 @@ def test_groups_without_a_reward_are_counted_but_not_compared() -> None:
 
 
 def test_a_task_is_compared_with_the_steps_before() -> None:
-    worst, other = by_task(some("code", "a", 0, 0, 0, 0.25) + GOOD, GOOD + some("code", "b", 1, 1, 0.5, 1))
+    before = GOOD + some("code", "b", *[1, 1, 0.5, 1] * 2)
+    worst, other = by_task(some("code", "a", *[0, 0, 0, 0.25] * 2) + GOOD, before)
     assert (worst.name, worst.stands_out, other.stands_out) == ("code", True, False)
     assert worst.others == 0.875
 
@@ -141,8 +153,8 @@ def test_a_task_is_compared_with_the_steps_before() -> None:
 @pytest.mark.parametrize(
     ("groups", "before", "said"),
     [
-        (GOOD + some("math", "bad", 0, 0, 0, 0), GOOD, "bad made 4 of the 12 groups, of mean reward 0.000"),
-        (some("math", "a", 0, 0.25) + some("math", "b", 0.25, 0), GOOD, "no worker stands out, but task math"),
+        (GOOD * 3 + some("math", "bad", *[0] * 6), GOOD, "bad made 6 of the 30 groups, of mean reward 0.000"),
+        (some("math", "a", *[0, 0.25] * 3), GOOD * 3, "no worker stands out, but task math"),
         (GOOD, GOOD, "no worker and no task stands out"),
         (GOOD, [], "no worker stands out; the mean reward is 0.750"),
         (some("math", "a", None), [], "none of the groups has a reward"),

@@ -344,10 +344,10 @@ def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_step_that_stands_out_is_marked_in_plot_and_table_with_what_trace_says(dipped: Client) -> None:
-    """No worker is below the others all along."""
+    """No worker is below the others over the last steps."""
     view = dipped.data("steps")["view"]
     [(step, restores, text)] = [(one["step"], one["restores"], one["lower"]) for one in view["rows"] if one["lower"]]
-    assert (step, restores, view["worse"]) == (8, 0, [])
+    assert (step, restores, view["workers"]["worse"]) == (8, 0, [])
     assert text.startswith("gen-2 made 4 of the 12 groups, of mean reward 0.100")
     [traced] = dipped.data("step", step=8)["runs"]
     assert traced["verdict"] == text
@@ -378,7 +378,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Client:
 
 def test_a_worker_that_is_bad_in_many_steps_hides_no_step_in_which_the_others_are_worse(troubled: Client) -> None:
     text = html.unescape(troubled.get("/steps").text)
-    assert re.search(r"gen-2 is below the others all along: 2\d\d groups of mean reward 0\.", text)
+    assert re.search(r"gen-2 is below the others over steps 1 to 20: 2\d\d groups of mean reward 0\.", text)
     [sentence] = re.findall(r"<strong>([^<]*)</strong>", text.partition("<table")[0].partition('class="events"')[2])
     assert "task math (mean reward 0.56" in sentence
     assert text.count(">step 15</a>") == 1
@@ -397,8 +397,8 @@ def test_a_step_has_links_to_the_steps_beside_it(troubled: Client) -> None:
 
 def test_steps_that_a_restore_undid_do_not_count_for_workers(troubled: Client) -> None:
     text = troubled.get("/workers").text
-    assert "What they made of the last 20 train steps" in text
-    assert troubled.data("workers")["made"][0]["name"] == "gen-2"
+    assert "What they made of steps 1 to 20" in text
+    assert troubled.data("workers")["found"]["made"][0]["name"] == "gen-2"
 
 
 def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
@@ -407,18 +407,21 @@ def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
     assert "are for steps 1 to 25" in answer.text
 
 
-def test_of_equal_answers_those_of_different_groups_are_the_lowest_and_what_has_left_is_said(url: str) -> None:
+def test_of_equal_answers_those_of_different_tasks_and_groups_are_the_lowest_and_what_has_left_is_said(
+    url: str,
+) -> None:
     async def run(step: int, archive: int | None) -> None:
         async with ReplayBufferConfig(url=url, archive=archive).build() as buffer:
-            for _ in range(4):
-                await buffer.put([RolloutState(message=[], reward=0.0, status=Status.COMPLETED)] * 2, "math")
-            await buffer.take_batch({"math": 4}, current_train_step=step)
+            for task, other in (("code", 0.5), ("math", 0.0), ("math", 0.0), ("math", 0.5)):
+                group = [RolloutState(message=[], reward=one, status=Status.COMPLETED) for one in (0.0, other)]
+                await buffer.put(group, task)
+            await buffer.take_batch({"math": 3, "code": 1}, current_train_step=step)
 
     asyncio.run(run(1, 1000))
     asyncio.run(run(2, None))
     page = client_of(url)
     [lowest] = [run["worst"] for run in page.data("step", step=1)["runs"]]
-    assert [(one["uid"], one["position"]) for one in lowest] == [(4, 0), (3, 0), (2, 0)]
+    assert [(one["uid"], one["position"]) for one in lowest] == [(3, 0), (1, 0), (2, 0)]
     assert "Its answers have left" not in page.get("/steps/1").text
     assert "Its answers have left" in page.get("/steps/2").text
 
@@ -450,7 +453,7 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
 
 
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(dipped: Client) -> None:
-    made = dipped.data("workers")["made"]
+    made = dipped.data("workers")["found"]["made"]
     assert (made[0]["name"], len(made[0]["steps"]), made[0]["stands_out"]) == ("gen-2", 12, False)
     text = html.unescape(dipped.get("/workers").text)
     [link] = {*re.findall(r'href="(/groups\?[^"]*gen-2[^"]*)"', text)}

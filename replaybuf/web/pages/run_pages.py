@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from replaybuf.rules.comparison import Part
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import Transaction
-from replaybuf.storage.sql.inspection.run_records import newest, recorded
+from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, Column, annotated, columns, value_of
-from replaybuf.view.drawn import SHARES, by_task_columns, read_shares
 from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
-from replaybuf.view.steps import STEPS, neighbours, no_draw, read_step, read_steps
+from replaybuf.view.steps import STEPS, neighbours, no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import DrawQuestion, read_waits
-from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, table_of
+from replaybuf.view.workers import MADE, Workers, by_task_columns, read_workers
+from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
 from replaybuf.web.plots import Across, Plot, lines
 
 _HOURS = ("6", "1", "24", "48")
@@ -160,42 +160,60 @@ _LOWEST = 3
 
 
 def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the train steps of a buffer, newest first, what stands out in them, and plots of rewards and staleness."""
+    """Return the train steps of a buffer, newest first, what stands out in them, and plots of rewards and staleness.
+
+    All are of one task or worker, if the URL names it.
+    """
     buffer, buffers = one_buffer(tx, ask)
-    before = ask.number("before", None, least=-LARGEST)
-    view = read_steps(tx, buffer, before=before, limit=_MOST_STEPS)
+    before, task, worker = ask.number("before", None, least=-LARGEST), ask.text("task"), ask.text("worker")
+    view = read_steps(tx, buffer, before=before, limit=_MOST_STEPS, task=task, worker=worker)
     rows = view.rows
     steps = [one for one in rows if not one.undone]
     across = Across(times=False)
     marks = {float(one.step): one.lower for one in steps if one.lower}
+    links = {"step": lambda row: ask.link(f"/steps/{row.step}", task=task, worker=worker)}
     return {
         "chosen": buffer,
         "buffers": buffers,
         "view": view,
         "unnamed_count": view.known.without_step,
         "plots": _drawable(*_plots_of_figures([(float(one.step), one) for one in steps], across, marks=marks)),
-        "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step"),
-        "earlier": min((one.step for one in rows), default=None) if len(rows) >= _MOST_STEPS else None,
+        "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step", links=links),
         "fell": [one for one in rows if one.lower],
+        "by_task": None if worker is not None else _by_task(view.workers, ask, buffer, view.now),
+        "none": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before),
     }
+
+
+def _by_task(found: Workers, ask: Ask, buffer: str, now: datetime) -> Table | None:
+    """Return the table of workers by task, whose cells lead to the steps with one worker's groups of a task."""
+
+    def steps_of(task: str) -> Callable[[Any], str | None]:
+        return lambda row: ask.link("/steps", task=task, worker=row["name"], buffer=buffer)
+
+    if not (of := found.by_task).says_more:
+        return None
+    links = {task: steps_of(task) for task in of.tasks}
+    return table_of("By task", of.rows, by_task_columns(of), ask, now, sorts=False, links=links)
 
 
 def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the groups and draws of a train step, for each run that trained it, the lowest first.
 
-    Raises NotThereError.
+    They are those of one task or worker, if the URL names it. Raises NotThereError.
     """
     buffer, _ = one_buffer(tx, ask)
-    step, now = ask.number("step", 0, least=-LARGEST), tx.now()
+    step, now, task, worker = ask.number("step", 0, least=-LARGEST), tx.now(), ask.text("task"), ask.text("worker")
     assert step is not None
-    runs = read_step(tx, buffer, step, _LOWEST)
+    runs = read_step(tx, buffer, step, _LOWEST, task=task, worker=worker)
     if not runs:
-        raise NotThereError(no_draw(recorded(tx, buffer), f"for step {step} of {buffer!r:.100}"))
+        which = f"for step {step} of {buffer!r:.100}"
+        raise NotThereError(no_groups(tx, buffer, which, task, worker, step=step))
     previous, following = neighbours(tx, buffer, step)
     tables = [
         (
             table_of("By worker", run.workers, BY_WORKER, ask, now, sorts=False),
-            table_of("By task", run.by_task.rows, by_task_columns(run.by_task), ask, now, sorts=False),
+            _by_task(run.over_steps, ask, buffer, now),
             table_of("Tasks", run.tasks, BY_TASK, ask, now, sorts=False, links={"name": lambda row: None}),
             table_of("Groups", run.groups, annotated(MEMBERS, run.groups), ask, now, usual="reward"),
         )
@@ -215,7 +233,6 @@ _WORKERS = [
     Column("taken_last_hour", "drawn"),
     *columns("started_at"),
 ]
-_STEPS_OF_WORKERS = 50
 _MOST_LINES = 8
 
 
@@ -223,21 +240,19 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the workers: plots of them side by side, their shares of the last steps, their last hour, the waits."""
     buffer, now = ask.text("buffer"), tx.now()
     chosen, _ = one_buffer(tx, ask)
-    made, by_task = read_shares(tx, chosen, _STEPS_OF_WORKERS)
-    workers, found = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer)
-    shown = made[:_MOST_LINES]
-    listed = [one for one in _WORKERS if found["several"] or one.name != "buffer"]
-    tasks = by_task_columns(by_task)
+    found, _ = read_workers(tx, chosen)
+    workers, waits = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer)
+    shown = found.made[:_MOST_LINES]
+    listed = [one for one in _WORKERS if waits["several"] or one.name != "buffer"]
     return {
         "chosen": chosen,
-        "made": made,
-        "steps": len({step for row in made for step, _ in row["steps"]}),
+        "found": found,
         "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in shown}),
         "lines": len(shown),
-        "compared": table_of("What they made", made, SHARES, ask, now, order="sort", after="page"),
-        "tasks_table": table_of("By task", by_task.rows, tasks, ask, now, sorts=False) if by_task.says_more else None,
+        "compared": table_of("What they made", found.made, MADE, ask, now, order="sort", after="page"),
+        "by_task": _by_task(found, ask, chosen, now),
         "table": table_of("In the last hour", workers, listed, ask, now, usual="-last_seen"),
-        **found,
+        **waits,
     }
 
 

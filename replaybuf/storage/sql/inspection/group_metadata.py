@@ -143,12 +143,16 @@ def list_oldest(
     return Listing(rows, matching, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
 
 
+# Of equal rewards, those of several tasks come first, and within a task those of the group of the lowest mean reward.
 _EXTREMES = """
 SELECT uid, position, nth, reward FROM (
-    SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
-    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
-) of_groups
-ORDER BY reward {order}, nth, uid DESC LIMIT :count"""
+    SELECT *, row_number() OVER (PARTITION BY task_name, nth, reward ORDER BY mean {order}, uid DESC) AS of_task FROM (
+        SELECT uid, position, reward, task_name, avg(reward) OVER (PARTITION BY uid) AS mean,
+            row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
+        FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
+    ) of_groups
+) of_tasks
+ORDER BY reward {order}, nth, of_task, mean {order}, uid DESC LIMIT :count"""
 # Marks have the rewards of all rollouts, completed or not: no completed rollout is beyond its group's extreme there.
 _EXTREME = {
     "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
@@ -171,7 +175,8 @@ def extreme_rollouts(
     """Return (uid, position) of the completed rollouts with the lowest rewards (`worst`), or with the highest.
 
     Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Of equal rewards one
-    of each group comes before a second one of any, newest group first.
+    of each group comes before a second one of any, and then one of each task before a second one; of a task, that of
+    the group whose mean reward is the most extreme, or the newest.
     """
     check_buffer(tx, buffer)
     given: dict[str, Any] = {

@@ -1,0 +1,142 @@
+"""Workers compared with one another over the last train steps, in all tasks and in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from replaybuf.common import units
+from replaybuf.rules.comparison import Part, Table, by_worker, over_steps, without, worse_workers
+from replaybuf.storage.sql.inspection.reader import Transaction
+from replaybuf.storage.sql.inspection.run_records import StepKey, batches_of_steps, list_steps
+from replaybuf.view.columns import BY_WORKER, Column, columns
+from replaybuf.view.drawn import Drawn, StepRow, of_task, tables_of, with_steps_before
+
+#: Workers are compared over the last steps that have so many groups together; at least and at most over so many steps.
+_GROUPS, _LEAST, _MOST = 600, 20, 300
+
+
+@dataclass(frozen=True, slots=True)
+class WorseWorker:
+    """A worker whose groups are lower than those of others over these steps, in one task or in all (None)."""
+
+    task_name: str | None
+    part: Part
+    steps: str
+
+    def __str__(self) -> str:
+        part, of = self.part, f" in {self.task_name}" if self.task_name else ""
+        name, made = part.name or "a worker without a name", units.number_of(part.groups, "group")
+        rewards = f"{made} of mean reward {part.reward:.3f}, others {part.others:.3f}"
+        return f"{name} is below the others{of} over {self.steps}: {rewards}"
+
+
+@dataclass(frozen=True, slots=True)
+class ByTask:
+    """How far each worker's groups of each task are above those of others.
+
+    A row has the worker's `name`, for each task that number (None: nothing to compare), and for `TASK is worse`
+    whether it stands out.
+    """
+
+    tasks: list[str]
+    rows: list[dict[str, Any]]
+
+    @property
+    def says_more(self) -> bool:
+        """Return whether there are several tasks, and other workers to compare with."""
+        return len(self.tasks) > 1 and any(row[task] is not None for row in self.rows for task in self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers over the last steps, which `steps` names: those that are `worse`, all, and all by task.
+
+    A row of `made` has the fields of `Part`, and its `steps`, each with its own `Part`. `lead` is how far it is above
+    the others, and it `stands_out` if it is worse. The lowest come first. Steps that a restore undid are left out.
+    """
+
+    steps: str
+    worse: list[WorseWorker]
+    made: list[dict[str, Any]]
+    by_task: ByTask
+
+    def others_of(self, tables: Mapping[StepKey, Table]) -> dict[StepKey, Table]:
+        """Return the tables of steps without the groups of the workers that are worse."""
+        return {key: without((one.part.name for one in self.worse), table) for key, table in tables.items()}
+
+
+def read_workers(
+    tx: Transaction,
+    buffer: str,
+    *,
+    before: int | None = None,
+    task: str | None = None,
+    also: Set[int] = frozenset(),
+) -> tuple[Workers, Drawn]:
+    """Return the workers over the last steps before `before`, in one task or in all.
+
+    With them come the draws of these steps, of those that are asked for `also`, and of the steps before.
+    """
+    sizes = batches_of_steps(tx, buffer, list_steps(tx, buffer, before=before, limit=_MOST))
+    steps, groups = set[int](), 0
+    for key, batches in sizes.items():
+        if len(steps) >= _LEAST and groups >= _GROUPS:
+            break
+        if not key.undone:
+            steps.add(key.step)
+            groups += StepRow.of(key, batches).groups
+    wanted = {*steps, *also}
+    drawn = of_task(with_steps_before(tx, buffer, wanted), task) if wanted else {}
+    tables = {key: one for key, one in tables_of(drawn).items() if key.step in steps and not key.undone}
+    return _compare(tables, task), drawn
+
+
+def _compare(tables: Mapping[StepKey, Table], task: str | None) -> Workers:
+    """Compare the workers over these steps, newest first, which have one task or all."""
+    found, each = over_steps([*tables.values()]), dict[str | None, list[tuple[int, Part]]]()
+    for key, table in tables.items():
+        for part in by_worker([table]):
+            each.setdefault(part.name, []).append((key.step, part))
+    numbers = sorted({key.step for key in tables})
+    steps = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}" if numbers else ""
+    worse = [WorseWorker(task or of, part, steps) for of, part in worse_workers(found)]
+    names = {one.part.name for one in worse}
+    made = [
+        asdict(part) | {"lead": -(part.below or 0.0), "stands_out": part.name in names, "steps": each[part.name]}
+        for part in found[None]
+    ]
+    return Workers(steps, worse, sorted(made, key=lambda row: (row["lead"], row["name"] or "")), _by_task(found, worse))
+
+
+def _by_task(found: Mapping[str | None, Sequence[Part]], worse: Sequence[WorseWorker]) -> ByTask:
+    """Return the workers with a number for each task, those with the lowest number first."""
+    tasks, marked = [task for task in found if task is not None], {(one.part.name, one.task_name) for one in worse}
+    rows: dict[str | None, dict[str, Any]] = {part.name: {"name": part.name} for part in found[None]}
+    for task in tasks:
+        parts = {part.name: part for part in found[task]}
+        for name, row in rows.items():
+            part = parts.get(name)
+            row[task] = None if part is None or part.below is None else -part.below
+            row[f"{task} is worse"] = bool({(name, task), (name, None)} & marked)
+
+    def lowest(row: dict[str, Any]) -> tuple[float, str]:
+        return min((row[task] for task in tasks if row[task] is not None), default=0.0), row["name"] or ""
+
+    return ByTask(tasks, sorted(rows.values(), key=lowest))
+
+
+def by_task_columns(found: ByTask) -> list[Column]:
+    """Return the columns of `ByTask.rows`."""
+    tasks = (Column(task, task, "change", bad=f"{task} is worse") for task in found.tasks)
+    return [Column("name", "worker", "name"), *tasks]
+
+
+#: The columns of `Workers.made`.
+MADE = [
+    *BY_WORKER[:1],
+    *columns("groups", "reward", "others"),
+    Column("lead", "above others", "change", title="mean reward less that of others' groups of the same tasks"),
+    *columns("staleness"),
+]
