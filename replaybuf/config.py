@@ -283,11 +283,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             )
             return ReplayBuffer(
                 storage,
-                rollout_type,
                 put_timeout=self.put_timeout,
                 keep_checkpoints=self.keep_checkpoints,
                 free_object_refs=self.free_object_refs,
-                worker=self.worker,
             )
         except InputError as error:
             raise ConfigError(str(error)) from None

@@ -27,7 +27,6 @@ from replaybuf.errors import (
     ReplayBufError,
 )
 from replaybuf.rules.query import SetNode
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Cursor, Leased, NewGroup, Part, R, StorageItem, Unset
 from replaybuf.values.rollouts.segments import as_group
 
@@ -46,10 +45,8 @@ class Lease(Generic[R]):
     heartbeats while this process lives.
     """
 
-    def __init__(
-        self, storage: SQLStorage, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True
-    ) -> None:
-        self.storage = storage
+    def __init__(self, putting: Putting, leased: Leased, seconds: float, *, heartbeat: bool = True) -> None:
+        self.storage = putting.storage
         self._putting = putting
         self._leased = leased
         self.seconds = seconds
@@ -59,7 +56,7 @@ class Lease(Generic[R]):
         self._added: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
         self._stop: Callable[[], None] | None = None
         if heartbeat and self._open:
-            self._stop = storage.run_in_background(partial(_renew, weakref.ref(self), seconds))
+            self._stop = self.storage.run_in_background(partial(_renew, weakref.ref(self), seconds))
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open)} groups open>"
@@ -430,6 +427,6 @@ class Cursors:
         """
         storage = self._putting.storage
         for new in groups:
-            new.worker = new.worker or self._putting.worker
+            new.worker = new.worker or storage.worker
         claimed = await self._putting.fetching(groups, lambda: storage.claim(groups, cursor, seconds, epochs))
-        return None if claimed is None else Lease(storage, self._putting, claimed, seconds)
+        return None if claimed is None else Lease(self._putting, claimed, seconds)

@@ -24,7 +24,6 @@ from replaybuf.common.checks import (
     check_uids,
     check_whole,
 )
-from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
 from replaybuf.rules.causes import never_put
 from replaybuf.rules.words import named
@@ -34,7 +33,6 @@ from replaybuf.values.codec.object_refs import UnfetchedError
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
-from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.segments import entries_of, segmented
 from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import StatusLike
@@ -107,25 +105,17 @@ class Putting:
     def __init__(
         self,
         storage: SQLStorage,
-        rollout_type: RolloutType,
         waits: Waits,
         timeout: float | None = PUT_TIMEOUT,
         *,
         free_object_refs: bool = False,
-        worker: str | None = None,
     ) -> None:
         self.storage = storage
-        self.rollout_type = rollout_type
+        self.rollout_type = storage.codec.rollout_type
         self.waits = waits
         self._timeout = check_timeout(timeout)
         self._free = free_object_refs
-        self._worker = worker
         self._warned: set[str] = set()  # kinds of warnings
-
-    @property
-    def worker(self) -> str:
-        """The worker name recorded with puts."""
-        return worker_name(self._worker)
 
     async def put(
         self,
@@ -242,7 +232,7 @@ class Putting:
 
         Also return whether it must be dropped instead of stored.
         """
-        self.waits.check_open()
+        self.storage.check_open()
         if not options.keys() <= _OPTIONS:
             raise TypeError(f"a put has no option {min(options.keys() - _OPTIONS)!r}; it has {', '.join(_OPTIONS)}")
         check_task_name(task_name)
@@ -288,7 +278,7 @@ class Putting:
             lease=lease,
             stays_leased=stays_leased,
             dropped=dropped,
-            worker=self.worker,
+            worker=self.storage.worker,
             put_step=step,
             fields=normal.fields,
             segments=segments,

@@ -38,8 +38,8 @@ from replaybuf.common.checks import (
     refused,
 )
 from replaybuf.common.progress import OnProgress
-from replaybuf.common.worker_name import check_worker, working_as
-from replaybuf.errors import ClosedError, InputError, SnapshotError, StorageError
+from replaybuf.common.worker_name import working_as
+from replaybuf.errors import InputError, SnapshotError
 from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
@@ -83,28 +83,17 @@ class ReplayBuffer(Generic[R]):
     def __init__(
         self,
         storage: SQLStorage,
-        rollout_type: RolloutType,
         *,
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
         free_object_refs: bool = False,
-        worker: str | None = None,
     ) -> None:
         self.storage = storage
-        self.rollout_type = rollout_type
+        self.rollout_type: RolloutType = storage.codec.rollout_type
         self._keep_checkpoints = check_most(keep_checkpoints, "keep_checkpoints", 1)
-        self.waits = Waits(storage, self._check_open, lambda: self.worker)
-        self.putting = Putting(
-            storage,
-            rollout_type,
-            self.waits,
-            put_timeout,
-            free_object_refs=free_object_refs,
-            worker=None if worker is None else check_worker(worker),
-        )
+        self.waits = Waits(storage)
+        self.putting = Putting(storage, self.waits, put_timeout, free_object_refs=free_object_refs)
         self.cursors = Cursors(self.putting)
-        self._closed = False
-        self._pid = os.getpid()
 
     @property
     def policy(self) -> ReplayPolicy:
@@ -124,7 +113,7 @@ class ReplayBuffer(Generic[R]):
     @property
     def worker(self) -> str:
         """The worker name recorded with puts and draws: that of `working_as`, else the config's, else "host:pid"."""
-        return self.putting.worker
+        return self.storage.worker
 
     if not TYPE_CHECKING:
         __enter__ = __exit__ = refused(
@@ -147,7 +136,6 @@ class ReplayBuffer(Generic[R]):
 
     async def close(self) -> None:
         """Commit the pending puts, end all waits with ClosedError, and release the database. Idempotent."""
-        self._closed = True
         await self.storage.close()
 
     def __reduce__(self) -> str:
@@ -158,7 +146,7 @@ class ReplayBuffer(Generic[R]):
 
     def _repr_html_(self) -> str:
         """Return a table of the groups by task and status for notebooks. Blocks for the time of one query."""
-        if self._closed:
+        if self.storage.closed:
             return notebook.table(f"{self!r}, closed", (), ())
         groups: dict[tuple[str, Status], list[int]] = {}
         for (task, status, tally), n in sorted(self.storage.group_counts().items()):
@@ -172,8 +160,7 @@ class ReplayBuffer(Generic[R]):
 
     def __len__(self) -> int:
         """Return the number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
-        self._check_open()
-        return len(self.storage)
+        return len(self._opened)
 
     # Putting
 
@@ -364,7 +351,7 @@ class ReplayBuffer(Generic[R]):
 
         async def begin() -> Lease[R]:
             leased = await request.lease(storage, self.waits, duration)
-            return Lease(storage, self.putting, leased, duration, heartbeat=heartbeat)
+            return Lease(self.putting, leased, duration, heartbeat=heartbeat)
 
         return Leasing(begin)
 
@@ -378,7 +365,7 @@ class ReplayBuffer(Generic[R]):
         if not isinstance(handle, Leased):
             raise InputError(f"handle must be the handle of a Lease, got {type(handle).__name__}")
         check_database(handle, self._opened.identity)
-        return Lease(self.storage, self.putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
+        return Lease(self.putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
 
     async def is_ready(
         self,
@@ -428,7 +415,7 @@ class ReplayBuffer(Generic[R]):
         deferred: frozenset[str] = frozenset(),
         **options: Unpack[DrawOptions],
     ) -> DrawRequest:
-        self._check_open()
+        self.storage.check_open()
         statuses = self.rollout_type.statuses
         return DrawRequest.checked(
             sizes, group_status, statuses=statuses, worker=self.worker, beta=beta, deferred=deferred, **options
@@ -582,8 +569,7 @@ class ReplayBuffer(Generic[R]):
         adds those of `staleness` and `times_sampled` among the completed groups, which reads the metadata of all of
         them. `waits` are those of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
         """
-        self._check_open()
-        return await read_metrics(self.storage, self.waits, distributions=distributions)
+        return await read_metrics(self._opened, self.waits, distributions=distributions)
 
     def find(
         self,
@@ -618,16 +604,9 @@ class ReplayBuffer(Generic[R]):
 
     @property
     def _opened(self) -> SQLStorage:
-        """The storage. Raises the errors of `_check_open`."""
-        self._check_open()
+        """The storage. Raises the errors of its `check_open`."""
+        self.storage.check_open()
         return self.storage
-
-    def _check_open(self) -> None:
-        """Raise ClosedError, and StorageError for a buffer in memory that was built before a fork."""
-        if self._closed:
-            raise ClosedError
-        if not self.storage.durable and os.getpid() != self._pid:
-            raise StorageError(reason="forked")
 
     # Files
 
@@ -694,7 +673,7 @@ class ReplayBuffer(Generic[R]):
         FileError with the position of a fault in the file, FileError, AccessError, InputError,
         ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
         """
-        self._check_open()
+        self.storage.check_open()
         check = self.rollout_type.statuses.check
         statuses = [None if given is None else check(given) for given in (status, as_status)]
         cls, names = self.rollout_type.cls, self.rollout_type.names
@@ -708,7 +687,7 @@ class ReplayBuffer(Generic[R]):
     def _chosen(
         self, *, where: Query | None = None, order_by: OrderBy = None, limit: int | None = None, exact: bool = False
     ) -> ExportQuery:
-        self._check_open()
+        self.storage.check_open()
         query = self._parsed({} if where is None else where)
         return ExportQuery(query, parse_order(order_by), check_limit(limit), bool(exact))
 

@@ -71,12 +71,10 @@ class _WaitQueue:
 
 
 class Waits:
-    """The waits of one buffer. `worker()` returns the worker name for their reports."""
+    """The waits of one buffer."""
 
-    def __init__(self, storage: SQLStorage, check_open: Callable[[], None], worker: Callable[[], str]) -> None:
+    def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
-        self.check_open = check_open
-        self._worker = worker
         self._read_at = -math.inf
         self._read: Circumstances | None = None
         self._looked_at = -math.inf
@@ -165,7 +163,7 @@ class Waits:
         wait = self._wait_of(draw, began, timeout)
         with ExitStack() as stack, closing(self.open_report("waiting for groups", wait)) as report:
             while True:
-                self.check_open()
+                self._storage.check_open()
                 seen = self.version()
                 tallies = await self.tallies()
                 in_store = await self._in_store(draw, tallies)
@@ -245,17 +243,17 @@ class Waits:
 
     def for_trainer(self, timeout: float) -> WaitReport:
         """Return the report of a producer's wait for the trainer, to be closed by the caller."""
-        wait = self._described({}, time.time(), timeout, kind="trainer", worker=self._worker())
+        wait = self._described({}, time.time(), timeout, kind="trainer", worker=self._storage.worker)
         return self.open_report("waiting for the trainer", wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
         """Publish that a prompt ledger has exhausted its dataset after `drawn` prompts."""
-        ended = WorkerEvent(EventKind.DATASET_ENDED, self._worker(), time.time(), drawn, ledger, task_name)
+        ended = WorkerEvent(EventKind.DATASET_ENDED, self._storage.worker, time.time(), drawn, ledger, task_name)
         self._storage.report(ended)
 
     def open_report(self, what: str, wait: Wait) -> WaitReport:
         """Return the report of a wait, to be closed by the caller; `what` begins its warnings in the log."""
-        return WaitReport(self._storage, what, self._worker(), wait)
+        return WaitReport(self._storage, what, self._storage.worker, wait)
 
     def _wait_of(self, draw: Draw, since: float, timeout: float) -> Wait:
         wants = {task: least for task, least in draw.at_least.items() if least}
@@ -317,7 +315,7 @@ class Waits:
     ) -> T:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
         while True:
-            self.check_open()
+            self._storage.check_open()
             seen = self.version()
             tallies = await self.tallies()
             level = level_of(tallies, new.task_name)

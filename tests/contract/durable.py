@@ -120,7 +120,7 @@ class DurableLaws(InOnePlace):
         await storage.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0))
         wrong = await open_buffer(storage=same_place(storage, CODEC))
         assert await wrong.get(1, "math") == []
-        right = ReplayBuffer(storage, OTHER_CODEC.rollout_type)
+        right = ReplayBuffer(storage)
         assert plain(await right.get(1, "math", "failed")) == plain([[fields]])
 
 
@@ -359,7 +359,7 @@ class DamageLaws(Harness):
             storage = await open_storage()
             storage.load_snapshot(others.snapshot({}), {})
             uids.append(await storage.put(_new(2)))
-        return ReplayBuffer(storage, CODEC.rollout_type), uids
+        return ReplayBuffer(storage), uids
 
     async def test_a_take_goes_on_with_the_next(self, kind: str, open_storage: Open) -> None:
         """The batch is as large as if the damaged group weren't there."""

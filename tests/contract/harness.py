@@ -72,7 +72,7 @@ class Harness:
             **rules: Any,
         ) -> ReplayBuffer:
             opened = await open_storage(codec, storage, rules_of(policy, **rules))
-            return ReplayBuffer(opened, codec.rollout_type, put_timeout=put_timeout)
+            return ReplayBuffer(opened, put_timeout=put_timeout)
 
         return open_one
 

@@ -371,7 +371,7 @@ class CheckpointLaws(Harness):
     async def test_the_checkpoints_made_last_are_kept(self, open_buffer: OpenBuffer) -> None:
         """As many as the buffer's setting; a checkpoint of the same step replaces the older one."""
         storage = (await open_buffer()).storage
-        buffer = ReplayBuffer(storage, storage.codec.rollout_type, keep_checkpoints=2)
+        buffer = ReplayBuffer(storage, keep_checkpoints=2)
         for number, step in enumerate([1, 2, 1, 3]):
             await buffer.put(group(number), "math")
             await buffer.checkpoint(step)

@@ -18,7 +18,6 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.contract.harness import (
-    CODEC,
     OTHER_CODEC,
     SOON,
     Harness,
@@ -207,7 +206,7 @@ class PuttingLaws(Harness):
     async def test_a_storage_keeps_what_it_is_given(self, storage: SQLStorage) -> None:
         """On the backend itself: staleness and created_at are those of the NewGroup."""
         uid = await storage.put(new_group(7, staleness=5, created_at=12.5, priority=0.0))
-        [item] = await found(ReplayBuffer(storage, CODEC.rollout_type))
+        [item] = await found(ReplayBuffer(storage))
         assert (item.uid, item.staleness, item.created_at, item.priority) == (uid, 5, 12.5, 0.0)
 
 

@@ -20,7 +20,6 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
-    CODEC,
     SOON,
     Harness,
     OpenBuffer,
@@ -100,7 +99,7 @@ class WaitingLaws(Harness):
         """Those who wait for FAILED groups see one that a take could not decode."""
         uid = await storage.put(new_group(1))
         await self.damage(storage, uid)
-        buffer = ReplayBuffer(storage, CODEC.rollout_type)
+        buffer = ReplayBuffer(storage)
         task = await waiting(buffer, buffer.wait_ready({"math": 1}, "failed", timeout=None))
         assert await buffer.get(1, "math") == []
         await asyncio.wait_for(task, SOON)

@@ -6,7 +6,8 @@ import threading
 import uuid
 from dataclasses import replace
 
-from replaybuf.errors import DecodeError
+from replaybuf.common.worker_name import worker_name
+from replaybuf.errors import ClosedError, DecodeError
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.reports import Waiting
 from replaybuf.storage.sql.tasks.commit_watch import Wakes
@@ -40,6 +41,15 @@ class Memory:
         self._epoch = 0
         self._identity = uuid.uuid4().hex
         self._wakes = Wakes()
+        self.closed = False
+
+    @property
+    def worker(self) -> str:
+        return worker_name()
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise ClosedError
 
     @property
     def identity(self) -> str:
@@ -50,6 +60,7 @@ class Memory:
         """Do nothing."""
 
     async def close(self) -> None:
+        self.closed = True
         self._notify()
 
     # Waiting

@@ -71,7 +71,7 @@ class Pair(RuleBasedStateMachine):
         self.put_at_once(first)
 
     def buffer(self, storage: Any) -> ReplayBuffer:
-        return ReplayBuffer(storage, CODEC.rollout_type, put_timeout=0)
+        return ReplayBuffer(storage, put_timeout=0)
 
     def teardown(self) -> None:
         self.clock.stop()

@@ -72,7 +72,7 @@ def buffers(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
             if request.param == "sqlite"
             else SQLStorage(request.getfixturevalue("lent_database"), CODEC, rules[1])
         )
-        return [ReplayBuffer(storage, CODEC.rollout_type) for storage in (Reference(CODEC, rules[0]), other)]
+        return [ReplayBuffer(storage) for storage in (Reference(CODEC, rules[0]), other)]
 
     return two
 

@@ -17,7 +17,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from replaybuf.common.checks import check_most
 from replaybuf.common.passwords import PasswordFunction
-from replaybuf.common.worker_name import worker_name
+from replaybuf.common.worker_name import check_worker, worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
@@ -108,11 +108,12 @@ class Store:
         self._access = Access(self.url, durability, lock_timeout, reconnect_timeout, read_only, True, password)
         self._on_any_filesystem = allow_network_filesystem or read_only
         self._history = check_most(history, "history", 0)
-        self._worker = worker
+        self._worker = None if worker is None else check_worker(worker)
+        self._made_in = os.getpid()
         self._lock = threading.Lock()
         self._pid: int | None = None  # of the process that the thread and the tasks belong to
         self._ready = False
-        self._closed = False
+        self.closed = False
 
     def __repr__(self) -> str:
         name = "" if self.name == "default" else f", name={self.name!r}"
@@ -123,11 +124,23 @@ class Store:
         """The unique id of the database, recorded in leases; None until it was opened."""
         return None if self._pid is None else self.transactions.scope.database
 
+    @property
+    def worker(self) -> str:
+        """The worker name recorded with puts and draws: that of `working_as`, else the config's, else "host:pid"."""
+        return worker_name(self._worker)
+
+    def check_open(self) -> None:
+        """Raise ClosedError, and StorageError for a buffer in memory that was built before a fork."""
+        if self.closed:
+            raise ClosedError
+        if not self.durable and os.getpid() != self._made_in:
+            raise StorageError(reason="forked")
+
     # Opening
 
     async def open(self) -> None:
         """Connect, and create a missing schema; every operation calls this first. Raises ClosedError."""
-        if self._ready and self._pid == os.getpid() and not self._closed:
+        if self._ready and self._pid == os.getpid() and not self.closed:
             return
         self.begin()
         if not self._ready:
@@ -136,18 +149,15 @@ class Store:
     def begin(self) -> None:
         """Start the database thread and the tasks, once in each process. Raises ClosedError."""
         with self._lock:
-            if self._closed:
-                raise ClosedError
+            self.check_open()
             if self._pid == os.getpid():
                 return
             if self._pid is not None:  # threads and connections don't survive a fork: the child opens its own
                 _inherited.append(dict(self.__dict__))
-                if not self.durable:
-                    raise StorageError(reason="forked")
             self._begin()
 
     def _begin(self) -> None:
-        scope = Scope(self.name, self.rules, worker=worker_name(self._worker))
+        scope = Scope(self.name, self.rules, worker=self.worker)
         self.engine = open_database(self._access)
         self.thread = DatabaseThread("replaybuf-database")
         self.watch = Watch(self.thread, self.engine)
@@ -263,7 +273,7 @@ class Store:
         the connections of its parent stay open.
         """
         with self._lock:
-            self._closed = True
+            self.closed = True
         if self.is_running:
             # In a thread, and shielded: a cancelled close still commits pending puts.
             try:

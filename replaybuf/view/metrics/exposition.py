@@ -345,5 +345,5 @@ class Collector:
         from asyncio import timeout  # a slow import, which reading a database doesn't need
 
         async with timeout(self._timeout):
-            buffer.waits.check_open()
+            buffer.storage.check_open()
             return await read_metrics(buffer.storage, buffer.waits, distributions=self._distributions)
