@@ -17,13 +17,14 @@ import pytest
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine import outage
+from replaybuf.storage.sql.engine import outage, postgres
+from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.hooks import Hook, installed
 from tests.cancellation.conftest import end_background_work, no_connection_out
 from tests.faults.conftest import Figures
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
 from tests.postgres import execute
-from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
+from tests.stores import TASK, because, build, fill, group, number_of, numbers_of, take_all, until
 
 GROUPS = 30
 
@@ -304,6 +305,37 @@ async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, pr
         await buffer.restore(1)
     assert not isinstance(caught.value, UnreachableError)
     assert await take_all(buffer) == [0, 1]
+
+
+@pytest.mark.parametrize(("stored", "committed"), [(None, False), (6, False), (7, True)])
+async def test_a_transaction_was_committed_if_its_number_is_stored(
+    postgres_database: str, stored: int | None, committed: bool
+) -> None:
+    """Whoever asks first of a row that isn't there, or has the number of the transaction before, gets the same."""
+    async with build(postgres_database) as buffer:
+        await fill(buffer, 1)
+        if stored is not None:
+            execute(postgres_database, f"INSERT INTO rb_info (name, number) VALUES ('connection x', {stored})")
+        engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp("connection x", 7))
+        for _ in range(2):
+            assert await buffer.storage.thread.run(lambda: engine._was_committed(attempt)) == committed
+
+
+async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the transaction, and as a commit does for a standby; it can be asked again."""
+    monkeypatch.setattr(postgres, "COMMIT_SECONDS", 0.3)
+    async with build(postgres_database, reconnect_timeout=0.3, lock_timeout=60) as buffer:
+        await fill(buffer, 1)
+        engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp("connection x", 7))
+        other = await asyncpg.connect(postgres_database)
+        async with other.transaction():
+            await other.execute("INSERT INTO rb_info (name, number) VALUES ('connection x', 7)")
+            with pytest.raises(UnreachableError, check=because("commit unanswered")):
+                await buffer.storage.thread.run(lambda: engine._was_committed(attempt))
+        await other.close()
+        assert await buffer.storage.thread.run(lambda: engine._was_committed(attempt))
 
 
 class Sent(Hook):

@@ -90,6 +90,23 @@ async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str
         assert await second.checkpoints() == []
 
 
+async def test_a_checkpoint_keeps_nothing_of_other_buffers(shared_url: str) -> None:
+    """What leaves one without checkpoints, or changes there, is swept, though another has a newer one."""
+    async with build(shared_url) as first, build(shared_url, name="second") as second:
+        await fill(first, 3)
+        await fill(second, 2)
+        await second.checkpoint(1)
+        await first.update({}, priority=2)
+        await first.get(2, TASK)
+        assert await swept(first) == (3, 0)
+        await first.checkpoint(1)
+        await second.checkpoint(2)
+        await take_all(first)
+        assert await swept(first) == (3, 1)
+        await first.restore(1)
+        assert await take_all(first) == [2]
+
+
 async def test_writers_go_on_while_a_checkpoint_is_made(shared_url: str) -> None:
     """Every put and take of others is in the checkpoint or after it; nothing is there twice or lost."""
     async with build(shared_url) as buffer, build(shared_url) as other:
