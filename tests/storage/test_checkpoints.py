@@ -14,6 +14,7 @@ from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on
+from replaybuf.storage.values import Cursor
 from tests.cancellation.conftest import take
 from tests.reference.snapshots import held_by
 from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_all, until
@@ -82,6 +83,7 @@ async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str
         await fill(second, 1, 50)
         await first.restore(1)
         assert await second.count(TASK, "completed") == 1
+        assert numbers_of([item.item async for item in second.find({})]) == [50]
         await fill(second, 1, 60)
         await second.restore(1)
         assert [len(first), len(second)] == [2, 3]
@@ -105,6 +107,21 @@ async def test_a_checkpoint_keeps_nothing_of_other_buffers(shared_url: str) -> N
         assert await swept(first) == (3, 1)
         await first.restore(1)
         assert await take_all(first) == [2]
+
+
+async def test_cursors_of_buffers_are_kept_and_restored_apart(shared_url: str) -> None:
+    async with build(shared_url) as first, build(shared_url, name="second") as second:
+        await first.storage.move_cursor(Cursor("a", 0, 1, b"one"))
+        await second.storage.move_cursor(Cursor("a", 0, 2, b"two"))
+        await first.checkpoint(1)
+        await second.checkpoint(1)
+        await first.storage.move_cursor(Cursor("a", 1, 3, b"three"))
+        await second.storage.move_cursor(Cursor("a", 1, 4, b"four"))
+        await first.restore(1)
+        assert [(await one.storage.cursor("a")).value for one in (first, second)] == [b"one", b"four"]
+        await first.drop_checkpoint(1)
+        await second.restore(1)
+        assert [(await one.storage.cursor("a")).value for one in (first, second)] == [b"one", b"two"]
 
 
 async def test_writers_go_on_while_a_checkpoint_is_made(shared_url: str) -> None:
