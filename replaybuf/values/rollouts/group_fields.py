@@ -79,13 +79,14 @@ _NAMES: Final = RolloutFields.__slots__[:-2]
 def refuse_none(name: str, column: Iterable[Any]) -> None:
     """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
     for index, values in enumerate(column):
-        if not isinstance(values, (list, tuple)) and not getattr(getattr(values, "dtype", None), "hasobject", False):
-            continue
-        try:
-            if None not in values:  # a fraction of the time
+        if isinstance(values, (list, tuple)):
+            try:
+                sum(values)  # a fraction of the time
                 continue
-        except Exception:  # some values can't be compared, such as arrays
-            pass
+            except Exception:  # None can't be added, nor can some other values
+                pass
+        elif not getattr(getattr(values, "dtype", None), "hasobject", False):
+            continue
         place = next((place for place, value in enumerate(values) if value is None), None)
         if place is not None:
             raise RolloutError(
