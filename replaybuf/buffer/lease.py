@@ -275,7 +275,7 @@ class Lease(Generic[R]):
             await self.give_back(failed=failed)
 
     async def _give_back(self, chosen: Sequence[int], reason: str | None) -> int:
-        count = await self.storage.give_back(self._leased, chosen, counts=reason is not None, reason=reason or "")
+        count = await self.storage.give_back(self._leased, chosen, failed=reason)
         self._settle(chosen)
         self._given_back += len(chosen)
         return count

@@ -543,7 +543,7 @@ class ReplayBuffer(Generic[R]):
         payload is read.
         """
         found = await self._opened.filling_groups(check_task_name(task_name))
-        return {name: one for name, one in found.items() if isinstance(name, str)}
+        return {name: group for name, group in found.items() if isinstance(name, str)}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""

@@ -75,10 +75,10 @@ class Waits:
 
     def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
-        self._read_at = -math.inf
-        self._read: Circumstances | None = None
-        self._looked_at = -math.inf
-        self._known: set[str] = set()  # tasks that groups were put into
+        self._circumstances_at = -math.inf
+        self._circumstances: Circumstances | None = None
+        self._tasks_at = -math.inf
+        self._known_tasks: set[str] = set()  # tasks that groups were put into
         self._warned: set[str] = set()  # kinds of warnings
         # Queues of puts that wait for room: one for each event loop, task and status.
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
@@ -101,7 +101,7 @@ class Waits:
         await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
 
     async def tallies(self) -> Tallies:
-        """Return the tallies. Raises FencedError, so that a look for a change needs one statement."""
+        """Return the tallies. Raises FencedError: one statement reads them and checks the fence."""
         return await self._storage.fenced_tallies()
 
     # For groups
@@ -136,13 +136,13 @@ class Waits:
             if draw.replay and not stay and all(item.times_sampled <= 1 for some in drawn.values() for item in some):
                 self._warn("mix", _NOTHING_STAYS)
             return
-        unknown = drawn.keys() - self._known
-        if unknown and time.monotonic() - self._looked_at >= _READ_AGAIN_SECONDS:
-            self._looked_at = time.monotonic()
+        unknown = drawn.keys() - self._known_tasks
+        if unknown and time.monotonic() - self._tasks_at >= _READ_AGAIN_SECONDS:
+            self._tasks_at = time.monotonic()
             with suppress(StorageError):
-                self._known.update(Circumstances(time.time(), await self._storage.tallies()).tasks)
-            for task in unknown - self._known if self._known else ():
-                meant = ". ".join(never_put(task, sorted(self._known)))
+                self._known_tasks.update(Circumstances(time.time(), await self._storage.tallies()).tasks)
+            for task in unknown - self._known_tasks if self._known_tasks else ():
+                meant = ". ".join(never_put(task, sorted(self._known_tasks)))
                 self._warn(f"task {task}", f"a draw of task {named(task)} found nothing: {meant}")
 
     def _warn(self, kind: str, sentence: str) -> None:
@@ -225,14 +225,14 @@ class Waits:
         ones, they are read at most once a second and cached in between.
         """
         about = Circumstances(time.time(), tallies)
-        if over and self._read is not None and time.monotonic() - self._read_at < _READ_AGAIN_SECONDS:
-            about = self._read
+        if over and self._circumstances is not None and time.monotonic() - self._circumstances_at < _READ_AGAIN_SECONDS:
+            about = self._circumstances
         else:
             if over:
-                self._read_at = time.monotonic()
+                self._circumstances_at = time.monotonic()
             with suppress(StorageError):
                 about = await self._storage.circumstances()
-                self._read = about
+                self._circumstances = about
         return diagnose(wait, replace(about, tallies=tallies, matches=matches))
 
     async def why_not(self, draw: Draw) -> Diagnosis:

@@ -43,7 +43,7 @@ def refused(message: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def needed(module: str, message: str) -> Any:
+def import_optional(module: str, message: str) -> Any:
     """Import a module of an optional package. Raises MissingDriverError with this message if it is missing."""
     try:
         return import_module(module)

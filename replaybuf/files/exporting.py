@@ -17,7 +17,7 @@ from typing import IO, Any, Final, TypeVar, cast
 
 from replaybuf.common.atomic_file import partial_file, publish
 from replaybuf.common.cancellation import shielded
-from replaybuf.common.checks import needed
+from replaybuf.common.checks import import_optional
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, ReplayBufError
@@ -207,7 +207,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
     """Return groups as a DataFrame with the rows of an export."""
-    pandas = needed("pandas", "to_pandas() needs the package pandas: pip install pandas")
+    pandas = import_optional("pandas", "to_pandas() needs the package pandas: pip install pandas")
     every, plain = list[Row](), PlainValues()
     async with aclosing(batches_of(storage, chosen, Exported())) as batches:
         async for rows, _ in batches:

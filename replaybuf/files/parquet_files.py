@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from replaybuf.common.checks import needed
+from replaybuf.common.checks import import_optional
 from replaybuf.errors import FileError
 from replaybuf.files.row_format import JSON, METADATA, MORE, PAYLOAD, PREFIX, Placed, PlainValues, Row
 
@@ -33,7 +33,7 @@ _JSON: Final = {b"replaybuf": b"json"}
 
 def arrow(module: str = "pyarrow") -> Any:
     """Return pyarrow, or a module of it. Raises MissingDriverError."""
-    return needed(module, "Parquet files need the package pyarrow: pip install pyarrow")
+    return import_optional(module, "Parquet files need the package pyarrow: pip install pyarrow")
 
 
 def _arrow_value(value: Any) -> Any:
@@ -105,8 +105,8 @@ class _Columns:
             for name in names
         ]
         #: The names in rows that are no fields of rollouts.
-        self._beside = {MORE, *(one.name for one in self._metadata)}
-        found = dict.fromkeys(name for row in rows for name in row if name not in self._beside and _is_unicode(name))
+        self._reserved = {MORE, *(one.name for one in self._metadata)}
+        found = dict.fromkeys(name for row in rows for name in row if name not in self._reserved and _is_unicode(name))
         typed = {name: _typed([row.get(name) for row in rows]) for name in found}
         self._fields = [
             _json_field(name)
@@ -130,7 +130,7 @@ class _Columns:
     def _columns(self, rollouts: Sequence[Row]) -> list[Any]:
         """Return the columns of the fields of rollouts, the last with what doesn't fit the others."""
         pa = arrow()
-        known = {field.name for field in self._fields} | self._beside
+        known = {field.name for field in self._fields} | self._reserved
         more: list[Row] = [
             {**(one.get(MORE) or {}), **{name: value for name, value in one.items() if name not in known}}
             for one in rollouts

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replaybuf.common.checks import Tags, needed
+from replaybuf.common.checks import Tags, import_optional
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, FullError, InputError, NotReadyError
 from replaybuf.rules.query import Query
@@ -173,5 +173,7 @@ def _usable(target: int, max_age: int | None) -> Query:
 
 
 def _as_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
-    theirs = needed("nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled")
+    theirs = import_optional(
+        "nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled"
+    )
     return {**row, "batch": theirs.BatchedDataDict(row["batch"])}

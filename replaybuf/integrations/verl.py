@@ -30,7 +30,7 @@ import numpy as np
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import run
-from replaybuf.common.checks import check_whole, needed
+from replaybuf.common.checks import check_whole, import_optional
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError, RolloutError
 from replaybuf.rules.transitions import Tally
@@ -84,7 +84,7 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
     Raises MissingDriverError without verl.
     """
     why = "this call needs verl, which is not installed: pip install verl"
-    torch, verl = needed("torch", why), needed("verl", why)
+    torch, verl = import_optional("torch", why), import_optional("verl", why)
     listed = [list(group) for group in groups]
     if not listed:
         raise InputError("there are no groups to make a batch of")
@@ -361,5 +361,5 @@ class BufferQueueClient:
 def _verl() -> tuple[Any, Any]:
     """Return Ray's pickle and verl's RolloutSample."""
     what = "BufferQueueClient needs verl and what its trainer imports"
-    utils = needed("verl.experimental.fully_async_policy.detach_utils", what)
-    return needed("ray.cloudpickle", what), utils.RolloutSample
+    utils = import_optional("verl.experimental.fully_async_policy.detach_utils", what)
+    return import_optional("ray.cloudpickle", what), utils.RolloutSample

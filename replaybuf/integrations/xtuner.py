@@ -22,7 +22,7 @@ from pydantic import Field, ImportString
 from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
 from replaybuf.common.cancellation import shielded
-from replaybuf.common.checks import check_step, needed
+from replaybuf.common.checks import check_step, import_optional
 from replaybuf.errors import SnapshotError
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
 from replaybuf.storage.values import StorageItem
@@ -42,7 +42,9 @@ THEIR_FILE = "replay_buffer.pth"
 
 
 def _module(name: str) -> Any:
-    return needed(name, "this module works with xtuner: pip install it from https://github.com/InternLM/xtuner")
+    return import_optional(
+        name, "this module works with xtuner: pip install it from https://github.com/InternLM/xtuner"
+    )
 
 
 def rollout_class() -> type[Any]:

@@ -253,7 +253,7 @@ class PromptDataset:
             return 0, 0
         epoch, index, size_then, seed, mark = _Place.of(position, indexed=source.size is not None)
         if seed != source.seed:
-            began, now = _ordered(seed), _ordered(source.seed)
+            began, now = _order_text(seed), _order_text(source.seed)
             raise InputError(f"the run began {began}, in another order than now ({now}): {_GO_ON}")
         if self._epochs is not None and index and epoch >= self._epochs:
             raise InputError(
@@ -292,7 +292,7 @@ class PromptDataset:
         self._is_known = True
 
 
-def _ordered(seed: _Seed) -> str:
+def _order_text(seed: _Seed) -> str:
     """Return the order of a dataset with this seed in words."""
     if isinstance(seed, list):
         return f"with order= and shuffle={str(seed)[1:-1]:.100}"

@@ -19,7 +19,7 @@ from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest
-from replaybuf.storage.sql.inspection.wait_facts import matching, read_circumstances, read_limits
+from replaybuf.storage.sql.inspection.wait_facts import read_circumstances, read_limits, with_matches
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import Column, columns
 
@@ -111,7 +111,7 @@ def _row(one: Held | Worker | Taking | Wait) -> dict[str, Any]:
 
 
 def _explained(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
-    found = asdict(diagnose(wait, matching(tx, buffer, wait, about)))
+    found = asdict(diagnose(wait, with_matches(tx, buffer, wait, about)))
     limits = None if wait.limits is None else wait.limits.in_force
     return {**found, "buffer": buffer, **_row(wait), "limits": limits}
 
@@ -127,7 +127,7 @@ def _answers(tx: Transaction, buffer: str, question: DrawQuestion, about: Circum
     alike: dict[str, dict[str, int]] = {}
     for task in tasks or ["any task"]:
         one = replace(draw, wants={task: question.size})
-        found = diagnose(one, matching(tx, buffer, one, about))
+        found = diagnose(one, with_matches(tx, buffer, one, about))
         cause = task if found.reason == Reason.READY else found.sentence.partition(": ")[2]
         alike.setdefault(cause, {})[task] = question.size
     return [replace(draw, wants=wants) for wants in alike.values()]

@@ -175,7 +175,7 @@ async def test_leases_are_held_and_ended_by_their_own(buffers: Buffers) -> None:
     other = await theirs.lease_batch({TASK: 2}, seconds=60, heartbeat=False)
     assert other.token > mine.token
     # A token and uids are no way into another buffer.
-    assert await theirs.storage.give_back(mine._leased, sorted(mine.open), counts=False) == 0
+    assert await theirs.storage.give_back(mine._leased, sorted(mine.open)) == 0
     await mine.acknowledge()
     assert await other.give_back() == 2
     assert (len(ours), len(theirs)) == (0, 2)

@@ -114,7 +114,7 @@ class DroppingLaws(Harness):
         """LeaseLostError; nothing leaves, and nothing is counted."""
         await buffer.put(group(1), "math")
         lease = await lease_of(buffer)
-        await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
+        await buffer.storage.give_back(lease._leased, sorted(lease.open))
         put = lease.finish if how == "finish" else lease.save
         with pytest.raises(LeaseLostError):
             await put(stale(), "math", replaces=lease.open, **DROPPING)

@@ -333,7 +333,7 @@ class SettlingLaws(Harness):
         other = await buffer.lease_batch({"math": 0}, seconds=LONG)
         with pytest.raises(InputError, match="not open in this lease"):
             await other.finish(group(2), "math", replaces=lease.open)
-        await buffer.storage.give_back(lease._leased, sorted(lease.open), counts=False)
+        await buffer.storage.give_back(lease._leased, sorted(lease.open))
         await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
         for put in (lease.finish, lease.save):
             with pytest.raises(LeaseLostError):
@@ -346,7 +346,7 @@ class SettlingLaws(Harness):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
         uids = [item.uid for item in lease.items["math"]]
-        await buffer.storage.give_back(lease._leased, uids[1:2], counts=False)
+        await buffer.storage.give_back(lease._leased, uids[1:2])
         await buffer.delete({"uid": uids[1]})
         puts = [lease.finish(group(10 + n), "math", replaces=[uid]) for n, uid in enumerate(uids)]
         results = await asyncio.gather(*puts, return_exceptions=True)

@@ -101,7 +101,7 @@ def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(payload_files, "FILE_BYTES", 450_000)
-    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(tasks, "_CHECK_SECONDS", 0.1)
 
 
 # Payloads with large arrays (`deferred`)

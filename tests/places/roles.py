@@ -40,7 +40,7 @@ SIZES = (30_000, 100_000, 250_000)
 def cut_retries() -> None:
     """Let files be small, and sweeps frequent."""
     payload_files.FILE_BYTES = 450_000
-    tasks._LOOK_SECONDS = 0.1
+    tasks._CHECK_SECONDS = 0.1
     sweeper.Sweeper.__init__.__defaults__ = (0.1,)  # type: ignore[misc]
     sweeper._IDLE_SECONDS = 0.05
 

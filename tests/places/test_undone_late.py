@@ -35,7 +35,7 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(take, "READING_SECONDS", 0.0)
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(tasks, "_CHECK_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,10 @@ class Drawing(Memory):
             self._loans.acknowledge(lease, uids)
             self._notify()
 
-    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
+    async def give_back(self, lease: Leased, uids: Sequence[int], *, failed: str | None = None) -> int:
         with self._lock:
             check_database(lease, self.identity)
-            given_back = self._loans.give_back(lease, uids, reason if counts else None)
+            given_back = self._loans.give_back(lease, uids, failed)
             self._notify()
             return given_back
 

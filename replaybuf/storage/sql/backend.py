@@ -74,19 +74,12 @@ class SQLStorage(Store):
     # Putting and taking
 
     async def put(self, group: NewGroup) -> int | None:
-        """Store a group and return its uid. When it returns, the group is committed.
+        """Store a group and return its uid; it is committed then. Rules and errors are those of `ReplayBuffer.put`.
 
         A rollout of a group that fills is stored by itself, the last one with the others, as a group. None: that group
-        was too old, and isn't retryable.
-
-        Groups beyond the capacity are evicted in the same transaction, in the remover's order, even the new group when
-        it comes first. The tags are copied, and `{}` is stored as None. Groups that were replaced or evicted are
-        appended to `group.dropped`, if that is a list, after the commit; a group that can't be decoded has an `error`
-        and no rollouts.
-
-        Raises RolloutError for values that can't be stored, FullError when the limits leave no room, ConflictError when
-        a group to be replaced doesn't exist, and LeaseLostError when the lease no longer holds that group; then nothing
-        is stored.
+        was too old, and isn't retryable. The tags are copied, and `{}` is stored as None. Groups beyond the capacity
+        are evicted in the same transaction, in the remover's order, even the new group when it comes first. Raises
+        LeaseLostError when the lease no longer holds a group to be replaced; then nothing is stored.
         """
         await self.open()
         if group.part is not None:
@@ -166,17 +159,17 @@ class SQLStorage(Store):
         """
         await self._write(leases.acknowledge, lease, uids, brief=len(uids) <= BRIEF_GROUPS)
 
-    async def give_back(self, lease: Leased, uids: Sequence[int], *, counts: bool, reason: str = "") -> int:
+    async def give_back(self, lease: Leased, uids: Sequence[int], *, failed: str | None = None) -> int:
         """Release those of the groups that the lease still holds; return their number.
 
-        With `counts`, the delivery counts towards `max_deliveries`, as one that failed for this `reason`.
+        `failed` is the reason of a failed delivery, which counts towards `max_deliveries`.
         """
-        why, brief = reason if counts else None, len(uids) <= BRIEF_GROUPS
+        brief = len(uids) <= BRIEF_GROUPS
 
         async def work() -> int:
-            write = partial(leases.give_back, lease=lease, uids=uids, reason=why)
+            write = partial(leases.give_back, lease=lease, uids=uids, reason=failed)
             given_back = await self.transactions.write(write, brief=brief)
-            for holder, number in given_back.items() if counts else ():
+            for holder, number in given_back.items() if failed is not None else ():
                 self.presence.of(holder).failures += number
             return given_back.total()
 
@@ -240,8 +233,8 @@ class SQLStorage(Store):
         """Return the groups of a task that fill, by name."""
         found: dict[str | int, FillingGroup] = {}
         for uid, part in (await self._read(list_parts, task_name)).items():
-            one = found.setdefault(part.name, FillingGroup(task_name, part.size, part.least, {}))
-            one.uids[part.index] = uid
+            group = found.setdefault(part.name, FillingGroup(task_name, part.size, part.least, {}))
+            group.uids[part.index] = uid
         return found
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:

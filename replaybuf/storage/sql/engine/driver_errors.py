@@ -73,7 +73,7 @@ def _translate(error: BaseException, access: Access, patience: float | None) -> 
     state = _state(cause)
     if state != "not admitted" and is_lost(error, connected=False):
         return _unreachable(cause, where, shows_certificate="sslcert" in access.url.query)
-    text = said(cause)
+    text = driver_message(cause)
     state = state or ""
     kind, message = _MESSAGES.get(state, (StorageError, ": {0}"))
     reason = state if state in kind.REASONS else ""
@@ -144,7 +144,7 @@ def _state(error: BaseException) -> str | None:
     return _STATES.get(code, "lost" if code.startswith("08") else None) if isinstance(code, str) else None
 
 
-def said(error: BaseException) -> str:
+def driver_message(error: BaseException) -> str:
     """Return the driver's message on one line, without the server's hint if there is advice of ours."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
@@ -157,7 +157,7 @@ def said(error: BaseException) -> str:
 
 
 def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -> UnreachableError:
-    text = said(error)
+    text = driver_message(error)
     if isinstance(error, OtherServerError):
         return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
     if getattr(error, "sqlstate", "") == "53300":
@@ -217,7 +217,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen = seen.__cause__
 
 
-def is_telling(error: BaseException) -> bool:
+def explains_refusal(error: BaseException) -> bool:
     """Return whether an error explains why a reachable server of the right role refuses a connection."""
     return (
         isinstance(error, ReplayBufError)
@@ -227,7 +227,7 @@ def is_telling(error: BaseException) -> bool:
     )
 
 
-def says_unknown(error: BaseException) -> bool:
+def lacks_feature(error: BaseException) -> bool:
     """Return whether a server lacks or forbids a feature, by the class of its SQLSTATE."""
     return str(getattr(error, "sqlstate", "")).startswith(("0A", "42"))
 

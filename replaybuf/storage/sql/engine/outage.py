@@ -167,11 +167,11 @@ class Patience:
 
     def given_up(self, stored: str) -> StorageError:
         """Return the error for an operation that certainly stored nothing."""
-        said = f"{self}{stored}"
+        text = f"{self}{stored}"
         if self._outage.hurried:
-            return CutShortError(said)
+            return CutShortError(text)
         reason = reason_of(self.reason)
-        return AccessError(said, reason=reason) if reason == "not admitted" else UnreachableError(said)
+        return AccessError(text, reason=reason) if reason == "not admitted" else UnreachableError(text)
 
     def __str__(self) -> str:
         """The last error and the duration of the attempts, for messages."""

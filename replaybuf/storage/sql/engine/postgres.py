@@ -24,7 +24,7 @@ from replaybuf.storage.sql.engine.driver_errors import (
     OtherServerError,
     is_conflict,
     is_lost,
-    says_unknown,
+    lacks_feature,
     translated,
 )
 from replaybuf.storage.sql.engine.hooks import on_statement
@@ -363,7 +363,7 @@ class Notifications(CommitWatch):
         try:
             yield
         except Exception as error:
-            if says_unknown(error) and effect not in self._lacking:
+            if lacks_feature(error) and effect not in self._lacking:
                 self._lacking.add(effect)
                 _watch_logger.warning("the server lacks what a wait asks for (%s): %s", error, effect)
             self.announces = _NO_HINTS not in self._lacking

@@ -20,7 +20,7 @@ import asyncpg
 from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.driver_errors import is_telling
+from replaybuf.storage.sql.engine.driver_errors import explains_refusal
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, ServerState
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, session_attrs
 
@@ -210,7 +210,7 @@ class Servers:
         try:
             return choose(found, self.followed, writes=self._writes)
         except ReplayBufError as none:
-            telling = (error for error in errors if len(tasks) == 1 or is_telling(error))
+            telling = (error for error in errors if len(tasks) == 1 or explains_refusal(error))
             why = next(telling, type(none)(f"{self._where}: {none}", reason=none.reason))
         raise why
 

@@ -125,7 +125,7 @@ class OpenFiles:
 
 
 class QuietFile(OpenFiles):
-    """A file that nobody has open, read as immutable: by one who may not write beside it, where a WAL would be."""
+    """A file in WAL mode that is read as immutable, because its folder, where a WAL would be, is not writable."""
 
     def __init__(self, path: str, state: tuple[int, ...]) -> None:
         super().__init__(None)

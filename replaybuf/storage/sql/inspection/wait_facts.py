@@ -102,7 +102,7 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     )
 
 
-def matching(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
+def with_matches(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
     """Return the circumstances with the counts of groups that match the wait's query, up to the wanted number."""
     if wait.query is None:
         return replace(about, matches=None)

@@ -32,7 +32,7 @@ from replaybuf.values.rollouts.segments import count_of
 # Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
 #: Interval in seconds over which processes spread the start of a minute.
-_APART_SECONDS = 10.0
+_SPREAD_SECONDS = 10.0
 #: Lock timeout of a heartbeat in seconds; its content is kept for the next one.
 _PATIENCE = 1.0
 #: Seconds of failing heartbeats before a warning is logged.
@@ -59,7 +59,7 @@ class Presence:
         self._beat_at = self._sign_at = 0.0
         self._minute = 0
         # Spread, since all processes would try to record the same minute.
-        self._behind = random.uniform(0.0, _APART_SECONDS)
+        self._behind = random.uniform(0.0, _SPREAD_SECONDS)
         self._failing_since: float | None = None
         self._complained = False
 
@@ -187,10 +187,11 @@ class Presence:
         since = self._failing_since = now if self._failing_since is None else self._failing_since
         complain = not self._complained and (not known or now - since >= _COMPLAIN_SECONDS)
         self._complained |= complain
-        level = logging.WARNING if complain else logging.DEBUG
-        _logger.log(
-            level, "who works and waits here can't be told to others at the moment: %s", error, exc_info=not known
+        level, text = (
+            logging.WARNING if complain else logging.DEBUG,
+            "workers and waits can't be recorded at present: %s",
         )
+        _logger.log(level, text, error, exc_info=not known)
 
 
 def _drawing(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:

@@ -35,7 +35,7 @@ _JOINED = 8 << 10
 #: Files that are deleted at once.
 _DELETED = 256
 #: How often a process that doesn't write looks for files to delete, and all try places again that didn't answer.
-_LOOK_SECONDS = 10.0
+_CHECK_SECONDS = 10.0
 #: How often a place is listed; files that were written in the last day may yet be named.
 LISTING_SECONDS, YOUNG_SECONDS = 3600.0, 86_400.0
 #: How long closing waits for a place that doesn't answer; other processes delete the rest.
@@ -60,27 +60,27 @@ class PayloadFiles:
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = engine.dialect.is_remote or engine.access.durability == "full"
         self.reader = PlaceReader(engine, codec)
-        self._here: tuple[int, PlaceStore] | None = None
+        self._own: tuple[int, PlaceStore] | None = None
         self._unreachable: set[int] = set()  # places
         self._due = False  # there may be files to delete
         self._tidying: asyncio.Task[None] | None = None
         self._read: list[int] = []  # removed groups, whose payloads were read
         self._unnamed: set[int] = set()  # files that this process wrote for nothing
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._list_at = time.monotonic() + LISTING_SECONDS
 
     @property
     def writes(self) -> bool:
         """Whether this process keeps payloads apart."""
-        return self._here is not None
+        return self._own is not None
 
     # Beginning and end (database's thread)
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if any is to be written; a new place is claimed for this database."""
         self.reader.scope = scope
-        if self._place is not None and self._here is None and writes:
-            self._here = await self.reader.open_own(self._place)
+        if self._place is not None and self._own is None and writes:
+            self._own = await self.reader.open_own(self._place)
 
     async def close(self) -> None:
         """Release everything; other processes delete what is left to be deleted."""
@@ -94,8 +94,8 @@ class PayloadFiles:
                     pass
         except (ReplayBufError, TimeoutError) as error:
             _logger.debug("files were left: %s", error)
-        if self._here is not None:
-            unregister_url(self.reader.scope.database or "", self._here[0], self._here[1].url)
+        if self._own is not None:
+            unregister_url(self.reader.scope.database or "", self._own[0], self._own[1].url)
         stores = [*self.reader.stores.values()]
         if stores:  # at the end of the interpreter no thread can be started
             with contextlib.suppress(TimeoutError, RuntimeError):
@@ -105,7 +105,7 @@ class PayloadFiles:
 
     def batch(self) -> FileBatch | None:
         """Return a batch for payloads to be written now, None if they stay in the database."""
-        return None if self._here is None else FileBatch(self._threshold, *self._here, self._sync)
+        return None if self._own is None else FileBatch(self._threshold, *self._own, self._sync)
 
     async def write(self, batch: FileBatch | None) -> None:
         """Write a batch, in another thread. Raises PayloadStoreError, also if that hangs, and StorageError."""
@@ -133,8 +133,8 @@ class PayloadFiles:
         `changed`: files may be empty by now. They are deleted in a task, since sweeps go on though a place hangs.
         """
         read, now = await self._release_read(), time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
+        if now >= self._check_at:
+            self._check_at = now + _CHECK_SECONDS
             self._unreachable.clear()
             self._due = True
         self._due |= read or (changed and self.writes)
@@ -169,8 +169,8 @@ class PayloadFiles:
         empty = partial(statements.empty_files, limit=_DELETED, but=sorted(self._unreachable))
         by_place = await self._engine.read(empty, self.reader.scope)
         unnamed, self._unnamed = self._unnamed, set()
-        if unnamed and self._here is not None:
-            by_place.setdefault(self._here[0], []).extend(unnamed)
+        if unnamed and self._own is not None:
+            by_place.setdefault(self._own[0], []).extend(unnamed)
         for number, files in by_place.items():
             try:
                 await self._delete_from(number, files)
@@ -191,8 +191,8 @@ class PayloadFiles:
 
     async def _delete_orphans(self) -> None:
         """Delete files that no commit named, and were written long ago: their writers died, or are about to commit."""
-        assert self._here is not None
-        number, store = self._here
+        assert self._own is not None
+        number, store = self._own
         if not await self._write(partial(statements.may_list, number=number, interval=LISTING_SECONDS)):
             return
         latest = time.time() - YOUNG_SECONDS

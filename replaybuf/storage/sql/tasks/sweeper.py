@@ -184,5 +184,5 @@ class Sweeper:
 
 def _pause(connections: int) -> float:
     """Return the shortest time until the next poll, in seconds, for a database with this number of connections."""
-    apart = connections / _LOOKS_TOGETHER * random.uniform(0.8, 1.2)
-    return max(_IDLE_SECONDS, min(_LONGEST_IDLE_SECONDS, apart))
+    interval = connections / _LOOKS_TOGETHER * random.uniform(0.8, 1.2)
+    return max(_IDLE_SECONDS, min(_LONGEST_IDLE_SECONDS, interval))
