@@ -122,6 +122,21 @@ class RefreshingLaws(Harness):
         item = await only(buffer)
         assert [r.status for r in item.item] == ["expired", "expired"]
 
+    @pytest.mark.parametrize("steps", [None, [1, 8]])
+    @pytest.mark.parametrize("again", [Status.ABORTED, Status.EXPIRED])
+    async def test_an_updated_status_outlives_those_of_the_put(
+        self, buffer: ReplayBuffer, steps: list[int] | None, again: Status
+    ) -> None:
+        """What was EXPIRED when it was put expires at the next refresh, unless an update has set the group's status."""
+        put = [rollout(1, status=Status.EXPIRED), rollout(2, status=Status.ABORTED, response_model_steps=steps)]
+        await buffer.put(put, "math")
+        await buffer.update({}, status=Status.COMPLETED)
+        refreshed = {"task_stale_thresholds": {"math": None}, "task_token_stale_thresholds": {"math": 3}}
+        assert await buffer.refresh_staleness(**refreshed, current_train_step=5) == {"math": 0}
+        await buffer.update({}, status=again)
+        assert await buffer.refresh_staleness(**refreshed, current_train_step=9) == {"math": 0}
+        assert all(rollout.response_ids for rollout in (await only(buffer)).item)
+
     async def test_not_retryable_groups_leave(self, buffer: ReplayBuffer) -> None:
         """They are removed and counted as dropped, where the task says so; default is retryable."""
         for task in ("math", "code"):

@@ -107,6 +107,7 @@ class Matching(Memory):
                 self._groups.set_priorities(dict.fromkeys(found, changes.priority))
             if not isinstance(changes.status, Unset):
                 for item in map(self._groups.item, found):
+                    self._groups.due.pop(item.uid, None)  # who sets the status has decided what becomes of the group
                     self._groups.apply(transitions.updated(item.status, changes.status), item)
             self._notify()
             return len(found)
@@ -139,8 +140,7 @@ class Matching(Memory):
             rollouts = []
         staleness = refresh_group(rollouts, refresh.train_step, kind)
         too_old = find_expired(fields_of(rollouts, kind), rule, refresh.train_step, staleness)
-        due = groups.due.get(item.uid, set()) if too_old or item.status in (Status.ABORTED, Status.EXPIRED) else set()
-        expired = sorted({*too_old, *due})
+        expired = sorted({*too_old, *groups.due.get(item.uid, ())})
         if leaves or (expired and not rule.retryable):
             if refresh.dropped is not None:
                 found = self._decode_leniently(item)

@@ -36,7 +36,8 @@ class Marks:
     `oldest` and `newest` are the oldest and the newest trainable model step, or None. `expired` flags rollouts that
     expired after their put; `staleness` is the rollouts' staleness at the refresh in which the last of them expired.
     `masked` is the newest model step whose tokens are masked out. `due` flags rollouts that were put as EXPIRED without
-    a train step: they expire at the next refresh. `rollouts`, `parents` and `lengths` are those of `Segments`.
+    a train step: they expire at the next refresh, unless an update has set the group's status since. `rollouts`,
+    `parents` and `lengths` are those of `Segments`.
     """
 
     oldest: list[int | None]

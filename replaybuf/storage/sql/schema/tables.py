@@ -383,6 +383,8 @@ history = Table(
 #: Pinned groups to be processed by the next refresh of their lane, as text of SQL. (Groups without model steps have
 #: staleness 0 for good once they are refreshed.)
 UNSETTLED = "pinned_staleness IS NOT NULL AND (oldest_step IS NOT NULL OR pinned_step IS NULL)"
+#: Groups with rollouts that expire at the next refresh (`Marks.due`), as text of SQL.
+DUE = """CAST(marks AS text) LIKE '%"due"%'"""
 
 
 def partial_index(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import Select, func, select
 
 from replaybuf.rules.policies import Order
@@ -14,10 +15,11 @@ from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane
+from replaybuf.storage.sql.schema.tables import DUE, group, lane
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.counts import Step, apply, change
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
+from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
@@ -137,9 +139,22 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
                 enter_race(tx, home, uids)
             changed += len(uids)
         if not isinstance(changes.status, Unset):
+            _settle(tx, [uid for home, uids in by_lane if home.status != Status.COMPLETED for uid in uids])
             steps = [(home.task_name, updated(home.status, changes.status), uids) for home, uids in by_lane]
             apply(tx, steps, (home for home, _ in by_lane))
     return changed
+
+
+def _settle(tx: Transaction, uids: Sequence[int]) -> None:
+    """Let no rollout be due to expire any more: who sets a group's status has decided what becomes of it."""
+    due = f"SELECT uid, CAST(marks AS text) FROM rb_group WHERE uid {{in:uids}} AND {DUE} ORDER BY uid"  # noqa: S608
+    settled = []
+    for uid, text in tx.tuples(due, uids=uids) if uids else ():
+        marks = from_json(text)
+        del marks["due"]
+        settled.append((uid, dump_json(marks)))
+    keep(tx, [uid for uid, _ in settled])
+    tx.dialect.set_columns(tx, ("marks",), settled)
 
 
 #: Statuses of groups that can be requeued.

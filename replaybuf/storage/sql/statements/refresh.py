@@ -17,7 +17,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import NO_STEP, STEP_ORDER, UNSETTLED
+from replaybuf.storage.sql.schema.tables import DUE, NO_STEP, STEP_ORDER, UNSETTLED
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
@@ -91,12 +91,12 @@ def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) ->
 def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
     """Return uid and metadata of groups with rollouts that were EXPIRED when put without a train step.
 
-    All of them were put since the last refresh.
+    All of them were put since the last refresh. They weren't COMPLETED then, and an update of the status settles them.
     """
-    if home.status not in (Status.ABORTED, Status.EXPIRED):
+    if home.status == Status.COMPLETED:
         return []
     query = f"""SELECT uid, CAST(marks AS text) FROM rb_group
-WHERE lane = :lane AND {UNSETTLED} AND CAST(marks AS text) LIKE '%"due"%'"""  # noqa: S608
+WHERE lane = :lane AND {UNSETTLED} AND {DUE}"""  # noqa: S608
     return [(uid, text) for uid, text in tx.tuples(query, lane=home.id)]
 
 
