@@ -180,7 +180,7 @@ def _record(made: Any, error: BaseException) -> None:
             made.set_attribute("replaybuf.cancelled", True)
             return
         trace, kind = sys.modules[_MODULE], type(error).__name__
-        said = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
-        text = redact_words(str(error)) if said else ""
+        shows_text = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
+        text = redact_words(str(error)) if shows_text else ""
         made.add_event("exception", {"exception.type": kind, "exception.message": text})
         made.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))

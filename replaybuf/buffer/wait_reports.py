@@ -35,7 +35,7 @@ class WaitReport:
         self._log_at, self._show_at = self._began + REPORT_SECONDS, self._began + SHOW_SECONDS
         self._worker = worker
         self.wait = wait
-        self._shown: Waiting | None = None
+        self._published: Waiting | None = None
 
     @property
     def pause(self) -> float:
@@ -56,11 +56,11 @@ class WaitReport:
         if now < self._show_at:
             return
         self._show_at = now + REASON_SECONDS
-        if self._shown is not None:
-            self._shown.wait, self._shown.reason = self.wait, reason
+        if self._published is not None:
+            self._published.wait, self._published.reason = self.wait, reason
         else:
-            self._shown = Waiting(self.wait, self._worker, reason)
-            self._storage.announce(self._shown)
+            self._published = Waiting(self.wait, self._worker, reason)
+            self._storage.publish_wait(self._published)
 
     @property
     def is_long(self) -> bool:
@@ -82,5 +82,5 @@ class WaitReport:
 
     def close(self) -> None:
         """Withdraw the finished wait from the view."""
-        if self._shown is not None:
-            self._storage.withdraw(self._shown)
+        if self._published is not None:
+            self._storage.withdraw_wait(self._published)

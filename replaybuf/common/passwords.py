@@ -47,8 +47,8 @@ def password_function(given: Any) -> PasswordFunction:
             raise ConfigError(f"password {_EXPECTED} (there is no such module)") from None
         if isinstance(error, AttributeError) and module in sys.modules:
             raise ConfigError(f"password {_EXPECTED} (the module has no such function)") from None
-        said = redact_words(str(error))
-        raise ConfigError(f"the module of the password function raised {type(error).__name__}: {said}") from error
+        text = redact_words(str(error))
+        raise ConfigError(f"the module of the password function raised {type(error).__name__}: {text}") from error
     if not callable(function):
         raise ConfigError(f"password {_EXPECTED} (what this text names can't be called)")
     return function  # type: ignore[no-any-return]
@@ -75,8 +75,8 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
     except Exception as error:
         if isinstance(error, TimeoutError) and limit.expired():
             raise NoPasswordError(f"the password function {name} gave no answer within {seconds:g} s") from error
-        said = f"{type(error).__name__}: {redact_words(str(error))}"
-        raise NoPasswordError(f"the password function {name} raised {said}") from error
+        text = f"{type(error).__name__}: {redact_words(str(error))}"
+        raise NoPasswordError(f"the password function {name} raised {text}") from error
     if not isinstance(answer, str) or not answer:
         what = "an empty text" if answer == "" else f"a value of the type {type(answer).__name__}, not a text"
         raise NoPasswordError(f"the password function {name} returned {what}")

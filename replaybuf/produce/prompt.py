@@ -107,7 +107,7 @@ class Prompt:
 
     async def _save(self, group: Sequence[Any] | None, model_step: int | None, parents: Parents) -> None:
         rollouts = list(self.group if group is None else group)
-        unsaid = not all(
+        without_status = not all(
             self._kind.has(rollout, "status") for rollout in flat(rollouts)
         )  # then only the group has a status
         uid = await self._lease.save(
@@ -115,7 +115,7 @@ class Prompt:
             self.task_name,
             replaces=[self.uid],
             model_step=model_step,
-            status=self.status if unsaid else None,
+            status=self.status if without_status else None,
             parents=self._parents(group, parents),
             tags=None if self._place is None else self.tags,
         )

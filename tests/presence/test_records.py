@@ -277,7 +277,7 @@ async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -
 
 async def test_a_short_wait_tells_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with build(shared_url) as buffer:
-        monkeypatch.setattr(buffer.storage, "announce", lambda _: pytest.fail("it was announced"))
+        monkeypatch.setattr(buffer.storage, "publish_wait", lambda _: pytest.fail("it was published"))
         with pytest.raises(NotReadyError):
             await buffer.take_batch({TASK: 1}, timeout=0.3)
 

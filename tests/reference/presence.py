@@ -15,11 +15,11 @@ from tests.reference.state import Memory
 class Presence(Memory):
     """The waits under way, which those who wait hear of in their errors."""
 
-    def announce(self, waiting: Waiting) -> None:
+    def publish_wait(self, waiting: Waiting) -> None:
         with self._lock:
             self._waits[waiting.number] = waiting
 
-    def withdraw(self, waiting: Waiting) -> None:
+    def withdraw_wait(self, waiting: Waiting) -> None:
         with self._lock:
             self._waits.pop(waiting.number, None)
 

@@ -123,8 +123,8 @@ class RankStep:
     def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
         verbs = self._link.gather(verb, f"all ranks to {verb} the step")
         if len(set(verbs)) > 1:
-            said = f"the ranks do different things, and nothing was changed: {_numbered(map(str, verbs))}"
-            raise ReplayBufError(said, reason="ranks")
+            text = f"the ranks do different things, and nothing was changed: {_numbered(map(str, verbs))}"
+            raise ReplayBufError(text, reason="ranks")
         failure = None
         try:
             if self._step is not None:

@@ -270,7 +270,7 @@ class SQLStorage(Store):
     async def annotate(self, annotations: Annotations, step: int | None) -> int:
         """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
         write = partial(annotate, annotations=annotations, step=step)
-        return await self._run(lambda: self.transactions.write(write, announce=False))
+        return await self._run(lambda: self.transactions.write(write, wakes=False))
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
@@ -301,7 +301,7 @@ class SQLStorage(Store):
         def make(tx: Transaction) -> Checkpoint:
             return make_checkpoint(tx, step, keep, time.time())
 
-        return await self._run(lambda: self.transactions.write(make, alone=True, announce=False))
+        return await self._run(lambda: self.transactions.write(make, alone=True, wakes=False))
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
@@ -418,18 +418,18 @@ class SQLStorage(Store):
         await self.open()
         await self.watch.wait(timeout, since)
 
-    def announce(self, waiting: Waiting) -> None:
+    def publish_wait(self, waiting: Waiting) -> None:
         """Publish a waiting call to other processes until it is withdrawn, with its current `reason`.
 
-        `announce`, `withdraw` and `report` never block or raise database errors. Any thread may call them.
+        `publish_wait`, `withdraw_wait` and `report` never block or raise database errors. Any thread may call them.
         """
         if self.is_running:
-            self.presence.announce(waiting)
+            self.presence.publish_wait(waiting)
 
-    def withdraw(self, waiting: Waiting) -> None:
+    def withdraw_wait(self, waiting: Waiting) -> None:
         """Stop publishing a waiting call."""
         if self.is_running:
-            self.presence.withdraw(waiting)
+            self.presence.withdraw_wait(waiting)
 
     def report(self, event: WorkerEvent) -> None:
         """Record an event for the view `events`, in the background."""

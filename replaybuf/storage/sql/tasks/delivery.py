@@ -126,7 +126,7 @@ class Drawing:
         return self._seconds is None and draw.moves and draw.after is None
 
     async def _take(self) -> Taken | None:
-        taken = await self._transactions.write(self._transact, brief=self._brief(), fenced=False, announce=False)
+        taken = await self._transactions.write(self._transact, brief=self._brief(), fenced=False, wakes=False)
         if self._news:
             self._transactions.committed()
         return taken

@@ -93,11 +93,11 @@ class Presence:
 
     # Any thread
 
-    def announce(self, waiting: Waiting) -> None:
+    def publish_wait(self, waiting: Waiting) -> None:
         """Show a wait, from the next heartbeat on."""
         self._waits[waiting.number] = waiting
 
-    def withdraw(self, waiting: Waiting) -> None:
+    def withdraw_wait(self, waiting: Waiting) -> None:
         """Stop showing a wait."""
         self._waits.pop(waiting.number, None)
 

@@ -125,12 +125,12 @@ class Sweeper:
         self._looked_at, self._next, self._pause = time.monotonic(), self._chores.next, _pause(self._chores.connections)
         now = self._chores.now
         if self._chores.overdue:
-            returned = await transactions.write(end_leases, announce=False)
+            returned = await transactions.write(end_leases, wakes=False)
             if returned:
                 transactions.committed()
         bounded = bool(limits.bounded_aside)
         if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
-            await transactions.write(lambda tx: prune(tx, now, self._limit), announce=False)
+            await transactions.write(lambda tx: prune(tx, now, self._limit), wakes=False)
         if limits.fill_seconds is not None:
             await self._filling.give_up(now, limits.fill_seconds)
         if time.monotonic() > self._tidy_at:
@@ -143,7 +143,7 @@ class Sweeper:
                 await self._engine.write(merge_shards, patience=_PATIENCE)
                 await self._engine.write(forget_old, patience=_PATIENCE)
         if await self._transactions.read(find_orphans):
-            await self._transactions.write(remove_orphans, announce=False)
+            await self._transactions.write(remove_orphans, wakes=False)
         await self.prune_history()
 
     async def prune_history(self) -> None:
@@ -157,7 +157,7 @@ class Sweeper:
         until = await self._transactions.read(lambda tx: last_beyond(tx, keep))
         while until is not None and pruned == _BATCHES:
             prune_some = partial(prune_batches, until=until, limit=_BATCHES)
-            pruned = await self._transactions.write(prune_some, announce=False)
+            pruned = await self._transactions.write(prune_some, wakes=False)
         if until is None or pruned:
             self._pruned_at = newest
 

@@ -50,9 +50,9 @@ class Transactions:
         alone: bool = False,
         brief: bool = False,
         fenced: bool = True,
-        announce: bool = True,
+        wakes: bool = True,
     ) -> T:
-        """Run `function(tx)` in a write transaction behind the fence; with `announce`, wake callers that wait.
+        """Run `function(tx)` in a write transaction behind the fence; with `wakes`, wake callers that wait.
 
         `alone` and `brief` as in `Database.write`. With `fenced=False` the function checks the fence itself.
         """
@@ -67,7 +67,7 @@ class Transactions:
                 await self._rejoin(scope, error)
             else:
                 self._writes += 1
-                if announce:
+                if wakes:
                     self._watch.committed()
                 return result
 
