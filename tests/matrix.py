@@ -155,6 +155,9 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("places/test_reading.py::*an_export*", _DATABASES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
     ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
+    ("storage/test_history.py::*again*", _DATABASES),
+    ("storage/test_history.py::*", ("sqlite",)),
+    ("produce/test_difficulty.py::*restore_takes_back*", ("sqlite",)),
     ("torch/test_loading.py::*every_group*none*", ("sqlite",)),
     ("torch/test_loading.py::*every_group*spawned*", ("sqlite",)),
     ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),

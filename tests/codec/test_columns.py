@@ -253,7 +253,7 @@ KINDS = {
     st.integers(0, 3000),
 )
 @example([(3000, None), (3000, 0), (2000, 0), (0, 1), (2500, 2)], 2500)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 def test_segments_come_back_in_memory_of_their_own(kind: str, tree: list[tuple[int, int | None]], common: int) -> None:
     group = grown(KINDS[kind], [size for size, _ in tree], common)
     parents = [None if parent is None or parent >= place else parent for place, (_, parent) in enumerate(tree)]

@@ -24,20 +24,34 @@ from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.arrays import PLACES, Kept, experts, kept_at, lent, rollout, same
+from tests.scripts import run
 from tests.stores import TASK
 
 
-def load_elsewhere(pickled: bytes, answers: Any) -> None:
+LOAD = """
+    import numpy as np
+    from replaybuf.storage.sql.tasks.handles import load_all
+    for one in load_all(pickle.loads(bytes.fromhex(url))):
+        print(np.asarray(one).tobytes().hex())
+"""
+
+
+def elsewhere(pickled: bytes) -> list[bytes]:
+    """What handles load in a process that knows nothing but them."""
+    return [bytes.fromhex(line) for line in run(LOAD, pickled.hex()).splitlines()]
+
+
+def load_forked(pickled: bytes, answers: Any) -> None:
     try:
         answers.put([np.asarray(one).tobytes() for one in load_all(pickle.loads(pickled))])
     except Exception as error:
         answers.put(repr(error))
 
 
-def elsewhere(pickled: bytes, method: str = "spawn") -> Any:
-    context: Any = multiprocessing.get_context(method)
+def forked(pickled: bytes) -> Any:
+    context: Any = multiprocessing.get_context("fork")
     answers = context.Queue()
-    process = context.Process(target=load_elsewhere, args=(pickled, answers))
+    process = context.Process(target=load_forked, args=(pickled, answers))
     process.start()
     try:
         return answers.get(timeout=60)
@@ -68,7 +82,7 @@ async def test_a_forked_process_loads_for_itself(shared: Kept) -> None:
         _, [found] = await lent(buffer)
         found.routed_experts.load()
         sent = pickle.dumps([found.routed_experts])
-        assert await asyncio.to_thread(elsewhere, sent, "fork") == [experts().tobytes()]
+        assert await asyncio.to_thread(forked, sent) == [experts().tobytes()]
 
 
 async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> None:
