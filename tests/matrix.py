@@ -141,7 +141,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("web/test_page.py::*cant_be_read*", _DATABASES),
     ("web/test_page.py::*password*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "page")),
-    ("demo/test_demo_run.py::test_groups_of_others*", ("sqlite",)),
     ("demo/test_demo_run.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
     *((f"places/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "files.py::test_a_writer_that")),

@@ -261,14 +261,14 @@ def test_a_url_in_the_place_of_a_folder_is_refused() -> None:
     assert leaks("geheim", texts) == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(mistyped())
 def test_a_slip_in_a_url_shows_no_password(url: str) -> None:
     """In messages, tracebacks and reprs. (What can be built isn't connected.)"""
     assert leaks("geheim", shown_by_library(url)) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(mistyped(), st.sampled_from(COMMANDS))
 def test_a_slip_in_a_url_of_a_command_shows_no_password(url: str, command: str) -> None:
     """Nor does a URL in the wrong place."""

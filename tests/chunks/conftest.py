@@ -46,11 +46,6 @@ class Stores:
         self._opened: list[ChunkBuffer] = []
         self.renew()
 
-    @property
-    def patience(self) -> int:
-        """By how much shorter the long tests are here."""
-        return 1 if self._kind == "memory" else 4
-
     def renew(self) -> None:
         """From now on another, empty store."""
         self._url = self._lend()

@@ -55,7 +55,7 @@ def unhurried(seed: int) -> type[ReplayBuffer]:
 
 
 async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stores: Stores) -> None:
-    for seed in range(12 // stores.patience):
+    for seed in range(4):
         for size in (1, 2):
             stores.renew()
             both = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(2)]
@@ -78,7 +78,7 @@ async def test_race__several_senders_of_the_same_fragments(stores: Stores, size:
             except FragmentError as error:
                 problems.add(error.reason)
 
-    for seed in range(8 // stores.patience):
+    for seed in range(3):
         stores.renew()
         senders = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(3)]
         await send(senders[0], [0])
@@ -169,7 +169,7 @@ async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:
         await chunks.advance(0, session=2)
         await send(chunks, range(6), worker="new", session=2)
 
-    for seed in range(8 // stores.patience):
+    for seed in range(3):
         stores.renew()
         first, second = (stores.open(2, buffer_type=unhurried(seed + n), capacity=3) for n in range(2))
         await asyncio.gather(old(first), new(second))

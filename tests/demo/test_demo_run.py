@@ -6,8 +6,6 @@ import random
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 
@@ -18,6 +16,7 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.demo.worker import BATCH_GROUPS, TASK, buffer_config
 from tests.demo.dying import POINTS
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo, saved_step, wait_until
+from tests.scripts import Program
 
 PASSWORD = "s3cret-w0rd"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PGPASSWORD": PASSWORD}
@@ -40,6 +39,13 @@ def url(shared_url):
 
 
 def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tmp_path, url):
+    """Groups of others in the same database stay, also those of the demo's own task."""
+
+    async def put():
+        async with ReplayBufferConfig(url=url).build() as buffer:
+            await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
+
+    asyncio.run(put())
     output, code = run_demo(tmp_path, url, "--steps", "4")
     assert code == 0, output
     assert_trained_once(tmp_path, 4, output)
@@ -54,23 +60,11 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
     looks = re.findall(r"^  (replaybuf .*)$", output, re.MULTILINE)
     assert [line.split()[1] for line in looks] == ["trace", "why", "show", "serve"]
     for line in looks[:3]:
-        command = [sys.executable, "-m", *shlex.split(line)]
-        done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, ""), line
-        assert re.search(r"\d", done.stdout), line
-
-
-def test_groups_of_others_in_the_same_database_stay(tmp_path, shared_url):
-    """Also those of the demo's own task."""
-
-    async def put():
-        async with ReplayBufferConfig(url=shared_url).build() as buffer:
-            await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
-
-    asyncio.run(put())
-    output, code = run_demo(tmp_path, shared_url, "--steps", "1")
-    assert code == 0, output
-    assert count(ReplayBufferConfig(url=shared_url)) == 1
+        with Program("-m", *shlex.split(line), cwd=tmp_path, env=ENVIRONMENT) as command:
+            printed, _ = command.communicate()
+        assert command.returncode == 0, printed
+        assert re.search(r"\d", printed), line
+    assert count(ReplayBufferConfig(url=url)) == 1
 
 
 def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):

@@ -64,7 +64,7 @@ def _fields(groups: list[tuple[Any, list[Any]]]) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.fast
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     groups=st.lists(
         st.lists(st.dictionaries(_NAMES, values | _SIMPLE, max_size=4), min_size=1, max_size=3), max_size=4

@@ -19,7 +19,7 @@ from tests.histories.history import Call, calls_in, violations
 
 #: Seeds, and seconds of each history.
 RUNS = [
-    pytest.param((range(0, 10, 10), 2.0), id="short"),
+    pytest.param((range(0, 10, 10), 0.8), id="short"),
     pytest.param((range(0, 200, 10), 10.0), id="long", marks=pytest.mark.long),
 ]
 

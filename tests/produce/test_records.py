@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaybuf import RolloutState, Status
@@ -185,6 +185,7 @@ names = st.text(min_size=1, max_size=8).filter(
 )
 
 
+@settings(max_examples=30)
 @given(extra=st.dictionaries(names, values), name=st.sampled_from(["message", "messages", "prompt"]))
 def test_no_field_is_lost(extra: dict[str, Any], name: str) -> None:
     assert to_rollout({name: [USER], **extra}).extra_fields == extra
