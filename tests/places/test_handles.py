@@ -27,7 +27,6 @@ from tests.places.arrays import PLACES, Kept, experts, kept_at, lent, rollout, s
 from tests.scripts import run
 from tests.stores import TASK
 
-
 LOAD = """
     import numpy as np
     from replaybuf.storage.sql.tasks.handles import load_all
