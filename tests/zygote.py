@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import selectors
 import signal
 import socket
@@ -20,11 +23,19 @@ STDIN, STDOUT, STDERR = range(3)
 def _preload() -> None:
     import httpx  # noqa: F401
 
-    import replaybuf.cli.demo  # noqa: F401
+    import replaybuf.cli
+    import replaybuf.web
+    import tests.scripts
     from replaybuf import ReplayBufferConfig, produce  # noqa: F401
 
+    exec(tests.scripts.BEGINNING, {})
+    for package in (replaybuf.cli, replaybuf.web):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     for url in ("memory://", "postgresql://nobody@nowhere/none"):
         ReplayBufferConfig(url=url).build()
+    gc.collect()
+    gc.freeze()  # no fork has to look through what all of them share
 
 
 def _wait_for_script(control: socket.socket) -> dict[str, Any] | None:

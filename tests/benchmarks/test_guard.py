@@ -101,8 +101,7 @@ def test_figures_of_both_databases_are_kept() -> None:
     }
 
 
-#: PostgreSQL chooses by the sizes of tables, SQLite without them.
-GROUPS = {"sqlite": 2_000, "postgresql": 20_000}
+GROUPS = 20_000
 
 
 class Catching(Hook):
@@ -116,7 +115,7 @@ class Catching(Hook):
 
 
 async def _check(url: str) -> None:
-    await fill_many(url, GROUPS[url.partition(":")[0]])
+    await fill_many(url, GROUPS)
     found = await explain_all(url)
     purposes = {explained.purpose for explained in found}
     assert purposes >= {
