@@ -156,7 +156,39 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
     ("storage/test_history.py::*again*", _DATABASES),
     ("storage/test_history.py::*", ("sqlite",)),
-    ("produce/test_difficulty.py::*restore_takes_back*", ("sqlite",)),
+    *((f"storage/test_batches.py::*{law}*", _DATABASES) for law in ("its_consumer", "nobody_received", "last_refresh")),
+    *((f"storage/test_batches.py::*{law}*", _DATABASES) for law in ("may_be_anything", "last_ones")),
+    ("storage/test_batches.py::*", ("sqlite",)),
+    *((f"storage/test_checkpoints.py::*{law}*", _DATABASES) for law in ("at_once", "writers", "leaves_nothing")),
+    ("storage/test_checkpoints.py::*who_restores*", _DATABASES),
+    ("storage/test_checkpoints.py::*", ("sqlite",)),  # random ones: storage/test_history.py
+    # Statements that are the same on both: where a database's locks, notices and types matter, on both
+    *((f"buffer/test_buffers.py::*{law}*", _DATABASES) for law in ("queries", "leases", "a_wait", "uids", "random")),
+    ("buffer/test_buffers.py::*not_in_the_other*", _DATABASES),
+    ("buffer/test_buffers.py::*", ("sqlite", "memory")),
+    *(
+        (f"buffer/test_filling.py::*{law}*", _DATABASES)
+        for law in ("last_rollout_came", "several_processes", "restore")
+    ),
+    *(
+        (f"buffer/test_filling.py::*{law}*", _DATABASES)
+        for law in ("for_its_rollouts", "reads_one", "damaged", "many")
+    ),
+    ("buffer/test_filling.py::*", ("sqlite",)),
+    *((f"buffer/test_put_many.py::*{law}*", _SHARED) for law in ("cancelled", "wait_for_it")),
+    ("buffer/test_put_many.py::*", _STRATEGY),
+    # Of a ledger: what others who draw from it can break
+    ("produce/test_coming_back.py::*cancelled*", _DATABASES),
+    ("produce/test_coming_back.py::*dead_worker*", _SHARED),
+    ("produce/test_coming_back.py::*", _STRATEGY),
+    ("produce/test_by_rollout.py::*dead_worker*", _SHARED),
+    ("produce/test_by_rollout.py::*added_once*", _SHARED),
+    ("produce/test_by_rollout.py::*", _STRATEGY),
+    ("produce/test_datasets.py::*several_workers*", _SHARED),
+    ("produce/test_datasets.py::*", _STRATEGY),
+    ("produce/test_difficulty.py::*several_samplers*", _DATABASES),
+    ("produce/test_difficulty.py::*what_is_known*", _SHARED),
+    ("produce/test_difficulty.py::*", ("memory", "sqlite")),
     ("torch/test_loading.py::*every_group*none*", ("sqlite",)),
     ("torch/test_loading.py::*every_group*spawned*", ("sqlite",)),
     ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),
@@ -164,6 +196,17 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("torch/test_ranks.py::*killed_one_had*", _DATABASES),
     ("torch/test_ranks.py::*split*source*", ("postgresql",)),
     ("torch/test_ranks.py::*", ("sqlite",)),
+    *((f"observe/test_metrics.py::*{law}*", _DATABASES) for law in ("one_scan", "works_and_waits", "are_those")),
+    ("observe/test_metrics.py::*", ("sqlite",)),
+    ("integrations/test_published.py::*nemo_rl_gets_no_part*", _DATABASES),
+    ("integrations/test_published.py::*", ("sqlite",)),
+    ("cli/test_requeue.py::*can_be_drawn_again_and*", _DATABASES),
+    ("cli/test_requeue.py::*", ("sqlite",)),
+    *((f"cli/test_watch.py::*{law}*", ("postgresql",)) for law in ("goes_away", "ctrl_c", "shows_no_password")),
+    ("cli/test_watch.py::*where_the_run_is*", _DATABASES),
+    ("cli/test_watch.py::*", ("sqlite",)),
+    ("places/test_copies.py::*all_payloads_in_it*", _DATABASES),
+    ("places/test_copies.py::*", ("sqlite",)),
     ("rollouts/test_frameworks.py::*", _DATABASES),
     ("examples/test_runs.py::test_trainer_and_workers*", ("postgresql",)),
     ("examples/test_runs.py::*", ("sqlite",)),

@@ -19,6 +19,7 @@ from replaybuf.storage.sql.engine import sqlite_files
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.bad_input.conftest import refused
 from tests.postgres import execute
+from tests.scripts import run
 from tests.stores import TASK, build, fill, group, take_all
 
 
@@ -68,7 +69,6 @@ async def test_a_file_of_another_program_stays_as_it_is(tmp_path: Path, statemen
     assert list(tmp_path.iterdir()) == [file]  # noqa: ASYNC240
 
 
-_ROOT = Path(__file__).parents[2]
 _FAKE = "CREATE TABLE rb_version (version_num TEXT); CREATE TABLE rb_group (uid INTEGER)"
 _THEIRS = "CREATE TABLE runs (id INTEGER); INSERT INTO runs VALUES (1)"
 
@@ -120,21 +120,18 @@ async def test_a_tiny_file_stays_as_it_is(tmp_path: Path, content: bytes, log: b
 
 
 _DIES = """
-import asyncio, os, sys
-from tests.stores import build, fill
+    async def main():
+        await fill(build(url), 2)
+        os._exit(0)
 
-async def main():
-    await fill(build(sys.argv[1]), 2)
-    os._exit(0)
-
-asyncio.run(main())
+    asyncio.run(main())
 """
 
 
 async def test_a_database_whose_process_was_killed_is_taken(tmp_path: Path) -> None:
     """Though all of it is in its log."""
     file = tmp_path / "run.db"
-    subprocess.run([sys.executable, "-c", _DIES, f"sqlite:///{file}"], cwd=_ROOT, check=True)  # noqa: ASYNC221
+    await asyncio.to_thread(run, _DIES, f"sqlite:///{file}")
     assert (tmp_path / "run.db-wal").stat().st_size
     (tmp_path / "run.db-shm").unlink()
     async with build(f"sqlite:///{file}") as buffer:

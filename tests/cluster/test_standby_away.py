@@ -148,7 +148,7 @@ async def test_closing_and_cancelling_do_not_wait_for_a_standby(synchronous: Clu
         putting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await putting
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 8  # a commit is waited for 10
         other = asyncio.create_task(buffer.get(1, "another"))
         await asyncio.sleep(0.5)
         await buffer.close()

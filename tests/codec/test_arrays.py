@@ -6,7 +6,6 @@ import io
 import itertools
 import random
 import struct
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import BODY_AT, Head
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, PAYLOAD, ZSTD, hostile_field, ndarrays, round_trip, same, with_checksum
+from tests.scripts import run
 
 MB = 1 << 20
 
@@ -216,9 +216,7 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     payload = DICTS.encode([{"image": gradient("L"), "a": 1}])
-    command = [sys.executable, "-c", code, payload.hex()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    first, second = done.stdout.splitlines()
+    first, second = run(code, payload.hex()).splitlines()
     assert first == "[{'image': {'mode': 'L', 'size': (9, 5)}, 'a': 1}]"
     assert second == "DecodeError it holds a PIL image, and PIL isn't installed here: pip install pillow"
 

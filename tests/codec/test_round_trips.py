@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import struct
-import subprocess
-import sys
 import threading
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,6 +19,7 @@ from replaybuf.values.codec import packed_columns as columns
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.rollouts.rollout import Status
 from tests.codec.values import DICTS, ZSTD, ndarrays, round_trip, same, sealed, values
+from tests.scripts import run
 
 
 @given(values)
@@ -107,8 +106,7 @@ gc.collect()
 codec.decode(codec.encode(group))
 print(gc.collect())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "0\n"
+    assert run(code) == "0\n"
 
 
 def test_a_codec_can_be_shared_among_threads() -> None:

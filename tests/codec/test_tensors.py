@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from replaybuf.values.rollouts.outline import outline
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
 from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip
+from tests.scripts import run
 
 KIND = RolloutType(dict)
 ARRAYS = Codec(KIND, tensors="numpy")
@@ -136,9 +136,7 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     payload = by_hand("bfloat16", [1, 2], bytes.fromhex("803f0040"))
-    command = [sys.executable, "-c", code, payload.hex()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    first, second = done.stdout.splitlines()
+    first, second = run(code, payload.hex()).splitlines()
     assert first == "[[1.0, 2.0]] False"
     assert second.startswith("DecodeError it holds a torch tensor, and torch isn't installed here")
 

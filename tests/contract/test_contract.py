@@ -30,16 +30,9 @@ from tests.postgres import Databases
 class TransactionLaws(
     PuttingLaws,
     TakingLaws,
-    CountingLaws,
     EvictionLaws,
     FullLaws,
-    ArchiveLaws,
-    MixLaws,
     RecordLaws,
-    ReplacingLaws,
-    DroppingLaws,
-    ChangingLaws,
-    RefreshingLaws,
     WaitingLaws,
     LeaseLaws,
     LeaseTimeLaws,
@@ -47,10 +40,7 @@ class TransactionLaws(
     SettlingLaws,
     CheckpointLaws,
     ClaimLaws,
-    ImportLaws,
     AnnotatingLaws,
-    DamageLaws,
-    SegmentLaws,
 ):
     """The laws that rest on how a database locks, commits, and tells others of it."""
 
@@ -60,6 +50,16 @@ class ModelledLaws(
     PolicyLaws,
     WeightLaws,
     ReuseLaws,
+    MixLaws,
+    CountingLaws,
+    ReplacingLaws,
+    DroppingLaws,
+    ArchiveLaws,
+    ChangingLaws,
+    RefreshingLaws,
+    ImportLaws,
+    DamageLaws,
+    SegmentLaws,
     RateLaws,
     TallyLaws,
     MetricsLaws,
@@ -67,7 +67,7 @@ class ModelledLaws(
     ClosingLaws,
     PersistenceLaws,
 ):
-    """The laws of draws, rates, figures, queries and copies. They hold where random operations agree with the model."""
+    """The laws of what calls change, draw and count. They hold where random operations agree with the model."""
 
 
 class ExactContract(TransactionLaws, ModelledLaws):
@@ -111,10 +111,8 @@ class SqliteMemory:
         return lambda codec, rules: SQLStorage("memory://", codec, rules)
 
 
-class TestSqliteMemory(
-    SqliteMemory, TakingLaws, WaitingLaws, ClosingLaws, PersistenceLaws, ClaimLaws, ChanceLaws, ExpiryLaws
-):
-    """Reads and writes in turn, waits without other processes, and the end; statements are those of a file.
+class TestSqliteMemory(SqliteMemory, WaitingLaws, ClosingLaws, ChanceLaws, ExpiryLaws):
+    """Waits without other processes, and the end; statements are those of a file.
 
     The laws of chance are here because no disk slows their many draws; other databases draw the same
     (`tests/storage/test_same_draws.py`). What expires in a put does before a database sees it.

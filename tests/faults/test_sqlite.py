@@ -449,7 +449,7 @@ async def open_and_close(ledger: Ledger, url: str, seconds: float) -> None:
     ledger.write("opened", count)
 
 
-@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [0.7, pytest.param(60, marks=pytest.mark.long)])
 def test_a_log_that_goes_with_its_last_user_is_not_missed(tmp_path: Path, seconds: float) -> None:
     """Whoever opens the database at the moment when another one closes it."""
     ledgers = [tmp_path / str(number) for number in range(3)]

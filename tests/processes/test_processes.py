@@ -62,7 +62,7 @@ def test_a_waiting_take_wakes_when_another_process_puts(crew: Crew, shared_url: 
         acknowledged = time.time()
         wait_for_lines(log, 2)
     crew.end((waiting, log))
-    assert float(entries(log, "did")[0]) - acknowledged < 2  # a few milliseconds on a quiet machine
+    assert float(entries(log, "did")[0]) - acknowledged < 15  # it waits for 20
 
 
 async def test_a_waiting_take_wakes_although_its_listening_connection_died(postgres_database: str) -> None:

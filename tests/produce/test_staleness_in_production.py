@@ -181,7 +181,7 @@ async def test_a_deaf_loop_is_cancelled_and_nothing_of_the_call_is_kept(
     loop = ScriptedLoop(scripts={0: forever(deaf=True), 1: forever(deaf=True)})
     with caplog.at_level(logging.WARNING, "replaybuf.produce"):
         summary = await run_scripted(loop, sampler)
-    assert 0.2 <= summary.pause_seconds < 5
+    assert 0.2 <= summary.pause_seconds < 30
     assert summary.interrupted == 0
     assert loop.running == 0
     assert "2 groups were not done 0.2 s after pause(); they begin anew later" in caplog.text
@@ -231,7 +231,7 @@ async def test_a_pause_that_hangs_is_given_up(sampler: Sampler) -> None:
 
     loop = Hanging(scripts={0: forever()})
     summary = await run_scripted(loop, sampler)
-    assert 0.2 <= summary.pause_seconds < 5
+    assert 0.2 <= summary.pause_seconds < 30
     assert loop.running == 0
     await assert_accounted(sampler)
 

@@ -113,7 +113,7 @@ seeds = st.integers(0, 2**32)
 @example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=4), 0, 0.3, 0.5)
 @example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=8), 0, 0.0, 0.5)
 @example(Limits(max_times_sampled=3, samples_per_insert=3, error_buffer=3), 0, 0.0, 0.5)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: int, losses: float, puts: float) -> None:
     """Producers and consumers that do anything, and groups that are lost: at any time one of the sides can go on."""
     chance = random.Random(seed)
@@ -132,7 +132,7 @@ def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: i
 
 
 @given(some_limits, ratios, seeds)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_draws_keep_to_the_ratio(limits: Limits, ratio: float, seed: int) -> None:
     """Without losses the draws are what samples_per_insert says of the puts, to within the error buffer."""
     error = limits.error_buffer if not isinstance(limits.error_buffer, tuple) else None
@@ -169,7 +169,7 @@ rated = st.fixed_dictionaries(
 
 
 @given(rated.map(accepted).filter(bool), seeds)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_puts_and_draws_are_held_back_when_reverb_holds_them_back(limits: Limits, seed: int) -> None:
     """Where no group is lost, all decisions are those of CanInsert and CanSample in its rate_limiter.cc."""
     low, high = reverb_range(limits)
