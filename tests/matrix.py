@@ -58,6 +58,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("chunks/*restart*", ("sqlite",)),
     ("chunks/*test_death__*", ("sqlite",)),
     ("chunks/*", _STRATEGY),
+    ("schedules/test_schedules.py::*is_caught*", ("sqlite",)),
     ("reverb/*checkpoint*", ("sqlite",)),
     ("reverb/*other_processes*", ("sqlite",)),
     ("reverb/*apart*", ("postgresql",)),
@@ -170,10 +171,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         (f"buffer/test_filling.py::*{law}*", _DATABASES)
         for law in ("last_rollout_came", "several_processes", "restore")
     ),
-    *(
-        (f"buffer/test_filling.py::*{law}*", _DATABASES)
-        for law in ("for_its_rollouts", "reads_one", "damaged", "many")
-    ),
+    *((f"buffer/test_filling.py::*{law}*", _DATABASES) for law in ("for_its_rollouts", "reads_one", "damaged", "many")),
     ("buffer/test_filling.py::*", ("sqlite",)),
     *((f"buffer/test_put_many.py::*{law}*", _SHARED) for law in ("cancelled", "wait_for_it")),
     ("buffer/test_put_many.py::*", _STRATEGY),
