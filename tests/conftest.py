@@ -9,15 +9,11 @@ import shutil
 import signal
 import sys
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from sqlalchemy import Dialect
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from tests.faults.conftest import Summary
 from tests.matrix import mark_fast, mark_long
@@ -27,24 +23,6 @@ from tests.postgres import Databases, new_database, new_urls, running_server
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-
-def _share_compiled(statement: type[Any]) -> None:
-    """Let definitions be compiled once a process, as in a run, and not again by each of the databases of tests."""
-    compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-    compiler = statement._compiler
-
-    def compile_once(self: Any, dialect: Dialect, **options: Any) -> Any:
-        key = (type(dialect), dialect.server_version_info, self.if_not_exists, *sorted(options.items()))
-        known = compiled.setdefault(self.element, {})
-        if key not in known:
-            known[key] = compiler(self, dialect, **options)
-        return known[key]
-
-    statement._compiler = compile_once
-
-
-_share_compiled(CreateTable)
-_share_compiled(CreateIndex)
 
 #: Of tests' files: more than all of them take.
 _MEMORY_BYTES = 4 * 2**30

@@ -6,6 +6,7 @@ at that revision. The alembic chain in `migrations` upgrades older ones (`inspec
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Index, create_mock_engine
@@ -49,7 +50,8 @@ def create_schema(tx: Transaction, where: str) -> None:
 
 def create_tables(tx: Transaction) -> None:
     """Create all tables, indexes and initial rows in an empty database."""
-    metadata.create_all(_running(tx), checkfirst=False)
+    for definition in _definitions(tx):
+        tx.run(definition)
     tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
     tx.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=IDENTITY, value=uuid.uuid4().hex)
     if tx.dialect.name == "postgresql":
@@ -63,16 +65,28 @@ def create_tables(tx: Transaction) -> None:
 
 def create_index(tx: Transaction, index: Index) -> None:
     """Create an index."""
-    index.create(_running(tx), checkfirst=False)
+    index.create(_compiling(tx, tx.run), checkfirst=False)
 
 
-def _running(tx: Transaction) -> Any:
-    """Return a SQLAlchemy mock engine that runs DDL in this transaction."""
+_compiled: dict[str, list[str]] = {}
 
-    def run(ddl: Any, *_: Any, **__: Any) -> None:
-        tx.run(str(ddl.compile(dialect=tx.dialect.compiler)))
 
-    return create_mock_engine(f"{tx.dialect.name}://", run)
+def _definitions(tx: Transaction) -> list[str]:
+    """Return the statements that create all tables and indexes. (To compile them takes longer than to run them.)"""
+    if tx.dialect.name not in _compiled:
+        definitions: list[str] = []
+        metadata.create_all(_compiling(tx, definitions.append), checkfirst=False)
+        _compiled[tx.dialect.name] = definitions
+    return _compiled[tx.dialect.name]
+
+
+def _compiling(tx: Transaction, run: Callable[[str], object]) -> Any:
+    """Return a SQLAlchemy mock engine that hands on DDL as text of this database."""
+
+    def compiled(ddl: Any, *_: Any, **__: Any) -> None:
+        run(str(ddl.compile(dialect=tx.dialect.compiler)))
+
+    return create_mock_engine(f"{tx.dialect.name}://", compiled)
 
 
 def create_views(tx: Transaction) -> None:
