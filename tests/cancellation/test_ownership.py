@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.errors import ClosedError, FencedError, UnreachableError
+from replaybuf.errors import ClosedError, FencedError, LockedError, UnreachableError
 from replaybuf.storage.sql.engine import thread as module
 from replaybuf.storage.sql.engine.outage import OutcomeUnknownError
 from replaybuf.storage.sql.engine.thread import DatabaseThread
@@ -80,6 +80,18 @@ async def test_what_is_cancelled_before_it_has_begun_is_not_done(thread: Databas
     await cancelled(call)
     busy.set()
     await thread.run(nothing)
+    assert work.calls == []
+
+
+async def test_what_is_given_up_before_it_has_begun_is_not_done(thread: DatabaseThread) -> None:
+    """By a call that blocks, whose time is over."""
+    work, busy = Work(), threading.Event()
+    thread.post(busy.wait, 30)
+    with pytest.raises(LockedError):
+        await asyncio.to_thread(thread.run_blocking, work, 0.01)
+    busy.set()
+    await thread.run(nothing)
+    await asyncio.to_thread(thread.run_blocking, thread.drain_all, 30)
     assert work.calls == []
 
 

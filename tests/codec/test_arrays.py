@@ -24,7 +24,7 @@ from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, Rollo
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.blocks import GROUPED, DeferredArray, checked_array
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import BODY_AT, Head
+from replaybuf.values.codec.payload_format import BODY_AT, Head, digest
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, PAYLOAD, ZSTD, hostile_field, ndarrays, round_trip, same, with_checksum
 from tests.scripts import run
@@ -346,6 +346,15 @@ def test_arrays_of_deferred_fields_are_not_read() -> None:
     [one] = handles.arrays
     assert (one.dtype, one.shape, one.nbytes) == (LARGE.dtype, LARGE.shape, LARGE.nbytes)
     assert same(checked_array(one, tail[one.block_at : one.block_at + one.block_size]), LARGE)
+
+
+@pytest.mark.parametrize(("nbytes", "shares"), [(64, False), (MB // 2, True)])
+def test_a_small_array_that_is_loaded_does_not_keep_a_large_block(nbytes: int, shares: bool) -> None:
+    block = np.arange(MB, dtype=np.uint32).view(np.uint8)[:MB].copy()
+    array = DeferredArray(np.dtype(np.uint8), (nbytes,), nbytes, 128, 0, MB, digest(block))
+    made = checked_array(array, block)
+    assert same(made, block[128 : 128 + nbytes])
+    assert np.shares_memory(made, block) == shares
 
 
 def test_arrays_in_the_head_or_a_compressed_payload_are_held() -> None:

@@ -328,6 +328,18 @@ class CheckpointLaws(Harness):
         assert [(ids([item.item]), item.staleness, item.times_sampled) for item in items] == [([1], 0, 0), ([2], 4, 0)]
         assert plain(await buffer.get(9, "math")) == plain([item.item for item in items])
 
+    async def test_keep_new_leaves_later_checkpoints_as_they_are(self, open_buffer: OpenBuffer) -> None:
+        """What it makes of the groups that it keeps isn't in a checkpoint that had them before."""
+        buffer = await open_buffer("fifo", max_times_sampled=5)
+        await buffer.checkpoint(1)
+        await buffer.put(group(1), "math", key="a")
+        await buffer.get(1, "math")
+        await buffer.checkpoint(2)
+        await buffer.restore(1, keep_new=True)
+        assert [item.times_sampled for item in await found(buffer)] == [0]
+        await buffer.restore(2)
+        assert [item.times_sampled for item in await found(buffer)] == [1]
+
     async def test_keep_new_counts_what_it_keeps(self, buffer: ReplayBuffer) -> None:
         """put = the sum of all outcomes, also after groups were kept over a restore, and one replaced another."""
         await buffer.put(group(1), "math", key="a")

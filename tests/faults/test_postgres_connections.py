@@ -338,6 +338,22 @@ async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
         assert await buffer.storage.thread.run(lambda: engine._was_committed(attempt))
 
 
+async def test_a_commit_on_a_server_that_was_left_meanwhile_is_made_again(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its stamp: the server that took over may lack it. Here it is the same one, so nothing is stored twice."""
+    async with build(postgres_database) as buffer:
+        await fill(buffer, 1)
+        await end_background_work(buffer)
+        with installed(sent := Sent("INSERT INTO rb_info")):
+            answers = iter([True])
+            servers = buffer.storage.engine.pool.servers
+            monkeypatch.setattr(servers, "is_superseded", lambda _: sent.count > 0 and next(answers, False))
+            uid = await buffer.put(group(1), TASK)
+        assert sent.count == 2
+        assert [item.uid async for item in buffer.find({})][1:] == [uid]
+
+
 class Sent(Hook):
     """How many statements with a text were sent."""
 

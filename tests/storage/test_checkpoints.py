@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import asyncpg
+import pytest
 
 from replaybuf import ReplayBuffer
+from replaybuf.errors import FencedError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.matching import delete_groups
@@ -57,6 +59,49 @@ async def test_payloads_go_with_the_last_checkpoint_that_needs_them(shared_url: 
         assert await swept(buffer) == (3, 1)
         await buffer.drop_checkpoint(2)
         assert await swept(buffer) == (2, 0)
+
+
+async def test_payloads_go_with_a_checkpoint_though_older_ones_stay(shared_url: str) -> None:
+    """Those of groups that the older ones don't have: of groups that were put when these had been made."""
+    async with build(shared_url) as buffer:
+        await fill(buffer, 2)
+        await buffer.checkpoint(1)
+        await fill(buffer, 3, 10)
+        await buffer.checkpoint(2)
+        await take_all(buffer)
+        assert await swept(buffer) == (5, 5)
+        await buffer.drop_checkpoint(2)
+        assert await swept(buffer) == (2, 2)
+        await buffer.restore(1)
+        assert await take_all(buffer) == [0, 1]
+
+
+async def test_what_a_dropped_checkpoint_had_stays_for_all_older_ones(shared_url: str) -> None:
+    async with build(shared_url, keep_checkpoints=None) as buffer:
+        await fill(buffer, 2)
+        for step in (1, 2, 3):
+            await buffer.checkpoint(step)
+        await take_all(buffer)
+        await buffer.drop_checkpoint(3)
+        assert await swept(buffer) == (2, 2)
+        for step in (2, 1):
+            await buffer.restore(step)
+            assert await take_all(buffer) == [0, 1]
+
+
+async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
+    """SQLite gives the next one the same number."""
+    async with build(shared_url) as buffer:
+        for step in range(3):
+            await buffer.storage.move_cursor(Cursor("a", step, step, bytes([step])))
+            await buffer.checkpoint(step)
+            if step < 2:
+                await buffer.drop_checkpoint(step)
+        kept = "SELECT value FROM rb_cursor WHERE checkpoint > 0"
+        assert await buffer.storage._read(lambda tx: [bytes(value) for value in tx.values(kept)]) == [b"\x02"]
+        await buffer.storage.move_cursor(Cursor("a", 3, 3, b"three"))
+        await buffer.restore(2)
+        assert (await buffer.storage.cursor("a")).value == b"\x02"
 
 
 async def test_a_restore_leaves_nothing_behind(shared_url: str) -> None:
@@ -318,3 +363,25 @@ async def test_the_random_draws_after_a_checkpoint_of_a_resumed_buffer_are_repea
         drawn = await go_on()
         await buffer.restore(1)
         assert await go_on() == drawn
+
+
+async def test_who_is_fenced_off_hears_of_the_last_restore(shared_url: str, tmp_path: Path) -> None:
+    """By whom it was, and to which step, though there were others, and a snapshot was resumed since."""
+    async with build("memory://") as saved:
+        await fill(saved, 2)
+        await saved.save(tmp_path)
+    async with build(shared_url) as old, build(shared_url, worker="trainer") as trainer:
+        await old.count(TASK, "completed")
+        await fill(trainer, 1)
+        for step in (3, 7):
+            await trainer.checkpoint(step)
+            await trainer.restore(step)
+        with pytest.raises(FencedError, match=r"restored to the checkpoint of step 7 at .* by trainer,"):
+            await fill(old, 1)
+        await trainer.delete({})
+        for step in (3, 7):
+            await trainer.drop_checkpoint(step)
+        async with build(shared_url) as other:
+            await other.resume(tmp_path)
+        with pytest.raises(FencedError, match="restored to the checkpoint of step 7"):
+            await fill(old, 1)
