@@ -83,16 +83,24 @@ async def test_what_is_cancelled_before_it_has_begun_is_not_done(thread: Databas
     assert work.calls == []
 
 
-async def test_what_is_given_up_before_it_has_begun_is_not_done(thread: DatabaseThread) -> None:
-    """By a call that blocks, whose time is over."""
-    work, busy = Work(), threading.Event()
+async def test_what_a_blocking_call_has_given_up_is_not_done(thread: DatabaseThread) -> None:
+    """When its time is over: it ends where it waits first."""
+    busy, done = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        done.set()
+
+    async def others_have_ended() -> None:
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+
     thread.post(busy.wait, 30)
     with pytest.raises(LockedError):
         await asyncio.to_thread(thread.run_blocking, work, 0.01)
     busy.set()
-    await thread.run(nothing)
-    await asyncio.to_thread(thread.run_blocking, thread.drain_all, 30)
-    assert work.calls == []
+    await thread.run(others_have_ended)
+    assert not done.is_set()
 
 
 async def test_a_later_call_finds_that_of_a_caller_that_has_gone_undone(thread: DatabaseThread) -> None:
