@@ -152,6 +152,8 @@ async def test_a_checkpoint_keeps_nothing_of_other_buffers(shared_url: str) -> N
         assert await swept(first) == (3, 1)
         await first.restore(1)
         assert await take_all(first) == [2]
+        await first.drop_checkpoint(1)
+        assert await swept(first) == (2, 0)
 
 
 async def test_cursors_of_buffers_are_kept_and_restored_apart(shared_url: str) -> None:
