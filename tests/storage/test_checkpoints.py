@@ -387,3 +387,33 @@ async def test_who_is_fenced_off_hears_of_the_last_restore(shared_url: str, tmp_
             await other.resume(tmp_path)
         with pytest.raises(FencedError, match="restored to the checkpoint of step 7"):
             await fill(old, 1)
+
+
+async def test_the_bytes_are_those_of_the_groups_that_are_there(shared_url: str) -> None:
+    """Whatever makes them leave, and whether they come back."""
+
+    def bytes_of(tx: Transaction) -> tuple[int, int]:
+        counted = tx.value("SELECT sum(amount) FROM rb_tally WHERE name = 'bytes'")
+        return int(counted or 0), int(tx.value("SELECT coalesce(sum(bytes), 0) FROM rb_group"))
+
+    async def check(buffer: ReplayBuffer) -> None:
+        counted, there = await buffer.storage._read(bytes_of)
+        assert counted == there > 0
+
+    async with build(shared_url, capacity=6, on_full="evict") as buffer:
+        await fill(buffer, 9)
+        await check(buffer)
+        await buffer.put(group(20), TASK, key="a")
+        await buffer.put(group(21, 2), TASK, key="a")
+        await check(buffer)
+        await buffer.checkpoint(1)
+        await buffer.get(2, TASK)
+        await (await take(buffer, 2))()
+        await check(buffer)
+        await buffer.put(group(22, 3), TASK)
+        await buffer.delete({"uid": {"$lt": 7}})
+        await check(buffer)
+        await buffer.restore(1, keep_new=True)
+        await check(buffer)
+        await buffer.restore(1)
+        await check(buffer)
