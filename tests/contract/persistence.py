@@ -298,6 +298,20 @@ class CheckpointLaws(Harness):
         assert [(item.uid, item.times_sampled, item.deliveries) for item in items] == [(uid, 0, 0) for uid in uids]
         assert (await buffer.storage.tallies()).get(("math", Status.COMPLETED, Tally.LEASED), 0) == 0
 
+    async def test_a_restore_undoes_a_refresh(self, buffer: ReplayBuffer) -> None:
+        """Stale tokens are trained on again, and a group that was put without a step has its own staleness again."""
+        await buffer.put(group(1, response_model_steps=[0, 7, 7]), "math", current_train_step=8)
+        await buffer.put(group(2, response_model_steps=[5, 5, 5]), "math")
+        await buffer.put(group(3, response_model_steps=[2, 7, 7]), "math", current_train_step=8)
+        await buffer.checkpoint(1)
+        before, items = held_by(buffer), await found(buffer)
+        thresholds: Any = {"task_stale_thresholds": {"math": 8}, "task_token_stale_thresholds": {"math": 5}}
+        await buffer.refresh_staleness(**thresholds, current_train_step=9)
+        assert [one.item[0].response_mask for one in await found(buffer)] == [None, [1, 1, 1], [0, 1, 1]]
+        await buffer.restore(1)
+        assert held_by(buffer) == before
+        assert await found(buffer) == items
+
     async def test_a_lease_of_before_the_restore_is_fenced(self, buffer: ReplayBuffer) -> None:
         """It can't be acknowledged, extended or settled by a put any more; nothing is changed by the attempt."""
         await buffer.put(group(1), "math")
