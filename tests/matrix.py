@@ -148,6 +148,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("places/test_buffers.py::test_bytes_are_on_the_disk*", _DATABASES),
     *((f"places/test_kills.py::test_{law}*", _PLACES) for law in ("a_process_that_is_killed_at", "processes_that")),
     ("places/test_files.py::test_space_comes_back*", _PLACES),
+    ("places/test_files.py::*until_their_taker*", _DATABASES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "files", "kills", "lost_places")),
     ("places/test_settings.py::*", ("sqlite",)),
     *((f"places/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing",)),

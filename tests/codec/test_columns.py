@@ -159,6 +159,13 @@ def test_a_number_that_is_repeated_takes_no_room() -> None:
     back(repeated)
 
 
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_numbers_are_repeated_only_as_far_as_they_can_be_read_again(rows: int) -> None:
+    """A few bytes that claim many numbers are refused."""
+    back([{"mask": np.ones(500, "i8"), "n": row} for row in range(rows)])
+    back([{"mask": np.ones(500, "i8"), "ids": np.arange(130) + row} for row in range(rows)])
+
+
 @pytest.mark.parametrize("odd", [0, 1, 499])
 @pytest.mark.parametrize("like", [0.0, -0.0, float("nan"), 1.0])
 def test_an_array_that_nearly_repeats_a_number_keeps_its_bits(odd: int, like: float) -> None:
