@@ -204,6 +204,27 @@ async def test_what_is_offered_when_the_thread_closes_is_received(
     assert work.calls == ["work"]
 
 
+async def test_what_nobody_receives_is_undone_before_the_thread_ends(
+    thread: DatabaseThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its last work, which ends the connections."""
+    monkeypatch.setattr(module, "_RECEIVING_SECONDS", 0.0)
+    work = Work()
+
+    async def last() -> None:
+        work.calls.append("last")
+
+    call = asyncio.create_task(thread.run(work, undo=work.undo))
+    await asyncio.sleep(0)
+    offered(thread)
+    closing = threading.Thread(target=thread.close, args=(last, 30))
+    closing.start()
+    closing.join()  # and this loop is busy for so long
+    with pytest.raises(ClosedError):
+        await call
+    assert work.calls == ["work", "undo", "last"]
+
+
 async def test_a_result_that_is_offered_to_a_caller_that_goes_is_undone_without_a_complaint(
     thread: DatabaseThread,
 ) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.errors import ReplayBufError, UnreachableError
+from replaybuf.errors import FencedError, ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine import outage, postgres
 from replaybuf.storage.sql.engine.commit_stamp import Stamp
@@ -352,6 +352,17 @@ async def test_a_commit_on_a_server_that_was_left_meanwhile_is_made_again(
             uid = await buffer.put(group(1), TASK)
         assert sent.count == 2
         assert [item.uid async for item in buffer.find({})][1:] == [uid]
+
+
+async def test_who_has_seen_lost_commits_is_told_when_it_waits(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it writes, though a wait only reads."""
+    async with build(postgres_database) as buffer:
+        await fill(buffer, 1)
+        monkeypatch.setattr(type(buffer.storage.engine), "missing_commits", "the server lacks commits")
+        with pytest.raises(FencedError, check=because("commits lost")):
+            await buffer.wait_ready({TASK: 2}, timeout=30)
 
 
 class Sent(Hook):
