@@ -15,9 +15,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from replaybuf import NotReadyError, ReplayBuffer
+from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import ClosedError
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.values import NewGroup
 from tests.cancellation.conftest import ENDINGS, by_cancel, end_background_work, locked, no_connection_out, take
 from tests.faults.test_postgres_restarts import is_waiting
 from tests.postgres import new_database
@@ -111,6 +112,40 @@ async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str,
     await consuming
     async with build(shared_url) as again:
         assert sorted(await take_all(again)) == [0, 1, 2]
+
+
+async def test_puts_that_were_queued_before_the_end_are_stored(shared_url: str) -> None:
+    """Though no worker has begun with them yet."""
+    async with build(shared_url) as buffer:
+        await fill(buffer, 1)
+        store = buffer.storage
+
+        async def put_and_end() -> list[int | BaseException]:
+            putting = store.commits.put([NewGroup(TASK, Status.COMPLETED, 0, group(1), 1.0)])
+            await store.commits.close()
+            return await putting
+
+        [uid] = await store.thread.run(put_and_end)
+        assert [item.uid async for item in buffer.find({})][1:] == [uid]
+
+
+async def test_a_put_whose_commit_is_ended_is_told_that_the_buffer_was_closed(shared_url: str) -> None:
+    """As when closing takes too long, and not as a cancellation, which nobody has asked for."""
+    async with build(shared_url) as buffer:
+        await fill(buffer, 1)
+        await end_background_work(buffer)
+        commits = buffer.storage.commits
+        async with locked(shared_url):
+            putting = asyncio.create_task(buffer.put(group(1), TASK))
+
+            async def is_committing() -> bool:
+                return bool(commits._workers)
+
+            await until(is_committing)
+            buffer.storage.thread.post(lambda: [worker.cancel() for worker in commits._workers])
+            with pytest.raises(ClosedError):
+                await putting
+        assert len(buffer) == 1
 
 
 async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:
