@@ -115,6 +115,12 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
         RolloutError,
         r"rollouts\[0\] has more response_model_steps than places in its response_mask",
     ),
+    "rollout: a mask that is a dict": (
+        put(rollouts(response_ids=[1], response_model_steps=[1], response_mask={"a": 1})),
+        RolloutError,
+        "response_mask, a dict, doesn't have a number for each token",
+    ),
+    "rollout: an id of thousands of digits": (put(rollouts(rollout_id=10**5000)), InputError, "more than 3,000 digits"),
     "token threshold alone": (put(token_stale_threshold=3), InputError, "needs current_train_step"),
     "priority: NaN": (put(priority=math.nan), InputError, "priority must be a finite number of at least 0, got nan"),
     "priority: inf": (put(priority=math.inf), InputError, "priority must be a finite"),

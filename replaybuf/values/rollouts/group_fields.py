@@ -66,7 +66,11 @@ def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
     ranges = []
     for one in group:
         if one.steps is None:
-            one.steps = _step_range(one, agentic)
+            try:
+                one.steps = _step_range(one, agentic)
+            except LookupError as error:  # a mask that is a dict, or has no places in one of its dimensions
+                name = type(one.response_mask).__name__
+                raise TypeError(f"response_mask, a {name}, doesn't have a number for each token") from error
         ranges.append(one.steps)
     return ranges
 
