@@ -33,8 +33,8 @@ def test_settings_of_what_is_kept_are_checked_by_whatever_takes_them(name: str, 
     codec = Codec(RolloutType(RolloutState))
     with pytest.raises(ConfigError, match=name):
         ReplayBufferConfig(url="memory://", **{name: value}).build()
-    storage, kind = partial(SQLStorage, "sqlite://", codec), codec.rollout_type
-    made: Any = storage if name == "history" else partial(ReplayBuffer, storage(), kind)
+    storage = partial(SQLStorage, "sqlite://", codec)
+    made: Any = storage if name == "history" else partial(ReplayBuffer, storage())
     with pytest.raises(ConfigError, match=name):
         made(**{name: value})
 
