@@ -11,7 +11,6 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.errors import FragmentError
 from replaybuf.integrations.chunks import Chunk, ChunkBuffer, ChunkBufferConfig, Selection
-from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.postgres import new_urls
 
 
@@ -58,7 +57,7 @@ class Stores:
         storage = config.build().buffer.storage
         if self._kind == "memory":
             storage = self._shared = storage if self._shared is None else self._shared
-        chunks = ChunkBuffer(buffer_type(storage, RolloutType(dict)), config)
+        chunks = ChunkBuffer(buffer_type(storage), config)
         self._opened.append(chunks)
         return chunks
 
