@@ -59,10 +59,13 @@ def _error_buffer(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
+_EXPECTED = "expected a number of groups, a timedelta or a time such as '12h' or '7d', got {}"
+
+
 def _kept(bound: Any) -> Any:
     """Refuse booleans and floats, which pydantic would read as numbers or seconds: `archive: true`, `unfit: 2.5`."""
     if isinstance(bound, bool | float):
-        raise ValueError(f"expected a number of groups, a timedelta or a time such as '12h' or '7d', got {bound!r}")
+        raise ValueError(_EXPECTED.format(repr(bound)))
     return bound
 
 
@@ -99,7 +102,7 @@ def _imported(value: Any) -> Any:
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates."""
 
-    url: str
+    url: str = Field(examples=["sqlite:///run.db", "postgresql://user@host/database"])
     """`sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite database in memory, which is
     private to this buffer and ends with it."""
 
@@ -234,6 +237,12 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             SQLStorage.check_url(url)
         return url
 
+    @field_validator("archive", "unfit")
+    @classmethod
+    def _is_a_retention(cls, kept: int | timedelta | str | None) -> Any:
+        _parse_kept(kept)
+        return kept
+
     @field_validator("policy", "remover")
     @classmethod
     def _is_a_policy(cls, policy: str | ReplayPolicy | type[ReplayPolicy]) -> Any:
@@ -296,8 +305,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     def rules(self) -> Rules:
         """Return the policies for draws and evictions, and the limits. Raises ConfigError."""
-        groups, seconds = _parse_kept("archive", self.archive)
-        unfit_groups, unfit_seconds = _parse_kept("unfit", self.unfit)
+        groups, seconds = _parse_kept(self.archive)
+        unfit_groups, unfit_seconds = _parse_kept(self.unfit)
         limits = Limits(
             archive_groups=groups,
             archive_seconds=seconds,
@@ -342,8 +351,8 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_kept(name: str, kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
-    """Parse a retention bound: return a number of groups, or a time in seconds."""
+def _parse_kept(kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
+    """Parse a retention bound: return a number of groups, or a time in seconds. Raises ValueError."""
     if isinstance(kept, timedelta):
         return None, kept.total_seconds()
     if isinstance(kept, str):
@@ -351,9 +360,7 @@ def _parse_kept(name: str, kept: int | timedelta | str | None) -> tuple[int | No
         if kept.isascii() and kept.isdigit():  # a text from an environment variable
             return int(kept), None
         try:
-            return None, check_seconds(float(number) * _UNITS[unit], name)
+            return None, check_seconds(float(number) * _UNITS[unit], "a time")
         except (KeyError, ValueError):
-            raise ConfigError(
-                f"{name} must be a number of groups, a timedelta or a time such as '12h' or '7d', got {kept!r:.50}"
-            ) from None
+            raise ValueError(_EXPECTED.format(repr(kept[:50]))) from None
     return kept, None

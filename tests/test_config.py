@@ -164,7 +164,8 @@ def test_variables_of_the_command_line_are_no_typos() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "ReplayBufferConfig: url is missing"),
+        ({}, "ReplayBufferConfig: url is missing, such as sqlite:///run.db"),
+        ({"url": "memory://", "archive": "7 dayz"}, "archive: expected a number of groups, a timedelta or a time"),
         ({"url": "memory://", "max_time_sampled": 2}, "max_time_sampled is no field; did you mean max_times_sampled?"),
         ({"url": "memory://", "flavour": "fifo"}, "flavour is no field (fields: url, name, policy"),
         *(({"url": "memory://", "capacity": one}, "capacity") for one in ("a thousand", "1000 groups", "", "1e3", 0.5)),
@@ -213,15 +214,15 @@ def test_an_unknown_policy_names_those_there_are() -> None:
         ({"remover": "lru"}, "unknown policy 'lru'"),
         ({"policy": "json:JSONDecoder"}, "'json:JSONDecoder' is no ReplayPolicy"),
         ({"seed": -1}, "seed must be a whole number"),
-        ({"archive": "soon"}, "archive must be a number of groups"),
-        ({"archive": "12w"}, "archive must be a number of groups"),
+        ({"archive": "soon"}, "archive: expected a number of groups"),
+        ({"archive": "12w"}, "archive: expected a number of groups"),
         ({"archive": timedelta(0)}, "archive must be a positive time"),
         ({"archive": 0}, "archive_groups"),
         ({"archive": 2.5}, "expected a number of groups, a timedelta or a time"),
         ({"unfit": True}, "expected a number of groups, a timedelta or a time"),
-        ({"unfit": "soon"}, "unfit must be a number of groups"),
+        ({"unfit": "soon"}, "unfit: expected a number of groups"),
         ({"unfit": -1}, "unfit_groups"),
-        ({"unfit": "-1s"}, "unfit must be a number of groups, a timedelta or a time"),
+        ({"unfit": "-1s"}, "unfit: expected a number of groups, a timedelta or a time"),
     ],
 )
 def test_a_config_that_can_never_deliver_is_refused_when_it_is_built(values: dict[str, Any], message: str) -> None:

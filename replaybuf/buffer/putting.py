@@ -16,6 +16,7 @@ from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     Tags,
     check_key,
+    check_options,
     check_priority,
     check_step,
     check_tags,
@@ -233,8 +234,7 @@ class Putting:
         Also return whether it must be dropped instead of stored.
         """
         self.storage.check_open()
-        if not options.keys() <= _OPTIONS:
-            raise TypeError(f"a put has no option {min(options.keys() - _OPTIONS)!r}; it has {', '.join(_OPTIONS)}")
+        check_options("a put", options, _OPTIONS)
         check_task_name(task_name)
         given = options.get
         newest, step, rule = _check_rules(

@@ -57,7 +57,25 @@ COMMANDS = {
 }
 
 
-class Commands(TyperGroup):
+class Subcommands(TyperGroup):
+    """Commands with an error that helps for one that there isn't."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            names = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], names, n=1)
+            hint = (
+                f"Did you mean {near[0]!r}?"
+                if near
+                else f"There are {', '.join(names)}: {ctx.command_path} {names[0]} URL"
+            )
+            error.message = f"{error.message.rstrip('.')}. {hint}"
+            raise
+
+
+class Commands(Subcommands):
     """The commands, imported one by one, with exceptions turned into exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -78,14 +96,6 @@ class Commands(TyperGroup):
         built = typer.main.get_command(command)
         built.name = cmd_name
         return built
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except _UsageError as error:
-            if near := difflib.get_close_matches(args[0], COMMANDS, n=1):
-                error.message = f"{error.message.rstrip('.')}. Did you mean {near[0]!r}?"
-            raise
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -19,7 +19,7 @@ from replaybuf.cli.commands import Buffer, Url, option
 from replaybuf.cli.output import console, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line
-from replaybuf.errors import MissingDriverError, ReplayBufError
+from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.view.wait_reasons import Waits, read_waits
 
@@ -172,13 +172,9 @@ def serve(
       replaybuf serve run.db --host 0.0.0.0
       replaybuf serve run.db --host 0.0.0.0 --prefix /rl
     """
-    try:
-        from replaybuf.web import server
-        from replaybuf.web.app import create_app
-    except ModuleNotFoundError as error:
-        raise MissingDriverError(
-            "the page needs the packages of the extra web: pip install starlette uvicorn jinja2"
-        ) from error
+    from replaybuf.web import server
+    from replaybuf.web.app import create_app
+
     reader = open_reader(url)
     reader.read(lambda tx: None)
     if token is not None:

@@ -5,6 +5,7 @@ Errors name the wrong value and the expected one.
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import os
@@ -32,6 +33,15 @@ _MANY = 2**53
 _HIGHEST = sys.float_info.max
 _LONGEST_TIME = 10**9
 _MAX_REASON = 2000
+
+
+def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError, as Python does, for an option that a call doesn't have, with the one that was probably meant."""
+    names = list(known)
+    for unknown in sorted(set(options).difference(names)):
+        near = difflib.get_close_matches(unknown, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        raise TypeError(f"{call} has no option {unknown!r}; {hint}")
 
 
 def refused(message: str) -> Callable[..., NoReturn]:

@@ -146,7 +146,10 @@ def _problems(config: type[BaseModel], error: ValidationError, called: Callable[
         name = str(one["loc"][0]) if one["loc"] else ""
         known = name in config.model_fields
         if one["type"] == "missing":
-            lines[f"{called(name)} is missing"] = []
+            examples = config.model_fields[name].examples or ()
+            lines[
+                f"{called(name)} is missing" + (f", such as {' or '.join(map(str, examples))}" if examples else "")
+            ] = []
         elif known:
             lines.setdefault(called(name), []).append(one["msg"].removeprefix("Value error, "))
         else:

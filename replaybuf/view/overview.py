@@ -111,7 +111,7 @@ TASKS = [
     Column("leased", "leased"),
     Column("archived", "archived"),
     Column("prompts", "prompts", usual=0, title="put by a prompt ledger, to be generated"),
-    Column("made", "put", title="since the beginning, without prompts"),
+    Column("made", "made", title="groups put since the beginning, without prompts"),
     Column("sampled_new", "new draws", title="draws of groups never drawn before"),
     Column("sampled_again", "replays", title="draws of groups that were drawn before"),
     Column("expired_so_far", "expired so far", title="since the beginning"),

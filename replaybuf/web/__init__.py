@@ -4,3 +4,8 @@ The server only reads. `pages` has the data of each page, as functions of a read
 are how they look; `app` has the routes, and `server` the port, access control and health checks. The packages that
 the server needs come with the extra `web`.
 """
+
+from replaybuf.common.checks import needed
+
+for _package in ("starlette.applications", "uvicorn", "jinja2"):
+    needed(_package, "the page needs the packages of the extra web: pip install starlette uvicorn jinja2")

@@ -140,6 +140,7 @@ MISTAKES = [
     ("stat run.db", 2, "No such command 'stat'. Did you mean 'stats'?"),
     ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
     ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
+    ("checkpoint run.db", 2, "No such command 'run.db'. There are ls, make, "),
     *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
     ("ls - --format=nl", 2, "none of text, json, csv"),
     *((f"ls - --where '{where}'", 1, "Error: a query is") for where in ("{", "[]", "3", "uid = 3")),

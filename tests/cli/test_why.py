@@ -405,11 +405,12 @@ asyncio.run(main())
 
 
 def test_a_waiter_that_was_killed_is_silent_everywhere(shared_url: str) -> None:
-    """Also when its wait isn't shown any more."""
+    """Its wait isn't shown any more, at once on its own machine, elsewhere after its last heartbeat."""
     process = Script(_WAITS, shared_url)
     until_ready(process)
     until(shared_url, ["default"], lambda look, name: bool(current_waits(look, name)))
     process.kill()
+    assert run("why", shared_url).stdout.startswith("If somebody drew now: ")
     assert re.search(r"^trainer-1 +\d+ +silent ", run("why", shared_url).stdout, re.M)
     silence(shared_url, "trainer-1", 20)
     out = run("why", shared_url).stdout
@@ -492,7 +493,7 @@ def test_a_run_whose_trainer_was_killed_begins_with_since_when_nobody_draws(tmp_
     assert "last drawn: 1 group by trainer" in run("why", url).stdout
 
 
-def test_prompts_to_be_generated_are_apart_from_what_was_put(tmp_path: Path) -> None:
+def test_prompts_to_be_generated_are_apart_from_what_was_made(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         data = [RolloutState(message=[{"role": "user", "content": "1 + 1 ="}])]
@@ -502,4 +503,4 @@ def test_prompts_to_be_generated_are_apart_from_what_was_put(tmp_path: Path) -> 
         buffer.take_batch({"math": 1})
     [found] = run_json("why", url)
     [task] = found["tasks"]
-    assert (task["prompts"], task["put"], task["drawn"]) == (1, 1, 1)
+    assert (task["prompts"], task["made"], task["drawn"]) == (1, 1, 1)

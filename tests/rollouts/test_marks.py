@@ -93,6 +93,7 @@ async def test_a_group_that_was_interrupted_before_its_first_token_needs_no_step
     begun = {"response": "", "response_ids": np.array([], "i4"), "logprobs": np.array([]), "status": Status.ABORTED}
     assert (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts == {}
     begun |= {"response_ids": np.array([7], "i4")}
+    assert "unstepped" in (await normalise([rollout(None)], KIND, 5, None, RULE)).doubts
     assert "undated" in (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts
 
 

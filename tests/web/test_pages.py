@@ -481,7 +481,9 @@ def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: P
         buffer.delete({})
     page = client_of(url)
     assert [one["kind"] for one in page.data("overview")["view"]["events"]] == ["deleted"]
-    assert "old checkpoint of step 21 pruned" in page.get("/events").text
+    text = page.get("/events").text
+    assert ("checkpoint of step 22" in text, "pruned</a>" in text) == (True, False)
+    assert "old checkpoint of step 21 pruned" in page.get("/events?kind=checkpoint_dropped").text
 
 
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:

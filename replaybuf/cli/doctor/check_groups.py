@@ -103,7 +103,9 @@ def check_counts(tx: Transaction, about: Examination) -> Finding:
     wrong = tx.tuples(_WRONG_COUNTS)
     said = [f"{label}: {counted:,} {name} counted, {there:,} there" for _, name, label, counted, there in wrong]
     count = tx.value("SELECT count(*) FROM rb_group")
-    return verdict(some(said), f"{groups(count)}, as counted", cure=mend_counts, groups_missing=True)
+    return verdict(
+        some(said), f"{groups(count)} outside of checkpoints, as counted", cure=mend_counts, groups_missing=True
+    )
 
 
 def mend_counts(tx: Transaction) -> str:

@@ -173,7 +173,8 @@ def check_payloads(about: Examination) -> Iterator[Finding]:
         yield from about.read(lambda tx: list(_of_damaged(tx, found, note)))
     elif not found.lost and not found.unnamed:
         without = ", without what is out of reach (see places)" if about.out_of_reach else ""
-        yield fine(f"{groups(found.read)} read, all payloads and texts as they were written{without}{note}")
+        read = f"{groups(found.read)} read, also those that only checkpoints have"
+        yield fine(f"{read}: all payloads and texts as they were written{without}{note}")
 
 
 _IN_BUFFERS = "SELECT uid, error IS NOT NULL FROM rb_group WHERE uid {in:uids} ORDER BY uid"

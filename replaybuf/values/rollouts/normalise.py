@@ -141,8 +141,8 @@ def _normalise(
         expiring = status in EXPIRING_STATUSES
         doubts = _check_tokens(group) if expiring else {}
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
-        if expiring and train_step is not None and rule.stale_threshold is not None:
-            doubts |= _check_dated(normal.fields or fields_of(rollouts, kind))
+        if expiring and rule.stale_threshold is not None:
+            doubts |= _check_dated(normal.fields or fields_of(rollouts, kind), train_step)
         normal.doubts = doubts
         return normal
     except ReplayBufError:
@@ -177,8 +177,15 @@ def _length(value: Any) -> int:
         return 0
 
 
-def _check_dated(group: GroupFields) -> dict[str, str]:
-    """Return a doubt if the group has responses, and none of its rollouts has model steps."""
+def _check_dated(group: GroupFields, train_step: int | None) -> dict[str, str]:
+    """Return a doubt if nothing says how stale the group is: it has no train step and no staleness of its own, or it
+    has responses, and none of its rollouts has model steps."""
+    if train_step is None:
+        unknown = (
+            "has a stale_threshold but no current_train_step, and the seq_staleness of its rollouts is 0, so that it "
+            "doesn't expire; give put the current_train_step"
+        )
+        return {} if any(one.seq_staleness for one in group) else {"unstepped": unknown}
     if any(oldest is not None for oldest, _ in step_ranges(group)):
         return {}
     if not any(is_text(one.response) or _length(one.response_ids) for one in group):

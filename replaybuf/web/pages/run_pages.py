@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from replaybuf.rules.comparison import Part
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest
@@ -128,9 +129,13 @@ _CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
 
 
 def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of events, newest first, filtered by kind, task and worker, with links to those of one kind."""
+    """Return a page of events, newest first, filtered by kind, task and worker, with links to those of one kind.
+
+    A checkpoint that is pruned goes with the one that is made then, and is left out unless this kind is asked for.
+    """
     given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
     conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
+    conditions += [] if "kind" in given else [f"kind <> '{EventKind.CHECKPOINT_DROPPED}'"]
     before = ask.number("before", LARGEST)
     found = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
     rows = found[:_EVENTS_SHOWN]
@@ -140,6 +145,7 @@ def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
     }
     return {
         "kind": ask.text("kind"),
+        "pruned": str(EventKind.CHECKPOINT_DROPPED),
         "next": rows[-1]["id"] if len(found) > _EVENTS_SHOWN else None,
         "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
 
 _WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
@@ -65,8 +67,23 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
-        raise QueryError(f"{message}; `replaybuf sql URL` lists the views and their columns") from error
+        near = _nearest(message)
+        hint = f"; did you mean {near}?" if near else "; `replaybuf sql URL` lists the views and their columns"
+        raise QueryError(f"{message}{hint}") from error
     raise error
+
+
+#: How SQLite and PostgreSQL say that there is no such view or column.
+_UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation) "?(?:\w+\.)?(\w+)"? does not exist')
+
+
+def _nearest(message: str) -> str | None:
+    """Return the view or the column that was probably meant by one that a database's error calls unknown."""
+    if (found := _UNKNOWN.search(message)) is None:
+        return None
+    names = {column.name for view in VIEW_COLUMNS.values() for column in view.columns}
+    known = names if "column" in found.group(1, 3) else VIEW_COLUMNS
+    return next(iter(difflib.get_close_matches((found[2] or found[4])[:100], known, n=1)), None)
 
 
 def read_columns(tx: Transaction) -> dict[tuple[str, str], bool]:

@@ -35,9 +35,11 @@ ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 
 def current_waits(tx: Transaction, buffer: str) -> list[Wait]:
-    """Return the current waits in a buffer, longest first."""
+    """Return the current waits in a buffer, longest first; none of processes that were killed on this machine."""
     found = []
     for row in tx.rows(_WORKERS, buffer=buffer, after=tx.seconds() - LIVE_SECONDS):
+        if _is_killed(row):
+            continue
         for one in row["waits"]:
             status, limits = Status(one["status"] or Status.COMPLETED), Limits.recorded(one["limits"])
             about = one["query"], row["name"], one["since"], one["deadline"]
@@ -57,10 +59,14 @@ def read_workers(tx: Transaction, buffer: str | None) -> list[Worker]:
             host=row["host"],
             pid=row["pid"],
             waits=bool(row["waits"]),
-            killed=row["ended"] is None and is_gone(row["machine"], row["pid"]),
+            killed=_is_killed(row),
         )
         for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)
     ]
+
+
+def _is_killed(row: Mapping[str, Any]) -> bool:
+    return row["ended"] is None and is_gone(row["machine"], row["pid"])
 
 
 def last_worker(tx: Transaction, buffer: str | None) -> Worker | None:
