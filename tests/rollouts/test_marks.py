@@ -93,8 +93,13 @@ async def test_a_group_that_was_interrupted_before_its_first_token_needs_no_step
     begun = {"response": "", "response_ids": np.array([], "i4"), "logprobs": np.array([]), "status": Status.ABORTED}
     assert (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts == {}
     begun |= {"response_ids": np.array([7], "i4")}
-    assert "unstepped" in (await normalise([rollout(None)], KIND, 5, None, RULE)).doubts
     assert "undated" in (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts
+
+
+async def test_a_threshold_without_a_train_step_is_doubted_unless_the_rollouts_know_their_staleness() -> None:
+    assert "unstepped" in (await normalise([rollout(None)], KIND, 5, None, RULE)).doubts
+    known = rollout(None).model_copy(update={"seq_staleness": 1})
+    assert (await normalise([known], KIND, 5, None, RULE)).doubts == {}
 
 
 async def test_what_expired_before_is_dropped_where_nothing_is_tried_again() -> None:
