@@ -72,13 +72,13 @@ def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]
 def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
     if wait.kind == "room":
         return Diagnosis(Reason.READY, f"Ready: there is room for {wanted(wait.wants, wait.status)}.")
-    there = {task: Need.of(wait, task, about).available for task in wait.wants}
+    available = {task: Need.of(wait, task, about).available for task in wait.wants}
     unknown = () if wait.limits is not None else (Fact("the limits are unknown: no consumer has noted any"),)
-    text = f"Ready: {wanted(there, wait.status)} can be drawn."
-    return Diagnosis(Reason.READY, text, next(iter(there), None), unknown)
+    text = f"Ready: {wanted(available, wait.status)} can be drawn."
+    return Diagnosis(Reason.READY, text, next(iter(available), None), unknown)
 
 
-# Groups that are there
+# Groups in the buffer
 
 
 def _no_such_task(need: Need) -> Said:
@@ -91,8 +91,8 @@ def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
     comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST]
     near = difflib.get_close_matches(name[:_LONGEST], comparable, n=1, cutoff=0.5)
     meant = f"Did you mean {named(near[0])}" if near else "Is it the name under which the producers put"
-    there = f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
-    return f"nothing was ever put into this task; {there}", f"{meant}?"
+    known = f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
+    return f"nothing was ever put into this task; {known}", f"{meant}?"
 
 
 def _held_back(need: Need) -> Said:
@@ -101,23 +101,23 @@ def _held_back(need: Need) -> Said:
         return None
     start = "Start the producers again" if need.about.abandoned else "Wait for the producers"
     option = "lower min_size" if need.level.completed < limits.min_size else "widen error_buffer"
-    return f"{are(need.there, 'completed')} there, but {limits.why_slow(need.level)}", f"{start}, or {option}"
+    return f"{are(need.stored, 'completed')} there, but {limits.why_slow(need.level)}", f"{start}, or {option}"
 
 
 def _no_match(need: Need) -> Said:
     """There are enough groups, but too few match the query; or there are fewer, and none matches."""
     query = need.wait.query
-    if query is None or need.matching >= min(need.least, need.there) or (need.there < need.least and need.matching):
+    if query is None or need.matching >= min(need.least, need.stored) or (need.stored < need.least and need.matching):
         return None
     match = {0: "none matches", 1: "only 1 matches"}.get(need.matching, f"only {need.matching:,} match")
-    return f"{are(need.there, need.status)} there, but {match} {brief(query)}"
+    return f"{are(need.stored, need.status)} there, but {match} {brief(query)}"
 
 
 def _leased(need: Need) -> Said:
     about, count = need.about, need.about.count(need.task, need.status, Tally.LEASED)
     if count < need.missing:
         return None
-    every = f"{count:,} more" if need.there else "the only" if count == 1 else f"all {count:,}"
+    every = f"{count:,} more" if need.stored else "the only" if count == 1 else f"all {count:,}"
     text = f"{every} {need.status} group{' is' if count == 1 else 's are'} leased"
     held = [one for one in about.held if (one.task_name, one.status) == (need.task, need.status)]
     if not held:
@@ -229,8 +229,8 @@ def _lost(need: Need, kind: Status) -> str | None:
 
 def _expired(need: Need) -> Said:
     about, task = need.about, need.task
-    there = about.count(task, Status.EXPIRED) if need.status == Status.COMPLETED else 0
-    lost = groups(there) if there and about.unfinished(task) >= need.missing else _lost(need, Status.EXPIRED)
+    stored = about.count(task, Status.EXPIRED) if need.status == Status.COMPLETED else 0
+    lost = groups(stored) if stored and about.unfinished(task) >= need.missing else _lost(need, Status.EXPIRED)
     at = "" if (step := about.steps.get(task)) is None else f"; the last refresh was to train step {step}"
     return None if lost is None else f"{lost} expired{at}"
 
@@ -248,9 +248,9 @@ def _failed(need: Need) -> Said:
 
 
 def _filling(need: Need) -> Said:
-    there = need.about.count(need.task, Status.FILLING) if need.status == Status.COMPLETED else 0
-    are_there = f"{there:,} finished {'rollout is' if there == 1 else 'rollouts are'} there"
-    return f"{are_there}, of groups that aren't full yet" if there else None
+    stored = need.about.count(need.task, Status.FILLING) if need.status == Status.COMPLETED else 0
+    finished = f"{stored:,} finished {'rollout is' if stored == 1 else 'rollouts are'} there"
+    return f"{finished}, of groups that aren't full yet" if stored else None
 
 
 def _other_status(need: Need) -> Said:
@@ -258,12 +258,12 @@ def _other_status(need: Need) -> Said:
     about, completed = need.about, need.status == Status.COMPLETED
     never = (need.status, Status.ARCHIVED, Status.FILLING)
     others = (Status.INIT, Status.ABORTED) if completed else set(Status).difference(never)
-    there = {status: count for status in sorted(others) if (count := about.count(need.task, status))}
-    enough = about.unfinished(need.task) if completed else sum(there.values())
-    if not there or (enough < need.missing and about.put(need.task, need.status)):
+    stored = {status: count for status in sorted(others) if (count := about.count(need.task, status))}
+    enough = about.unfinished(need.task) if completed else sum(stored.values())
+    if not stored or (enough < need.missing and about.put(need.task, need.status)):
         return None
-    kinds = joined([f"{count:,} {status}" for status, count in there.items()])
-    return f"{are(sum(there.values()))} there, but of another status: {kinds}"
+    kinds = joined([f"{count:,} {status}" for status, count in stored.items()])
+    return f"{are(sum(stored.values()))} there, but of another status: {kinds}"
 
 
 # Producers and consumers

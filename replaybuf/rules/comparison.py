@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-#: Standard errors beyond which a part stands out: by chance one of 300,000 comparisons does.
-_LEVEL = 4.5
+#: Standard errors beyond which a part of a step stands out, and a worker over the last steps: by chance one of 300,000
+#: comparisons does, and one of 30,000, since there are fewer of these.
+_OF_STEP, _OVER_STEPS = 4.5, 4.0
 #: Small steps are compared together, until a block of them has so many groups of a task.
 _BLOCK = 24
 #: Fewer groups than this, on either side, are no evidence; nor are fewer rewards beyond one for each mean.
@@ -83,19 +84,19 @@ def without(workers: Iterable[str | None], table: Table) -> Table:
     return {key: groups for key, groups in table.items() if key[1] not in left_out}
 
 
-def by_worker(steps: Sequence[Table]) -> list[Part]:
+def by_worker(steps: Sequence[Table], level: float = _OF_STEP) -> list[Part]:
     """Return the groups of steps by worker, the worst first, each compared with its task's groups of others."""
     pairs = defaultdict[str | None, list[_Pair]](list)
     for table in steps:
         for (task, worker), own in table.items():
             pairs[worker].append((own, _of(without([worker], table), task)))
-    return _compared(pairs)
+    return _compared(pairs, level)
 
 
 def by_task(groups: Table, before: Sequence[Table]) -> list[Part]:
     """Return a step's groups by task, the worst first, each compared with those of the steps `before`."""
     earlier = {task: [one for table in before for one in _of(table, task)] for task, _ in groups}
-    return _compared({task: [(_of(groups, task), others)] for task, others in earlier.items()})
+    return _compared({task: [(_of(groups, task), others)] for task, others in earlier.items()}, _OF_STEP)
 
 
 def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
@@ -110,7 +111,7 @@ def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
         size = _BLOCK * (len(tasks) if task is None else 1)
         found[task] = [
             replace(part, stands_out=part.stands_out and _stands_out_again(part, of_task, size))
-            for part in by_worker(_blocks(of_task, size))
+            for part in by_worker(_blocks(of_task, size), _OVER_STEPS)
         ]
     return found
 
@@ -132,7 +133,7 @@ def _stands_out_again(part: Part, steps: Sequence[Table], size: int) -> bool:
         return sum((part.others or 0.0) - one for one in rewards)
 
     worst = max(range(len(steps)), key=lambda place: lacks(steps[place]))
-    rest = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size))
+    rest = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size), _OVER_STEPS)
     return any(one.stands_out for one in rest if one.name == part.name)
 
 
@@ -151,14 +152,14 @@ def worse_workers(found: Mapping[str | None, Sequence[Part]]) -> list[tuple[str 
 _Pair = tuple[Sequence[Drawn], Sequence[Drawn]]
 
 
-def _compared(pairs: Mapping[Any, Sequence[_Pair]]) -> list[Part]:
+def _compared(pairs: Mapping[Any, Sequence[_Pair]], level: float) -> list[Part]:
     found = []
     for name, several in pairs.items():
         groups = [one for own, _ in several for one in own]
         reward, stale = mean(one.reward for one in groups), mean(one.staleness for one in groups)
         samples = [(mine, rest) for own, others in several if (mine := _known(own)) and (rest := _known(others))]
         others, below, errors = _below(samples) if samples else (None, None, 0.0)
-        found.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= _LEVEL))
+        found.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= level))
     return sorted(found, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
 
 

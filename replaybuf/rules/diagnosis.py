@@ -63,14 +63,14 @@ class Diagnosis:
 class Need:
     """The need of a wait in one task: `least` groups (or room for them), of which `available` can be drawn now.
 
-    Of the groups `there`, `matching` match the query. A wait for the trainer has one need, of no task.
+    Of the `stored` groups, `matching` match the query. A wait for the trainer has one need, of no task.
     """
 
     wait: Wait
     task: str
     about: Circumstances
     least: int = 1
-    there: int = 0
+    stored: int = 0
     matching: int = 0
     available: int = 0
 
@@ -78,15 +78,15 @@ class Need:
     def of(cls, wait: Wait, task: str, about: Circumstances) -> Need:
         """Return the need of a wait for groups, or for room, in this task."""
         least, limits, level = wait.wants[task], wait.limits, level_of(about.tallies, task)
-        there = matching = about.count(task, wait.status)
+        stored = matching = about.count(task, wait.status)
         if wait.kind == "room":
             room = None if limits is None else limits.insertable(level, wait.status)
-            return cls(wait, task, about, least, there, there, least if room is None else room)
+            return cls(wait, task, about, least, stored, stored, least if room is None else room)
         if wait.query is not None and about.matches is not None:
-            matching = min(there, about.matches.get(task, 0))
+            matching = min(stored, about.matches.get(task, 0))
         bounded = wait.status == Status.COMPLETED and limits is not None
         available = min(matching, limits.drawable(level)) if bounded and limits is not None else matching
-        return cls(wait, task, about, least, there, matching, available)
+        return cls(wait, task, about, least, stored, matching, available)
 
     @property
     def missing(self) -> int:
@@ -138,13 +138,13 @@ class Need:
     def line(self) -> str:
         """The line `task math: 12 completed groups there, 64 needed (3 expired)`, with the limit that blocks them."""
         about, task, status, limits = self.about, self.task, self.status, self.wait.limits
-        there = {other: about.count(task, other) for other in Status if other not in (status, Status.ARCHIVED)}
-        others = sorted(f"{count} {other}" for other, count in there.items() if count)
+        counts = {other: about.count(task, other) for other in Status if other not in (status, Status.ARCHIVED)}
+        others = sorted(f"{count} {other}" for other, count in counts.items() if count)
         leased = sum(about.count(task, other, Tally.LEASED) for other in Status)
         others += [f"{leased} leased"] if leased else []
         if self.wait.query is not None:
             asked = "mix or where" if '"times_sampled"' in self.wait.query else "where"
-            others.insert(0, f"{self.there} {status} before the {asked}")
+            others.insert(0, f"{self.stored} {status} before the {asked}")
         rest = f" ({', '.join(others)})" if others else ""
         least = f"at least {self.least:,}" if self.wait.at_least else f"{self.least:,}"
         blocked = "" if limits is None or self.available >= self.matching else f", but {limits.why_slow(self.level)}"

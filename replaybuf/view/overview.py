@@ -100,7 +100,7 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
 def _task(buffer: str, task: str, numbers: Mapping[str, Any], prompts: int) -> dict[str, Any]:
     counts = {str(status): numbers["buffered"].get(str(status), 0) for status in Status if status != Status.ARCHIVED}
     own: dict[str, Any] = {"buffer": buffer, "task_name": task, "prompts": prompts, "made": numbers["put"] - prompts}
-    own["expired_so_far"] = numbers["expired"]  # `expired` is the number of those that are there
+    own["expired_so_far"] = numbers["expired"]  # `expired` is the number of those in the buffer now
     return {**numbers, **counts, **own}
 
 

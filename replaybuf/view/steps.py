@@ -84,7 +84,8 @@ def read_steps(
 
 
 def _of_one(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:
-    """Return what a worker has of these steps, beside what the others have of the same tasks; all if it is None."""
+    """Return these steps with the groups of one worker only, and the reward of others' groups of the same tasks; with
+    all groups if it is None."""
     rows = []
     for key, batches in drawn.items():
         if key.step in steps and (mine := only(batches, worker=worker)):
@@ -106,8 +107,10 @@ def _with_changes(found: Sequence[StepRow]) -> list[StepRow]:
 
 
 def _lower(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) -> dict[tuple[int, int], str]:
-    """Return what stands out in each of these steps, by step and restores, but for the workers that are worse over the
-    last steps; or only whether one worker does."""
+    """Return a sentence for each of these steps in which something stands out, by step and restores.
+
+    Workers that are worse over the last steps are left out. With a worker, the sentences are about it alone.
+    """
     found, others = {}, workers.others_of(tables_of(drawn))
     for key in drawn:
         if key.step in steps:
@@ -232,8 +235,8 @@ def read_step(
 ) -> list[Step]:
     """Return a train step for each run that trained on it, last run first, with the `worst` answers of each.
 
-    With a task it is as if there were no other. With a worker, only its groups and answers are there, and all workers
-    beside it.
+    With a task, all is about that task. With a worker, the groups and answers are its own; it is still compared with
+    the other workers.
     """
     workers, drawn = read_workers(tx, buffer, before=step + 1, task=task, also={step})
     keys = [key for key in drawn if key.step == step and only(drawn[key], worker=worker)]
@@ -261,8 +264,8 @@ def _step(
     in_step = replace(rest, before=compared.before).verdict(reward, besides=besides)
     noted, places = annotations_of(tx, batches), whereabouts(tx, batches)
     members = sorted(groups_of(batches), key=by_reward)
-    there = [one.uid for _, one in members if places[one.uid] != GONE]
-    prompts = {row["uid"]: row["prompt"] for row in tx.rows(_PROMPTS, uids=there)}
+    stored = [one.uid for _, one in members if places[one.uid] != GONE]
+    prompts = {row["uid"]: row["prompt"] for row in tx.rows(_PROMPTS, uids=stored)}
     groups = [
         {
             "step": key.step,
@@ -287,7 +290,7 @@ def _step(
         [replace(one, members=()) for one in batches],
         groups,
         {name: mean(one["annotations"].get(name) for one in groups) for name in names},
-        _lowest(tx, buffer, there, worst) if worst and there else [],
+        _lowest(tx, buffer, stored, worst) if worst and stored else [],
         over_steps,
     )
 

@@ -1,4 +1,4 @@
-"""Checks that lanes, uids, checkpoints, counts and annotations agree with the groups that are there."""
+"""Checks that lanes, uids, checkpoints, counts and annotations agree with the stored groups."""
 
 from __future__ import annotations
 
