@@ -77,9 +77,10 @@ def read_steps(
         rows = _of_one(drawn, looked_at, worker)
     lower = _lower(drawn, workers, looked_at, worker)
     rows = [replace(one, lower=lower.get((one.step, one.restores), "")) for one in _with_changes(rows)]
-    shown = list(dict.fromkeys(one.step for one in rows))[:limit]
-    last = shown[-1] if shown else numbers[0] + 1 if rows else None  # no limit is too low
-    earlier = last if last is not None and last > numbers[-1] else None
+    steps = list(dict.fromkeys(one.step for one in rows))
+    shown, has_more = steps[:limit], not of_all and len(looked_at) < len(numbers)
+    last = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
+    earlier = last if has_more or len(shown) < len(steps) else None
     return Steps(name, tx.now(), [one for one in rows if one.step in shown], workers, earlier, recorded(tx, name))
 
 
