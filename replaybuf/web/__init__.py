@@ -5,7 +5,7 @@ are how they look; `app` has the routes, and `server` the port, access control a
 the server needs come with the extra `web`.
 """
 
-from replaybuf.common.checks import needed
+from replaybuf.common.checks import import_optional
 
 for _package in ("starlette.applications", "uvicorn", "jinja2"):
-    needed(_package, "the page needs the packages of the extra web: pip install starlette uvicorn jinja2")
+    import_optional(_package, "the page needs the packages of the extra web: pip install starlette uvicorn jinja2")
