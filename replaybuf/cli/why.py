@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,11 +12,12 @@ from replaybuf.cli.groups import trainer_text
 from replaybuf.cli.output import print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line
+from replaybuf.rules.words import joined
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
 from replaybuf.view.queries import query_of
-from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, expired_sentences, idle_sentence, read_waits
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
@@ -38,8 +40,9 @@ def why(
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
-    Each process that waits now has a line. Where none waits, the line is about a draw of one group that somebody might
-    do now; --size, --status and --where ask about another draw. Causes that may come next follow as "also".
+    Each cause has a line, with those who wait for it now. Where nobody waits, the line is about a draw of one group
+    that somebody might do now; --size, --status and --where ask about another draw. Causes that may come next follow as
+    "also".
 
     Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
     out. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are those of
@@ -85,13 +88,12 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
     sentence = None if about_a_draw else idle_sentence(found, several=several)
     if sentence is not None:
         print_line(sentence)
-    calls = Counter((one["worker"], one["sentence"]) for one in found.waits)
-    shown = list({(one["worker"], one["sentence"]): one for one in reversed(found.waits)}.values())[::-1]
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for one in found.waits:
+        alike.setdefault(one["sentence"], []).append(one)
+    shown = [waits[0] for waits in alike.values()]
     for one in shown[:_MOST_WAITS]:
-        count = calls[one["worker"], one["sentence"]]
-        who = f"{one['worker'] or 'somebody'}{f' ({count} calls)' if count > 1 else ''}{of}"
-        since = "" if one["since"] is None else f" since {units.age((found.now - one['since']).total_seconds())}"
-        begins = f"{who} waits{since}" if found.somebody_waits else f"If somebody drew now{of}"
+        begins = f"{_who(alike[one['sentence']], found, of)}" if found.somebody_waits else f"If somebody drew now{of}"
         if found.somebody_waits or one is shown[0]:
             print_line(f"{begins}: {one['sentence']}")
         else:  # the next task of the same question
@@ -102,6 +104,15 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
     if len(shown) > _MOST_WAITS:
         write([f"and {len(shown) - _MOST_WAITS:,} more\n"])
     return bool(sentence or shown)
+
+
+def _who(alike: Sequence[dict[str, Any]], found: Waits, of: str) -> str:
+    """Return who has the same reason to wait: `gen-0 (2 calls), gen-1 and gen-2 wait since 12s`, the longest wait."""
+    calls = Counter(one["worker"] or "somebody" for one in alike)
+    who = joined([f"{name} ({count} calls)" if count > 1 else name for name, count in sorted(calls.items())])
+    begun = min((one["since"] for one in alike if one["since"] is not None), default=None)
+    since = "" if begun is None else f" since {units.age((found.now - begun).total_seconds())}"
+    return f"{who}{of} {'wait' if len(calls) > 1 else 'waits'}{since}"
 
 
 def print_processes(found: Waits, *, several: bool = False) -> None:
@@ -129,6 +140,7 @@ def _further(found: Waits) -> list[str]:
         lines.append("limits in force: none that a worker has noted")
     if found.trainer is not None:
         lines.append(trainer_text(found.trainer))
+    lines += expired_sentences(found)
     if last := found.last_draw:
         who = f" by {last['worker']}" if last["worker"] else ""
         ago = units.ago(last["time"], found.now)

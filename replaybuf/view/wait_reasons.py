@@ -167,6 +167,21 @@ TASKS = [
 ]
 
 
+#: The share of the groups of a task that have expired and are in the buffer, from which it is said.
+_MANY_EXPIRED = 0.2
+
+
+def expired_sentences(found: Waits) -> list[str]:
+    """Return a sentence for each task of whose groups many have expired, and were not generated again."""
+    return [
+        f"{units.number_of(task['expired'], 'group')} of {task['task_name']} expired before their turn "
+        f"({task['expired'] / task['made']:.0%} of those made) and wait to be generated again, by a Sampler; "
+        "expired_groups_retryable=False drops such groups, and a capacity below batch size times threshold avoids them"
+        for task in found.tasks
+        if task["expired"] and task["expired"] >= _MANY_EXPIRED * task["made"] > 0
+    ]
+
+
 def idle_sentence(found: Waits, *, several: bool) -> str | None:
     """Return the sentence about a buffer whose last consumer was killed, or is silent; None about others."""
     if found.somebody_waits or (taker := found.nobody_draws) is None:

@@ -504,3 +504,39 @@ def test_prompts_to_be_generated_are_apart_from_what_was_made(tmp_path: Path) ->
     [found] = run_json("why", url)
     [task] = found["tasks"]
     assert (task["prompts"], task["made"], task["drawn"]) == (1, 1, 1)
+
+
+async def _wait_together(url: str) -> str:
+    """Return what the command says while three processes' buffers wait for the same, one of them twice."""
+    async with AsyncExitStack() as stack:
+        configs = [ReplayBufferConfig(url=url, worker=f"trainer-{number}") for number in range(3)]
+        buffers = [await stack.enter_async_context(config.build()) for config in configs]
+        await _put_one(url, "gen-1")
+        waiting = [*buffers, buffers[0]]
+        draws = [asyncio.create_task(buffer.take_batch({"math": 4}, timeout=600)) for buffer in waiting]
+        all_wait = lambda look, name: len(current_waits(look, name)) == len(waiting)  # noqa: E731
+        await asyncio.to_thread(until, url, ["default"], all_wait)
+        said = await asyncio.to_thread(run, "why", url)
+        for draw in draws:
+            draw.cancel()
+        await asyncio.wait(draws)
+        return str(said.stdout)
+
+
+def test_those_who_wait_for_one_cause_share_a_line(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.1)
+    out = asyncio.run(_wait_together(shared_url))
+    first = r"trainer-0 \(2 calls\), trainer-1 and trainer-2 wait since \d+s: Too little is ready for math \(1 of 4\)"
+    assert re.match(first, out), out
+    assert out.count("Too little is ready") == 1
+
+
+def test_groups_that_expired_before_their_turn_are_told(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for step in (1, 7, 8, 8):
+            buffer.put(group(step), "math", model_step=step, current_train_step=9, stale_threshold=4)
+        assert "\n1 group of math expired before their turn (25% of those made) and wait" in run("why", url).stdout
+        for _ in range(2):
+            buffer.put(group(8), "math", model_step=8, current_train_step=9)
+        assert "expired before" not in run("why", url).stdout
