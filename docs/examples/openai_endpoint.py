@@ -271,7 +271,7 @@ async def run(options: argparse.Namespace) -> None:
         engine = Engine(client, options, key)
         strategy = AsyncProduceStrategy(
             over_sample=options.over_sample,
-            enable_partial_rollout=not options.discard_partial_responses,
+            enable_partial_rollout=not options.begin_anew,
             max_staleness=options.max_staleness,
             on_group=engine.check,
         )

@@ -172,7 +172,9 @@ def print_table(
         least = sum(min(n, _SHORTEST_TEXT) if one.is_text else n for n, one in zip(natural, columns, strict=True))
         gap = next((gap for gap in (2, 1) if least + gap * (len(columns) - 1) <= width), 0)
         if gap:
-            _print_table(rows, columns, cells, gap, footer)
+            room = width - gap * (len(columns) - 1) - least
+            texts = [n for n, one in zip(natural, columns, strict=True) if one.is_text]
+            _print_table(rows, columns, cells, gap, footer, _shrunk(texts, room))
             break
         spare = next((column for column in reversed(columns) if column.spare), None)
         if spare is None:
@@ -183,6 +185,14 @@ def print_table(
     if left_out:
         sys.stdout.flush()
         typer.echo(f"too narrow for: {', '.join(reversed(left_out))}", err=True)
+
+
+def _shrunk(widths: Sequence[int], room: int) -> int:
+    """Return the largest width to which texts can be cut, if `room` is left beside the shortest ones."""
+    most = _SHORTEST_TEXT
+    while (longer := sum(width > most for width in widths)) and longer <= room:
+        most, room = most + 1, room - longer
+    return most
 
 
 def _print_records(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
@@ -211,13 +221,19 @@ def _style(column: Column, row: Any) -> str:
 
 
 def _print_table(
-    rows: Sequence[Any], columns: Sequence[Column], cells: Sequence[Sequence[str]], gap: int, footer: bool
+    rows: Sequence[Any],
+    columns: Sequence[Column],
+    cells: Sequence[Sequence[str]],
+    gap: int,
+    footer: bool,
+    longest: int,
 ) -> None:
+    """Print a table whose texts have at most `longest` characters on a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    out, longest = console(), None if sys.stdout.isatty() else _LONGEST_TEXT
+    out, longest = console(), longest if sys.stdout.isatty() else _LONGEST_TEXT
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.is_right else "left"

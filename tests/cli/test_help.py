@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, text
 
@@ -268,6 +268,7 @@ class _Terminal(io.StringIO):
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=9), st.integers(20, 200))
+@example([(1, False), (1, False), (6, False), *[(11, True)] * 3, (60, False), (60, False), (12, True)], 184)
 def test_a_table_fits_and_its_numbers_are_never_cut(columns: list[tuple[int, bool]], width: int) -> None:
     """Else each field has a line of its own."""
     kinds = [Column(f"c{n}", "h", "text" if is_text else "word") for n, (_, is_text) in enumerate(columns)]

@@ -63,15 +63,15 @@ class PersistenceLaws(Harness):
         assert await everything(buffer) == before
 
     @pytest.mark.parametrize("way", ["snapshot", "state"])
-    async def test_a_group_that_was_made_aborted_expires_there_as_it_would_have_here(
+    async def test_a_group_with_an_expired_rollout_expires_there_as_it_would_have_here(
         self, open_buffer: OpenBuffer, tmp_path: Path, way: str
     ) -> None:
-        """One that expired and was requeued doesn't at the next refresh; one that was put as expired does, once."""
+        """One that expired and was requeued doesn't at the next refresh; one that was put with it does, once."""
         buffer, fresh = await open_buffer(), await open_buffer()
         await buffer.put([rollout(1, response_model_steps=[1])], "math", current_train_step=2)
         await buffer.refresh_staleness(task_stale_thresholds={"math": 3}, current_train_step=9)
-        await buffer.put([rollout(2, status=Status.EXPIRED, response="a")], "code")
-        await buffer.update({"status": "expired"}, status="aborted")
+        await buffer.put([rollout(2, status=Status.EXPIRED), rollout(3, status=Status.ABORTED)], "code")
+        await buffer.update({"task_name": "math"}, status="aborted")
         if way == "state":
             fresh.load_state_dict(buffer.state_dict())
         else:
