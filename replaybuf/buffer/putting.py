@@ -263,7 +263,11 @@ class Putting:
             rollouts, segments = segmented(fit)
         else:
             normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
-        self._doubt(task_name, normal, part, is_new=said is None and lease is None)
+        if part is None and normal.status == Status.FILLING:
+            raise InputError(
+                "the status filling is that of groups with put(group=, size=): their rollouts are completed"
+            )
+        self._doubt(task_name, normal, is_new=said is None and lease is None)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -289,15 +293,11 @@ class Putting:
             new.rest = await self._rest(new, unfit)
         return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
 
-    def _doubt(self, task_name: str, normal: Normalised, part: Part | None, *, is_new: bool) -> None:
-        """Warn, once for each kind, of what is probably a mistake in a group. Raises InputError for the status filling.
+    def _doubt(self, task_name: str, normal: Normalised, *, is_new: bool) -> None:
+        """Log a warning, once for each kind of mistake, about a group that is probably not as its caller meant it.
 
-        A group that `is_new` isn't of a lease, and no status was given for it.
+        `is_new`: the group isn't stored for a lease, and its put named no status.
         """
-        if part is None and normal.status == Status.FILLING:
-            raise InputError(
-                "the status filling is that of groups with put(group=, size=): their rollouts are completed"
-            )
         if normal.status == Status.INIT and is_new and is_finished(normal.fields):
             normal.doubts["init"] = _LOOK_COMPLETE
         for kind, sentence in normal.doubts.items():
@@ -466,7 +466,7 @@ def _check_rules(*given: Any) -> tuple[int | None, int | None, ExpiryRule]:
 def _checked_rules(
     model_step: Any, train_step: Any, stale_threshold: Any, token_stale_threshold: Any, retryable: bool
 ) -> tuple[int | None, int | None, ExpiryRule]:
-    """Return what `_check_rules` does; cached, because most puts of a train step are given the same."""
+    """Validate the steps and thresholds of a put; cached, because most puts of a train step have the same ones."""
     newest = None if model_step is None else check_step(model_step, "model_step")
     step = None if train_step is None else check_step(train_step, "current_train_step")
     rule = ExpiryRule(stale_threshold, token_stale_threshold, retryable)

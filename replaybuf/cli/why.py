@@ -93,7 +93,7 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
         alike.setdefault(one["sentence"], []).append(one)
     shown = [waits[0] for waits in alike.values()]
     for one in shown[:_MOST_WAITS]:
-        begins = f"{_who(alike[one['sentence']], found, of)}" if found.somebody_waits else f"If somebody drew now{of}"
+        begins = _who(alike[one["sentence"]], found, of) if found.somebody_waits else f"If somebody drew now{of}"
         if found.somebody_waits or one is shown[0]:
             print_line(f"{begins}: {one['sentence']}")
         else:  # the next task of the same question
@@ -107,7 +107,10 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
 
 
 def _who(alike: Sequence[dict[str, Any]], found: Waits, of: str) -> str:
-    """Return who has the same reason to wait: `gen-0 (2 calls), gen-1 and gen-2 wait since 12s`, the longest wait."""
+    """List the processes that wait for one cause, with the age of the longest wait.
+
+    As in `gen-0 (2 calls), gen-1 and gen-2 wait since 12s`.
+    """
     calls = Counter(one["worker"] or "somebody" for one in alike)
     who = joined([f"{name} ({count} calls)" if count > 1 else name for name, count in sorted(calls.items())])
     begun = min((one["since"] for one in alike if one["since"] is not None), default=None)

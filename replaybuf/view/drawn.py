@@ -115,7 +115,7 @@ class Compared:
         return any(part.stands_out for part in (*self.workers, *self.others))
 
     def verdict(self, reward: float | None, *, besides: bool = False) -> str:
-        """Return what stands out in a sentence. `besides`: it follows one about workers over the last steps."""
+        """Describe the workers and tasks that stand out. `besides`: it continues a sentence about all steps."""
         return verdict(self.workers, self.tasks, reward, self.before, self.others, besides=besides)
 
 

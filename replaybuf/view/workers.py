@@ -34,10 +34,10 @@ class WorseWorker:
 
 @dataclass(frozen=True, slots=True)
 class ByTask:
-    """How far each worker's groups of each task are above those of others.
+    """The mean reward of each worker in each task, less that of the other workers there.
 
-    A row has the worker's `name`, for each task that number (None: nothing to compare), and for `TASK is worse`
-    whether it stands out.
+    A row has the worker's `name`, for each task that difference (None: no other worker made groups of it), and for
+    `TASK is worse` whether it stands out.
     """
 
     tasks: list[str]

@@ -194,7 +194,7 @@ class GroupRow:
 
     @property
     def incomplete(self) -> str:
-        """Why the group can't be drawn: it has no payload, or a NOT NULL column no value; "" if it is complete."""
+        """Why the group is set aside: its payload is missing, or a NOT NULL column is NULL; "" if it can be drawn."""
         if None in _NEEDED(self.values):
             missing = ", ".join(name for name in NEEDED if self.column(name) is None)
             return f"group {self.uid}: its metadata is damaged ({missing} missing)"
