@@ -15,7 +15,7 @@ from replaybuf.common.redact import escape
 from replaybuf.storage.sql.inspection.measures import rows_of_lanes
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from replaybuf.view.columns import LANES, columns
-from replaybuf.view.metrics.exposition import figures_of, prometheus, read_figures
+from replaybuf.view.metrics import figures_of, prometheus, read_figures
 
 _ALWAYS = ("put", "sampled_new", "taken")
 _PROMETHEUS = "prometheus"

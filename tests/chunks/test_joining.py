@@ -13,7 +13,7 @@ from replaybuf import ConfigError, Lease, NotReadyError, ReplayBufError, ReplayB
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.storage.sql.statements.buffer_facts import read_cursors
-from replaybuf.view.metrics.exposition import prompts_drawn
+from replaybuf.view.metrics import prompts_drawn
 from tests.chunks.conftest import Stores, W, numbers, problem, send, starts, stored
 
 

@@ -255,14 +255,11 @@ _PRODUCE = [
 ]  # fmt: skip
 
 _OBSERVE = [
-    ("observe-bucket", "view/metrics/exposition.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
-    ("observe-escape", "view/metrics/exposition.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
+    ("observe-bucket", "view/metrics.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
+    ("observe-escape", "view/metrics.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "WHEN g.leased_until <= :now THEN", "WHEN 1 = 1 THEN", "a lease that goes on isn't overdue"),
-    ("observe-down", "view/metrics/exposition.py", 'return {"up": 0, "buffers": {}}', "raise", "other metrics outlive a database that is away"),
-    ("observe-seed", "view/metrics/completions.py", "random.Random(str(step))", "random.Random()", "the same rows of a step each time"),
-    ("observe-markdown", "view/metrics/completions.py", 'for character in "&<[":', 'for character in "&<":', "trackio fetches nothing that a rollout names"),
-    ("observe-replayed", "view/metrics/completions.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
+    ("observe-replayed", "view/metrics.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
     ("tracing-quotes", "buffer/tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
     ("tracing-cancelled", "buffer/tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import re
 import time
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -19,12 +20,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
+from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status, StorageItem
 from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, flatten
+from replaybuf.errors import InputError
 from replaybuf.produce import TrainState, publish
-from replaybuf.view.metrics import METRICS, prometheus, read_figures
-from replaybuf.view.metrics.completions import KINDS, NAMES
-from replaybuf.view.metrics.exposition import OF_DATABASE
+from replaybuf.view.metrics import KINDS, METRICS, NAMES, OF_DATABASE, batch_metrics, prometheus, read_figures
 from tests import sql_example
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill
@@ -233,7 +233,7 @@ NAMES_PAGE = (DOCS / "reference.md").read_text("utf-8")
 def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order: they go on with one run."""
     monkeypatch.chdir(tmp_path)
-    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 3
+    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 2
     for code, output in PAGE.examples:
         PAGE.check(code, output)
 
@@ -351,3 +351,45 @@ def test_a_rate_over_a_restore_is_left_out() -> None:
     rates = [one for one in OF_PANELS if "rate(replaybuf_groups_" in one]
     assert rates
     assert all("unless on (buffer, instance) changes(replaybuf_restores" in one for one in rates)
+
+
+def drawn(uid: int, rewards: list[float | None], *, task: str = "math", draws: int = 1) -> StorageItem:
+    numbers = [reward for reward in rewards if reward is not None]
+    item = [RolloutState(message=[], reward=reward, status=Status.COMPLETED) for reward in rewards]
+    return StorageItem(uid, uid, task, Status.COMPLETED, uid % 3, 1.0, draws, 1000.0 + uid, fmean(numbers), item=item)
+
+
+BATCH = {"math": [drawn(1, [0.5, 0.0]), drawn(2, [1.0, None])], "code": [drawn(3, [0.25, 0.75], task="code", draws=2)]}
+
+
+def test_what_was_generated_now_and_what_is_replayed_are_apart() -> None:
+    found = batch_metrics(BATCH, now=1010.0)
+    assert found == {
+        "batch/new/groups": 2,
+        "batch/new/rollouts": 4,
+        "batch/new/reward/mean": 0.625,
+        "batch/new/reward/min": 0.25,
+        "batch/new/reward/max": 1.0,
+        "batch/new/staleness/mean": 1.5,
+        "batch/new/staleness/max": 2,
+        "batch/new/age_seconds/max": 9.0,
+        "batch/replayed/groups": 1,
+        "batch/replayed/rollouts": 2,
+        "batch/replayed/reward/mean": 0.5,
+        "batch/replayed/reward/min": 0.5,
+        "batch/replayed/reward/max": 0.5,
+        "batch/replayed/staleness/mean": 0.0,
+        "batch/replayed/staleness/max": 0,
+        "batch/replayed/age_seconds/max": 7.0,
+    }
+    assert batch_metrics([], now=0.0, prefix="") == {
+        "new/groups": 0,
+        "new/rollouts": 0,
+        "replayed/groups": 0,
+        "replayed/rollouts": 0,
+    }
+
+
+def test_groups_without_metadata_are_refused() -> None:
+    with pytest.raises(InputError, match=r"expected StorageItems, as sample\(\)"):
+        batch_metrics({"math": [[RolloutState(message=[])]]}, now=0.0)  # type: ignore[list-item]

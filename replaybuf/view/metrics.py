@@ -1,4 +1,4 @@
-"""The metrics for Prometheus as data, and figures, which are nested dicts, as time series of prometheus_client.
+"""Numbers of a batch for loggers, and the metrics for Prometheus: as data, and as time series of prometheus_client.
 
 Names are stable. First draws and replays of groups have separate names, as in `buffer.metrics()`:
 `replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`. Prometheus's format lacks gauge
@@ -7,15 +7,14 @@ histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are s
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from replaybuf import __version__
-from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks, read_metrics
-from replaybuf.errors import InputError, ReplayBufError
+from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
+from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.measures import (
     BufferMeasures,
     count_overdue,
@@ -30,10 +29,7 @@ from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_re
 from replaybuf.storage.sql.inspection.wait_facts import read_trainer
 
 if TYPE_CHECKING:
-    from replaybuf.buffer.replay_buffer import ReplayBuffer
-    from replaybuf.buffer.sync import SyncReplayBuffer
-    from replaybuf.storage.values import Cursor
-
+    from replaybuf.storage.values import Cursor, StorageItem
 
 Kind = Literal["counter", "gauge", "gaugehistogram"]
 
@@ -150,7 +146,7 @@ OF_BUFFER = (
 #: Metrics of the whole database, or of the exporting process.
 OF_DATABASE = (
     _gauge("info", "info/*", "The version that these metrics come from; always 1.", "version"),
-    _gauge("up", "up", "Whether the figures could be read (1) or not (0)."),
+    _gauge("up", "up", "Always 1; absent while the figures can't be read."),
     _gauge("database_bytes", "database/bytes", "Size of the database on disk."),
     _gauge("unswept_payloads", "database/unswept_payloads", "Payloads of groups that are gone, not deleted yet."),
     _gauge("payload_files", "database/places/*/files", "Files or objects with payloads that are kept apart.", "place"),
@@ -282,68 +278,49 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# For processes that have a metrics endpoint already
+# Numbers of a batch
 
-_logger = logging.getLogger("replaybuf.view.metrics")
+#: Their names for each kind of groups; `docs/metrics.md` explains them.
+NAMES = (
+    *("groups", "rollouts", "reward/mean", "reward/min", "reward/max", "staleness/mean", "staleness/max"),
+    "age_seconds/max",
+)
+#: The kinds of groups in a batch: drawn for the first time, and drawn before.
+KINDS = ("new", "replayed")
 
 
-class Collector:
-    """A prometheus_client collector with the metrics of an open buffer, or of the database at a URL.
+def batch_metrics(
+    drawn: Mapping[str, Sequence[StorageItem]] | Iterable[StorageItem], *, now: float, prefix: str = "batch/"
+) -> dict[str, float]:
+    """Return numbers of a batch for a logger, flat: `{"batch/new/groups": 60, "batch/replayed/groups": 4, ...}`.
 
-        prometheus_client.REGISTRY.register(Collector(buffer))
-
-    An open buffer's metrics include its own waits, but none that are read from the database (workers, batches, ...);
-    `distributions` are as in `buffer.metrics()`. For a URL, `name` is the buffer to read (default: all). A collection
-    that fails, or takes longer than `timeout` seconds, yields `replaybuf_up` 0, so that the process's other metrics are
-    still served; the first of several failures is logged as a warning. Raises InputError for any other source.
+    `drawn` is the result of `sample`, or `lease.items`; `now` is in seconds since the epoch (`time.time()`). Groups
+    never drawn before are `new`, the others `replayed`. A kind without groups has only its number, and one without
+    rewards no figures of rewards. Raises InputError.
     """
+    from replaybuf.storage.values import StorageItem  # a slow import, which metrics don't need
 
-    def __init__(
-        self,
-        source: ReplayBuffer[Any] | SyncReplayBuffer[Any] | str,
-        *,
-        name: str | None = None,
-        distributions: bool = True,
-        timeout: float = 10.0,
-    ) -> None:
-        self._source: Any = getattr(source, "asynchronous", source)
-        if not isinstance(self._source, str) and not hasattr(self._source, "waits"):
-            raise InputError(f"source must be a buffer or the URL of a database, got {type(source).__name__}")
-        self._name = name
-        self._distributions = distributions
-        self._timeout = timeout
-        self._down = False
+    items = [item for items in drawn.values() for item in items] if isinstance(drawn, Mapping) else list(drawn)
+    for item in items:
+        if not isinstance(item, StorageItem):
+            raise InputError(
+                f"expected StorageItems, as sample(), lease.items and find() give them, got {type(item).__name__}"
+            )
+    numbers: dict[str, float] = {}
+    for kind in KINDS:
+        chosen = [item for item in items if (item.times_sampled > 1) == (kind == "replayed")]
+        numbers |= {f"{prefix}{kind}/{name}": value for name, value in _numbers(chosen, now).items()}
+    return numbers
 
-    def describe(self) -> list[Any]:
-        """Return nothing, so that registration reads nothing."""
-        return []
 
-    def collect(self) -> Iterator[Any]:
-        """Yield the metric families of prometheus_client."""
-        name = "" if isinstance(self._source, str) else str(self._source.storage.name)
-        yield from _families(self._figures(), name)
+def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
+    from statistics import fmean
 
-    def _figures(self) -> Mapping[str, Any]:
-        try:
-            figures = self._read()
-        except (ReplayBufError, TimeoutError) as error:
-            level = logging.DEBUG if self._down else logging.WARNING  # once, not at every scrape
-            _logger.log(level, "metrics can't be read: %s", str(error) or f"nothing came for {self._timeout:g} s")
-            self._down = True
-            return {"up": 0, "buffers": {}}
-        self._down = False
-        return figures
-
-    def _read(self) -> Mapping[str, Any]:
-        if isinstance(self._source, str):
-            return read_figures(self._source, buffer=self._name, timeout=self._timeout)
-        from replaybuf.buffer.sync import run
-
-        return run(self._read_open(self._source))
-
-    async def _read_open(self, buffer: ReplayBuffer[Any]) -> dict[str, Any]:
-        from asyncio import timeout  # a slow import, which reading a database doesn't need
-
-        async with timeout(self._timeout):
-            buffer.storage.check_open()
-            return await read_metrics(buffer.storage, buffer.waits, distributions=self._distributions)
+    found: dict[str, float] = {"groups": len(items), "rollouts": sum(item.rollouts for item in items)}
+    if rewards := [item.reward for item in items if item.reward is not None]:
+        found |= {"reward/mean": fmean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
+    if items:
+        staleness = [item.staleness for item in items]
+        found |= {"staleness/mean": fmean(staleness), "staleness/max": max(staleness)}
+        found["age_seconds/max"] = max(now - item.created_at for item in items)
+    return found
