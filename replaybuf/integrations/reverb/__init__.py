@@ -17,18 +17,14 @@
 from replaybuf.integrations.reverb import rate_limiters, selectors
 from replaybuf.integrations.reverb import reverb_errors as errors
 from replaybuf.integrations.reverb.client import Client
-from replaybuf.integrations.reverb.rate_limiters import CallStats, RateLimiterInfo
-from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, SampleInfo, Table, TableInfo
+from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, SampleInfo, Table
 
 __all__ = [
     "SAMPLE_TIMEOUT",
-    "CallStats",
     "Client",
-    "RateLimiterInfo",
     "ReplaySample",
     "SampleInfo",
     "Table",
-    "TableInfo",
     "errors",
     "rate_limiters",
     "selectors",

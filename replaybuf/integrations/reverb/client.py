@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from replaybuf.buffer.sync import run
-from replaybuf.common.checks import check_timeout
 from replaybuf.common.redact import redact
-from replaybuf.errors import ConfigError, InputError, NotReadyError, ReplayBufError
-from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table, TableInfo
+from replaybuf.errors import ConfigError, InputError
+from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table
 from replaybuf.storage.values import UNSET, Unset
 
 
@@ -114,19 +111,6 @@ class Client:
     def reset(self, table: str) -> None:
         """Remove all items of a table; the rate limiter isn't reset (`Table.reset`)."""
         run(self.table(table).reset())
-
-    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
-        """Return the info of each table, by name. Raises NotReadyError after `timeout` seconds (None: never)."""
-        return run(self._server_info(check_timeout(timeout)))
-
-    async def _server_info(self, timeout: float) -> dict[str, TableInfo]:
-        try:
-            async with asyncio.timeout(None if math.isinf(timeout) else timeout):
-                return {name: await table.info() for name, table in self._tables.items()}
-        except TimeoutError as error:
-            if isinstance(error, ReplayBufError):
-                raise
-            raise NotReadyError(f"after {timeout:g} s: the database has not answered server_info") from None
 
     def checkpoint(self, step: int | None = None) -> int:
         """Make a checkpoint of all tables, one after the other. Return its step: by default one more than the last.

@@ -71,29 +71,3 @@ class Queue(RateLimiter):
 @dataclass(frozen=True)
 class Stack(Queue):
     """The same for `Table.stack`."""
-
-
-@dataclass(frozen=True)
-class CallStats:
-    """Completed inserts or samples since the beginning, of all processes.
-
-    `waited`, `seconds_waited` and `timeouts` are of this process alone: the number of waits, their seconds in all, and
-    the number of timeouts.
-    """
-
-    completed: int
-    waited: int
-    seconds_waited: float
-    timeouts: int
-
-
-@dataclass(frozen=True)
-class RateLimiterInfo:
-    """A rate limiter and its counts. `min_diff` and `max_diff` are the range of its error."""
-
-    samples_per_insert: float
-    min_diff: float
-    max_diff: float
-    min_size_to_sample: int
-    insert_stats: CallStats
-    sample_stats: CallStats

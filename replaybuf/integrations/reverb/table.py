@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -14,9 +12,9 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.common.checks import check_list, check_task_name, whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, InputError
-from replaybuf.integrations.reverb.rate_limiters import CallStats, Queue, RateLimiter, RateLimiterInfo, Stack
+from replaybuf.integrations.reverb.rate_limiters import Queue, RateLimiter, Stack
 from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of, priority_of, weight_of
-from replaybuf.rules.transitions import Tally, level_of
+from replaybuf.rules.transitions import level_of
 from replaybuf.storage.values import UNSET, StorageItem, Unset
 from replaybuf.values.rollouts.rollout import Status
 
@@ -40,26 +38,6 @@ class ReplaySample(NamedTuple):
 
     info: SampleInfo
     data: Any
-
-
-@dataclass(frozen=True)
-class TableInfo:
-    """A snapshot of a table's counts.
-
-    Every item is an episode of its own: there are `num_episodes`, and `num_deleted_episodes` were removed in any way.
-    `num_unique_samples` of all items were sampled at least once.
-    """
-
-    name: str
-    sampler_options: Selector
-    remover_options: Selector
-    max_size: int
-    max_times_sampled: int
-    rate_limiter_info: RateLimiterInfo
-    current_size: int
-    num_episodes: int
-    num_deleted_episodes: int
-    num_unique_samples: int
 
 
 #: The default timeout of a sample in seconds, the same as of a put.
@@ -224,39 +202,6 @@ class Table:
         level = level_of(await self.buffer.tallies(), self.name)
         allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
         return allowed is None or allowed >= num_inserts
-
-    async def info(self) -> TableInfo:
-        """Return the fields of Reverb's TableInfo."""
-        tallies, waits = await self.buffer.tallies(), self.buffer.waits
-        level = level_of(tallies, self.name)
-        rate = self.buffer.limits.rate
-        low, high = (-math.inf, math.inf) if rate is None else rate.errors
-
-        def of(name: Tally) -> int:
-            return tallies.get((self.name, Status.COMPLETED, name), 0)
-
-        size = level.completed + of(Tally.LEASED)
-        inserts, samples = waits.for_room, waits.for_groups
-        limiter = RateLimiterInfo(
-            samples_per_insert=self.buffer.limits.samples_per_insert or 1.0,
-            min_diff=max(low, -sys.float_info.max),
-            max_diff=min(high, sys.float_info.max),
-            min_size_to_sample=max(1, self.buffer.limits.min_size),
-            insert_stats=CallStats(level.inserted, inserts.count, inserts.seconds, inserts.timeouts),
-            sample_stats=CallStats(level.sampled, samples.count, samples.seconds, samples.timeouts),
-        )
-        return TableInfo(
-            name=self.name,
-            sampler_options=self.sampler,
-            remover_options=self.remover,
-            max_size=self.max_size,
-            max_times_sampled=self.max_times_sampled,
-            rate_limiter_info=limiter,
-            current_size=size,
-            num_episodes=size,
-            num_deleted_episodes=level.inserted - size,
-            num_unique_samples=of(Tally.SAMPLED_NEW),
-        )
 
     def _sample(self, item: StorageItem[Any], table_size: int) -> ReplaySample:
         assert item.probability is not None
