@@ -13,7 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Unpack
 
-from replaybuf.buffer.putting import PutOptions, Putting
+from replaybuf.buffer.put_options import PutOptions
+from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import notebook
 from replaybuf.common.cancellation import shielded

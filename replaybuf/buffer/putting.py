@@ -8,23 +8,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, TypedDict, TypeVar, Unpack
+from functools import partial
+from typing import Any, TypeVar, Unpack
 
+from replaybuf.buffer.put_options import Checked, FillOptions, LeaseOptions, checks_of
 from replaybuf.buffer.waits import Waits
 from replaybuf.common.cancellation import shielded
-from replaybuf.common.checks import (
-    Tags,
-    check_key,
-    check_options,
-    check_priority,
-    check_step,
-    check_tags,
-    check_task_name,
-    check_timeout,
-    check_uids,
-    check_whole,
-)
+from replaybuf.common.checks import check_task_name, check_timeout, check_uids
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
 from replaybuf.rules.causes import never_put
 from replaybuf.rules.words import named
@@ -34,9 +24,8 @@ from replaybuf.values.codec.object_refs import UnfetchedError
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
-from replaybuf.values.rollouts.segments import entries_of, segmented
-from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
-from replaybuf.values.rollouts.statuses import StatusLike
+from replaybuf.values.rollouts.segments import Segments, entries_of, segmented
+from replaybuf.values.rollouts.staleness import NO_RULE
 
 T = TypeVar("T")
 
@@ -46,58 +35,8 @@ _LOOK_COMPLETE = (
     "to COMPLETED, or put it with status='completed'"
 )
 
-#: The largest size of a group that fills: each put counts its rollouts, and the last one reads them.
-MOST_ROLLOUTS = 65_536
-
 #: Seconds that a put waits for room by default.
 PUT_TIMEOUT = 600.0
-
-
-class PutOptions(TypedDict, total=False):
-    """The options of all puts: of buffers, leases and prompts. `ReplayBuffer.put` has their meaning.
-
-    By default they are None, but for `expired_groups_retryable` and `keep_unfit` (True) and `priority` (1.0).
-    """
-
-    model_step: int | None
-    current_train_step: int | None
-    stale_threshold: int | None
-    token_stale_threshold: int | None
-    expired_groups_retryable: bool
-    priority: float
-    tags: Tags | None
-    key: str | None
-    status: StatusLike | None
-    dropped: list[StorageItem] | None
-    keep_unfit: bool
-    parents: Sequence[int | None] | None
-    min_size: int | None
-
-
-class FillOptions(PutOptions, total=False):
-    """The options of puts of groups, or of rollouts of groups that fill."""
-
-    group: str | None
-    size: int | None
-    index: int | None
-
-
-class LeaseOptions(FillOptions, total=False):
-    """The options of puts that replace other groups.
-
-    `replaces` are the uids of groups that the new one replaces, and `lease` holds them; with `stays_leased` it then
-    holds the new one. With `prompt` the put is of a rollout of a prompt that the lease holds, and `parts` are the uids
-    of those that the group is made of.
-    """
-
-    replaces: Iterable[int]
-    lease: Leased | None
-    stays_leased: bool
-    prompt: Part | None
-    parts: Iterable[int]
-
-
-_OPTIONS = FillOptions.__annotations__.keys()
 
 
 class Putting:
@@ -114,6 +53,7 @@ class Putting:
         self.storage = storage
         self.rollout_type = storage.codec.rollout_type
         self.waits = waits
+        self._checked = checks_of(self.rollout_type.statuses)
         self._timeout = check_timeout(timeout)
         self._free = free_object_refs
         self._warned: set[str] = set()  # kinds of warnings
@@ -234,40 +174,25 @@ class Putting:
         Also return whether it must be dropped instead of stored.
         """
         self.storage.check_open()
-        check_options("a put", options, _OPTIONS)
         check_task_name(task_name)
-        given = options.get
-        newest, step, rule = _check_rules(
-            given("model_step"),
-            given("current_train_step"),
-            given("stale_threshold"),
-            given("token_stale_threshold"),
-            given("expired_groups_retryable", True),
-        )
-        (rollouts, segments), replaced = segmented(items, given("parents")), check_uids(replaces, "replaces")
-        priority, tags, key = check_priority(given("priority", 1.0)), check_tags(given("tags")), check_key(given("key"))
-        status, dropped = options.get("status"), options.get("dropped")
-        check_dropped(dropped)
+        said = self._checked(options)
+        (rollouts, segments), replaced = segmented(items, said.parents), check_uids(replaces, "replaces")
         if not rollouts:
             return None, False
         created_at = time.time()
-        said = None if status is None else self.rollout_type.statuses.check(status)
-        part, least = _part_of(task_name, items, options) if prompt is None else prompt, given("min_size")
-        unfit: list[Any] = []
+        part, unfit = prompt or said.part(task_name, len(items)), list[Any]()
         if part is not None:
-            part.train_step, part.rule = step, rule  # which holds for the whole group
-            normal = _as_part(await normalise(rollouts, self.rollout_type, newest, step, NO_RULE, said))
-        elif least is not None:
-            least = _check_min_size(least, len(items), said)
-            normal, fit, unfit = await normalise_fit(items, self.rollout_type, least, newest, step, rule)
-            rollouts, segments = segmented(fit)
+            part.train_step, part.rule = said.train_step, said.rule  # which holds for the whole group
+            normal = _as_part(await self._normalised(rollouts, said._replace(rule=NO_RULE)))
+        elif said.min_size is not None:
+            rollouts, segments, unfit, normal = await self._without_unfit(items, said)
         else:
-            normal = await normalise(rollouts, self.rollout_type, newest, step, rule, said)
+            normal = await self._normalised(rollouts, said)
         if part is None and normal.status == Status.FILLING:
             raise InputError(
                 "the status filling is that of groups with put(group=, size=): their rollouts are completed"
             )
-        self._doubt(task_name, normal, is_new=said is None and lease is None)
+        self._doubt(task_name, normal, is_new=said.status is None and lease is None)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -275,23 +200,39 @@ class Putting:
             rollouts=rollouts,
             created_at=created_at,
             train_step=normal.train_step,
-            priority=priority,
-            tags=tags,
-            key=key,
+            priority=said.priority,
+            tags=said.tags,
+            key=said.key,
             replaces=replaced,
             lease=lease,
             stays_leased=stays_leased,
-            dropped=dropped,
+            dropped=said.dropped,
             worker=self.storage.worker,
-            put_step=step,
+            put_step=said.train_step,
             fields=normal.fields,
             segments=segments,
             part=part,
             parts=tuple(parts),
         )
-        if unfit and given("keep_unfit", True):
+        if unfit and said.keep_unfit:
             new.rest = await self._rest(new, unfit)
-        return new, normal.dropped or (normal.status in UNFIT and not given("keep_unfit", True))
+        return new, normal.dropped or (normal.status in UNFIT and not said.keep_unfit)
+
+    def _normalised(self, rollouts: Sequence[Any], said: Checked) -> Coroutine[Any, Any, Normalised]:
+        return normalise(rollouts, self.rollout_type, said.model_step, said.train_step, said.rule, said.status)
+
+    async def _without_unfit(
+        self, items: Sequence[Any], said: Checked
+    ) -> tuple[list[Any], Segments | None, list[Any], Normalised]:
+        """Apply the put rules to a group with a `min_size`.
+
+        Return the rollouts or segments that it is of, how these belong together, and the rollouts it goes without.
+        """
+        least = said.least(len(items))
+        normal, fit, unfit = await normalise_fit(
+            items, self.rollout_type, least, said.model_step, said.train_step, said.rule
+        )
+        return *segmented(fit), unfit, normal
 
     def _doubt(self, task_name: str, normal: Normalised, *, is_new: bool) -> None:
         """Log a warning, once for each kind of mistake, about a group that is probably not as its caller meant it.
@@ -384,12 +325,6 @@ def _uids_or_error(results: Sequence[int | BaseException | None]) -> list[int | 
     raise error from first
 
 
-def check_dropped(dropped: Any) -> None:
-    """Raise InputError unless `dropped` is a list or None."""
-    if dropped is not None and not isinstance(dropped, list):
-        raise InputError(f"dropped must be a list, to which the groups that leave are added, got {dropped!r:.100}")
-
-
 def _dropped_item(new: NewGroup) -> StorageItem:
     """Return a group that was dropped before it was stored, with the uid 0."""
     return StorageItem(
@@ -409,41 +344,6 @@ def _dropped_item(new: NewGroup) -> StorageItem:
     )
 
 
-def _part_of(task_name: str, rollouts: Sequence[Any], options: FillOptions) -> Part | None:
-    """Return the place of a rollout in a group that fills; None for a put without `group`. Raises InputError."""
-    name, size, index, least = options.get("group"), options.get("size"), options.get("index"), options.get("min_size")
-    if options.get("parents") is not None and (name is not None or least is not None):
-        raise InputError("parents can't be given with group= or min_size=: put trees whole")
-    if name is None:
-        if size is not None or index is not None:
-            raise InputError("size and index are those of a group that fills: give its name, too, group=")
-        return None
-    name = check_task_name(name, "group")
-    if size is None:
-        raise InputError(f"group {named(name)} needs size=, the number of rollouts that it shall have")
-    size = check_whole(size, "size", 1)
-    if size > MOST_ROLLOUTS:
-        raise InputError(f"group {named(name)} can't fill up to {size} rollouts: at most {MOST_ROLLOUTS} are possible")
-    if len(rollouts) != 1:
-        raise InputError(f"group {named(name)} gets its rollouts one by one, and this put has {len(rollouts)}")
-    for what in ("key", "status", "keep_unfit"):
-        if options.get(what) is not None:
-            raise InputError(f"{what} can't be given with group=: a group that fills has the name as its key")
-    least = size if least is None else _check_min_size(least, size)
-    if index is not None and check_whole(index, "index") >= size:
-        raise InputError(f"index {index} is beyond group {named(name)}, whose size is {size}: they count from 0")
-    return Part(name, size, least, task_name=task_name, wanted=index)
-
-
-def _check_min_size(least: Any, size: int, said: Status | None = None) -> int:
-    """Check the `min_size` of a group of this size. Raises InputError."""
-    if said is not None:
-        raise InputError("min_size can't be given with status=, which is that of all rollouts")
-    if check_whole(least, "min_size", 1) > size:
-        raise InputError(f"min_size {least} is more than the {size} rollouts of the group")
-    return int(least)
-
-
 def _as_part(normal: Normalised) -> Normalised:
     """Return the result of the put rules for a rollout of a group that fills. Raises InputError if it is unfinished."""
     if normal.status != Status.COMPLETED and normal.status not in UNFIT:
@@ -452,24 +352,3 @@ def _as_part(normal: Normalised) -> Normalised:
             "put it when it is finished"
         )
     return replace(normal, status=Status.FILLING, train_step=None)
-
-
-def _check_rules(*given: Any) -> tuple[int | None, int | None, ExpiryRule]:
-    """Return the checked model step, train step and expiry rule of a put. Raises InputError."""
-    try:
-        return _checked_rules(*given)
-    except TypeError:  # an array of one number, which can't be a key of the cache
-        return _checked_rules.__wrapped__(*given)
-
-
-@lru_cache(maxsize=1024, typed=True)  # typed: True equals 1, and is neither a step nor a threshold
-def _checked_rules(
-    model_step: Any, train_step: Any, stale_threshold: Any, token_stale_threshold: Any, retryable: bool
-) -> tuple[int | None, int | None, ExpiryRule]:
-    """Validate the steps and thresholds of a put; cached, because most puts of a train step have the same ones."""
-    newest = None if model_step is None else check_step(model_step, "model_step")
-    step = None if train_step is None else check_step(train_step, "current_train_step")
-    rule = ExpiryRule(stale_threshold, token_stale_threshold, retryable)
-    if token_stale_threshold is not None and step is None:
-        raise InputError("token_stale_threshold needs current_train_step: the staleness of a token is relative to it")
-    return newest, step, rule

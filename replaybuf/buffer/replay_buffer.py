@@ -15,7 +15,8 @@ from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.metrics import read_metrics
-from replaybuf.buffer.putting import PUT_TIMEOUT, FillOptions, Putting, check_dropped
+from replaybuf.buffer.put_options import FillOptions, check_dropped
+from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
 from replaybuf.common import notebook

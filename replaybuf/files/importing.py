@@ -32,7 +32,7 @@ from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Cursor, NewGroup, Part
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.marks import Marks
-from replaybuf.values.rollouts.outline import outline, prompt_preview
+from replaybuf.values.rollouts.outline import outline
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.segments import count_of
@@ -88,7 +88,6 @@ def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
             check_staleness(int(kind.get(one, "seq_staleness") or 0), "seq_staleness")
         Marks.of(rollouts, kind)
         outline(rollouts, kind)
-        prompt_preview(rollouts, kind)
     except ReplayBufError:
         raise
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:

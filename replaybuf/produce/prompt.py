@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from replaybuf.buffer.lease import Lease
-from replaybuf.buffer.putting import PutOptions
+from replaybuf.buffer.put_options import PutOptions
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import Tags
 from replaybuf.errors import InputError

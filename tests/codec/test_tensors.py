@@ -191,7 +191,7 @@ def test_tokens_that_are_tensors_are_filled_and_counted(torch: ModuleType) -> No
     assert [one["response_model_steps"].dtype for one in rollouts] == [torch.int32, torch.int16]
     marks_ = Marks.of(rollouts, KIND)
     assert (marks_.oldest, marks_.newest) == ([9, 4], [9, 4])
-    assert [(one["prompt_tokens"], one["response_tokens"]) for one in outline(rollouts, KIND)] == [(2, 3)] * 2
+    assert [(one["prompt_tokens"], one["response_tokens"]) for one in outline(rollouts, KIND)[0]] == [(2, 3)] * 2
 
 
 def test_an_expired_response_leaves_a_copy_of_the_prompt(torch: ModuleType) -> None:

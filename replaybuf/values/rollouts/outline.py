@@ -25,20 +25,22 @@ class FindText(Protocol):
 
 def outline(
     rollouts: Sequence[Any], kind: RolloutType, find: FindText | None = None, group: GroupFields | None = None
-) -> list[dict[str, Any]]:
-    """Return the outline of a group: one record for each rollout, as it was put.
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the outline of a group, one record for each rollout as it was put, and the beginning of its prompt.
 
     `rewards` and `error_msg` are optional. With `find` there are positions of texts in the payload: `response_at` if
     the response is longer than its preview; for the first rollout also `prompt_at`, likewise, and, if there are several
     messages, `messages` with the role and the position of the text of each. `group` has the fields of the rollouts, if
     they are known.
     """
-    records = [
-        _record(rollout, one, kind) for rollout, one in zip(rollouts, group or fields_of(rollouts, kind), strict=True)
-    ]
-    if find is not None and records:
-        _add_places(records, rollouts, kind, find)
-    return records
+    group = group or fields_of(rollouts, kind)
+    records = [_record(rollout, one, kind) for rollout, one in zip(rollouts, group, strict=True)]
+    if not records:
+        return records, None
+    prompt = _prompt_text(group[0])
+    if find is not None:
+        _add_places(records, group, prompt, find)
+    return records, preview(prompt)
 
 
 def _record(rollout: Any, one: RolloutFields, kind: RolloutType) -> dict[str, Any]:
@@ -59,16 +61,15 @@ def _record(rollout: Any, one: RolloutFields, kind: RolloutType) -> dict[str, An
     return record
 
 
-def _add_places(records: list[dict[str, Any]], rollouts: Sequence[Any], kind: RolloutType, find: FindText) -> None:
-    message = kind.get(rollouts[0], "message")
+def _add_places(records: list[dict[str, Any]], group: GroupFields, prompt: Any, find: FindText) -> None:
+    message = group[0].message
     if isinstance(message, (list, tuple)) and 1 < len(message) <= MOST_MESSAGES:
         records[0]["messages"] = _messages(message, find)
-    prompt = _prompt_text(message, rollouts[0], kind)
     if isinstance(prompt, str) and len(prompt) > PREVIEW_CHARS and (place := find(prompt)):
         records[0]["prompt_at"] = place
-    for rollout, record in zip(rollouts, records, strict=True):
+    for one, record in zip(group, records, strict=True):
         shown = record["response"]
-        if shown and len(shown) > PREVIEW_CHARS and (place := find(kind.get(rollout, "response"))):
+        if shown and len(shown) > PREVIEW_CHARS and (place := find(one.response)):
             record["response_at"] = place
 
 
@@ -96,15 +97,11 @@ def reward_parts(reward: Any) -> dict[str, float | str]:
     return parts
 
 
-def prompt_preview(rollouts: Sequence[Any], kind: RolloutType) -> str | None:
-    """Return the beginning of the last message of the prompt, or None."""
-    return preview(_prompt_text(kind.get(rollouts[0], "message"), rollouts[0], kind))
-
-
-def _prompt_text(message: Any, rollout: Any, kind: RolloutType) -> Any:
+def _prompt_text(one: RolloutFields) -> Any:
     """Return the text of the last message, the message itself if it is a string, or else the rollout's prompt."""
+    message = one.message
     if not isinstance(message, (list, tuple)) or not message:
-        return message if isinstance(message, str) else kind.get(rollout, "prompt")
+        return message if isinstance(message, str) else one.prompt
     last = message[-1]
     content = last.get("content") if isinstance(last, dict) else last
     if isinstance(content, list):

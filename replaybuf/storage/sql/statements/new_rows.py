@@ -35,7 +35,7 @@ from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import SplitPayload, Texts
 from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.marks import Marks
-from replaybuf.values.rollouts.outline import outline, prompt_preview
+from replaybuf.values.rollouts.outline import outline
 from replaybuf.values.rollouts.rewards import numeric_parts
 from replaybuf.values.rollouts.rollout import ASIDE
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -122,7 +122,7 @@ def describe(
     """Return the metadata of a group whose rollouts were encoded as `payload`."""
     fields = group.fields or fields_of(rollouts, kind)
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields, group.segments)
-    records = outline(rollouts, kind, Texts(payload).find, fields)
+    records, prompt = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
         _warn_of_unreadable(group.task_name, [one.reward for one in fields], marks.reward, kind)
     return EncodedGroup(
@@ -134,7 +134,7 @@ def describe(
         reward=marks.mean_reward,
         marks=dump_json(marks.to_json()),
         outline=dump_json(records),
-        prompt=prompt_preview(rollouts, kind) if rollouts else None,
+        prompt=prompt,
         tokens=sum(record["response_tokens"] for record in records),
     )
 
