@@ -22,7 +22,7 @@ from benchmarks.groups import TRAIN_STEP, small
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.engine.transaction import Hook, installed
 from replaybuf.storage.sql.statements.past import sweep
 
 #: Tables that grow; those of a few rows may be read whole.

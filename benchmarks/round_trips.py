@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import make_url
 
-from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.engine.transaction import Hook, installed
 
 
 class Count(Hook):

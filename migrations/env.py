@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, transaction_of
+from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE
 from replaybuf.storage.sql.schema.create import create_views, drop_views
-from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE
 from replaybuf.storage.sql.schema.tables import metadata
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, UnreachableError
-from replaybuf.storage.sql.engine.commit_stamp import next_stamp
+from replaybuf.storage.sql.engine.locks import next_stamp
 from replaybuf.storage.sql.engine.postgres_connect import ServerState
 from replaybuf.storage.sql.engine.postgres_servers import Seen, choose
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url

@@ -19,9 +19,9 @@ from sqlalchemy import make_url
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import AccessError
 from replaybuf.storage.sql.engine import postgres_pool
-from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import is_lost
+from replaybuf.storage.sql.engine.locks import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_pool import MOST_CONNECTIONS, Pool, UnreachableError
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader

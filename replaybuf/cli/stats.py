@@ -1,25 +1,45 @@
-"""`replaybuf stats`: the content of a buffer by task and status, what went in and out, and figures for monitoring."""
+"""`replaybuf stats`, `watch`, `serve`: the content of a database, now or live, in the terminal or the browser."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import signal
 import sys
+import time
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from replaybuf.buffer.metrics import TOTALS
-from replaybuf.cli.commands import TEXT, Buffer, Url, format_option
+from replaybuf.cli import why
+from replaybuf.cli.commands import TEXT, Buffer, Url, format_option, option
 from replaybuf.cli.groups import trainer_text
-from replaybuf.cli.output import Output, print_line, print_table, write
+from replaybuf.cli.output import Output, console, print_line, print_table, write
 from replaybuf.common import units
-from replaybuf.common.redact import escape
+from replaybuf.common.redact import escape, escape_line
+from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.measures import rows_of_lanes
-from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.view.columns import LANES, columns
 from replaybuf.view.metrics import figures_of, prometheus, read_figures
+from replaybuf.view.wait_reasons import Waits, read_waits
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _ALWAYS = ("put", "sampled_new", "taken")
 _PROMETHEUS = "prometheus"
 _Out = Annotated[Output, format_option("text, json, csv, or prometheus.", _PROMETHEUS)]
+
+#: The maximum fraction of the time spent reading: slow readings are made less often.
+_SHARE = 0.1
+_READ_TIMEOUT = 20.0
+_TERMINATED = 128 + 15
+_PORT, _LOCALHOST = 8321, "127.0.0.1"
 
 
 def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
@@ -55,20 +75,103 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
         text = prometheus(read_figures(reader, buffer=buffer))
         write([escape(text, keep="\n") if sys.stdout.isatty() else text])
         return
-    found, now = reader.read(lambda tx: (read(tx, buffer), tx.now()))
+    found, now = reader.read(lambda tx: (_read_figures(tx, buffer), tx.now()))
     if not output.printed(lambda: found, lambda: found["groups"]):
-        print_stats(found, now)
+        _print_stats(found, now)
 
 
-def read(tx: Transaction, buffer: str | None) -> dict[str, Any]:
+def watch(
+    url: Url,
+    buffer: Buffer = None,
+    interval: Annotated[
+        float, option("--interval", "Read every so many seconds.", metavar="S", min=0.1, max=3600)
+    ] = 2.0,
+    once: Annotated[bool, option("--once", "Print the view once and end, as on a pipe.")] = False,
+) -> None:
+    """Watch a database, full screen: who waits and why, then who is there and what "stats" prints, every two seconds.
+
+    The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
+    with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
+
+    It only reads. Where that takes long, it is done less often than --interval says. The error of a database that is
+    gone or locked is shown, and the read is tried again. Ctrl-C ends it; on a pipe the view is printed once.
+
+    \b
+    Examples:
+      replaybuf watch run.db
+      replaybuf watch postgresql://rl@db/run7 --interval 10
+      replaybuf watch run.db --once | head -20
+    """
+    reader = open_reader(url)
+    if once or not sys.stdout.isatty():
+        _print_view(_read_view(reader, buffer))
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    _live(reader, buffer, interval)
+
+
+def serve(
+    url: Url,
+    port: Annotated[int, option("--port", "The port; 0 for one that is free.", min=0, max=65535)] = _PORT,
+    host: Annotated[
+        str, option("--host", "Where to listen; all but 127.0.0.1 and ::1 need a token.", metavar="ADDRESS")
+    ] = _LOCALHOST,
+    token: Annotated[
+        str | None,
+        option(
+            "--token",
+            "Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
+            "typed here other users of the machine can see.",
+            envvar="REPLAYBUF_TOKEN",
+            metavar="TEXT",
+        ),
+    ] = None,
+    buffer: Buffer = None,
+    prefix: Annotated[
+        str, option("--prefix", "The path under which a proxy has the page, such as /rl.", metavar="PATH")
+    ] = "",
+) -> None:
+    """Show a database in the browser, on a page of this machine.
+
+    The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
+    server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
+    that is printed. Ctrl-C ends it. It needs the extra web: pip install starlette uvicorn jinja2.
+
+    \b
+    Examples:
+      replaybuf serve run.db
+      replaybuf serve run.db --port 8080
+      replaybuf serve postgresql://reader@db.cluster/rl --buffer train
+      replaybuf serve run.db --host 0.0.0.0
+      replaybuf serve run.db --host 0.0.0.0 --prefix /rl
+    """
+    from replaybuf.web import server
+    from replaybuf.web.app import create_app
+
+    reader = open_reader(url)
+    reader.read(lambda tx: None)
+    if token is not None:
+        server.check_token(token)
+    elif not server.is_loopback(host):
+        token = server.new_token()
+    app = create_app(reader, buffer=buffer, token=token, prefix=prefix)
+    listening = server.bind(host, port)
+    address = server.address_of(listening, host) + server.check_prefix(prefix).lstrip("/")
+    if token is not None:
+        address += f"?token={token}"
+    typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)")
+    server.serve(app, listening)
+
+
+# The figures
+
+
+def _read_figures(tx: Transaction, buffer: str | None) -> dict[str, Any]:
     """Return the groups by task and status, and the figures of one buffer or of all, as `read_figures` has them."""
     return {"groups": rows_of_lanes(tx, buffer), **figures_of(tx, buffer)}
 
 
-# Printing
-
-
-def print_stats(found: dict[str, Any], now: datetime) -> None:
+def _print_stats(found: dict[str, Any], now: datetime) -> None:
     """Print the figures as tables, with lines about the run and the database below."""
     rows, buffers, database = found["groups"], found["buffers"], found["database"]
     several = len(buffers) > 1
@@ -92,11 +195,11 @@ def print_stats(found: dict[str, Any], now: datetime) -> None:
     size, waiting = units.size(database["bytes"]), units.number(database["unswept_payloads"])
     lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
     write(["\n"] if rows or totals else [])
-    for line in [*lines, *(place_text(url, place) for url, place in database["places"].items())]:
+    for line in [*lines, *(_place_text(url, place) for url, place in database["places"].items())]:
         print_line(line)
 
 
-def place_text(url: str, place: dict[str, Any]) -> str:
+def _place_text(url: str, place: dict[str, Any]) -> str:
     """Return a line about the files in a place."""
     groups, files = (units.number_of(place[f"{name}s"], name) for name in ("group", "file"))
     return f"payloads in {url}: {units.size(place['bytes'])} of {groups}, {files}"
@@ -125,3 +228,75 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     total |= {name: max(row[name] for row in rows) for name in ("max_staleness", "newest")}
     total |= {"oldest": min(row["oldest"] for row in rows)}
     return {"buffer": "", "task_name": "total", "status": "", "reward": None, "staleness": None, **total}
+
+
+# The live view
+
+
+def _terminate(*_: Any) -> None:
+    raise SystemExit(_TERMINATED)  # an exception, so that context managers restore the terminal
+
+
+#: The waits of each buffer, buffers in which somebody waits first, the figures of `stats`, and the time.
+_View = tuple[list[Waits], dict[str, Any], datetime]
+
+
+def _read_view(reader: Reader, buffer: str | None) -> _View:
+    def read(tx: Transaction) -> _View:
+        waits = sorted(read_waits(tx, buffer), key=lambda one: not one.somebody_waits)
+        return waits, _read_figures(tx, buffer), tx.now()
+
+    return reader.read(read, timeout=_READ_TIMEOUT)
+
+
+def _print_view(view: _View) -> None:
+    waits, figures, now = view
+    several = len(waits) > 1
+    for one in waits:
+        real = one if one.somebody_waits else replace(one, waits=[])  # without answers to questions that nobody asked
+        if not why.print_waits(real, several=several):
+            write([f"Nobody waits{f' in {escape_line(one.buffer)}' if several else ''}\n"])
+    for one in waits:
+        why.print_processes(one, several=several)
+    write(["\n"])
+    _print_stats(figures, now)
+
+
+def _live(reader: Reader, buffer: str | None, interval: float) -> None:
+    from rich.console import ConsoleDimensions, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    head, body = Text(f"reading {reader.where} ..."), Text()
+    out = console()
+    with Live(head, console=out, screen=True, auto_refresh=False) as live:
+        live.refresh()
+        while True:
+            started, wrong = time.monotonic(), Text()
+            try:
+                view = _read_view(reader, buffer)
+                head = Text(f"{units.moment(view[2])[11:]} UTC  {reader.where}", style="bold")
+                body = _as_text(view)
+            except Exception as error:  # of any kind: the next reading may succeed
+                kind = "" if isinstance(error, ReplayBufError) else f"{type(error).__name__}: "
+                wrong = Text(escape_line(f"trying again: {kind}{error}"), style="bold red")
+            pause = max(interval, (time.monotonic() - started) / _SHARE if not wrong else 0)
+            out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
+            live.update(Group(head, *([wrong] if wrong else []), body), refresh=True)
+            time.sleep(pause)
+
+
+class _Captured(io.StringIO):
+    """Takes what is printed for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _as_text(view: _View) -> Text:
+    from rich.text import Text
+
+    printed = _Captured()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        _print_view(view)
+    return Text.from_ansi(printed.getvalue())

@@ -1,26 +1,30 @@
-"""Produce strategies: which groups are generated for a train step, synchronously or ahead of the trainer."""
+"""Produce strategies: how the groups of a train step are generated, synchronously or ahead of the trainer."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.common.readable_config import ReadableConfig
-from replaybuf.errors import ProduceError
+from replaybuf.errors import NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
-from replaybuf.produce.batch import Batch
-from replaybuf.produce.generations import INTERRUPTED
+from replaybuf.produce.generations import INTERRUPTED, Generations
 from replaybuf.produce.sampler import Again, Sampler
+from replaybuf.rules.limits import Level
+from replaybuf.rules.transitions import level_of
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, staleness_of
 
 #: Default timeout of the production of a batch, in seconds.
 PRODUCE_TIMEOUT = 3600.0
+
+_POLL_SECONDS = 1.0
 
 Hook = Callable[..., Any] | ImportString[Any]
 
@@ -97,7 +101,7 @@ class ProduceStrategy(ReadableConfig):
         NotReadyError, a TimeoutError, after `timeout` seconds (None: never); FencedError if the buffer was restored.
         After any error, and after cancellation, every prompt is either finished or handed out again.
         """
-        batch = Batch(self, agent_loop, sampler, batch_size, timeout, train_step, model_step)
+        batch = _Batch(self, agent_loop, sampler, batch_size, timeout, train_step, model_step)
         with batch.summary.producing():
             await self._plan(batch)
             await batch.produce()
@@ -115,7 +119,7 @@ class ProduceStrategy(ReadableConfig):
         """The rule by which groups expire."""
         return ExpiryRule()
 
-    async def _plan(self, batch: Batch) -> None:
+    async def _plan(self, batch: _Batch) -> None:
         """Set how far to run ahead, and which groups are handed out again."""
 
 
@@ -217,7 +221,7 @@ class AsyncProduceStrategy(ProduceStrategy):
             return True, [Status.EXPIRED, (Status.ABORTED, often), Status.ABORTED]
         return False, [(Status.ABORTED, None if often is None else {"$not": often})]
 
-    async def _plan(self, batch: Batch) -> None:
+    async def _plan(self, batch: _Batch) -> None:
         if self.too_old(batch.model_step, batch.train_step):
             raise ProduceError(
                 f"weights of step {batch.model_step} are too old for train step {batch.train_step}: all groups would "
@@ -228,3 +232,71 @@ class AsyncProduceStrategy(ProduceStrategy):
         tail, batch.again = await self.again(batch.sampler)
         batch.rest = self.waiting
         batch.ahead = 0 if tail else self.ahead(batch.size)
+
+
+class _Batch(Generations):
+    """A batch that is being produced: `ahead` groups beyond it, too.
+
+    The groups `again` of the buffer come before new prompts (None: the sampler's), and `rest` after them.
+    """
+
+    ahead = 0
+    again: Sequence[Again] | None = None
+    rest: Sequence[Again] = ()
+
+    async def produce(self) -> None:
+        """Generate until the batch is complete."""
+        self.summary.reused = await self._ready()
+        await self.resume()
+        async with self.ending():
+            await self._fill()
+            await self.pause()
+
+    async def _fill(self) -> None:
+        """Keep groups in flight until the batch is complete."""
+        deadline, waits = time.monotonic() + self.patience, self.buffer.waits
+        should_continue = self.strategy.should_continue
+        while True:
+            seen = waits.version()
+            self.check()  # before the count, which includes the groups that are done
+            completed = await self._ready()
+            if not should_continue(completed, self.size):
+                return
+            self.check_waste(self._missing(completed))
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                await self.pause()  # which may complete the missing groups
+                completed = await self._ready()
+                if not should_continue(completed, self.size):
+                    return
+                raise NotReadyError(f"after {self.patience:g} s: task {self.task_name}: {self._missing(completed)}")
+            wanted = await self._wanted(completed)
+            if wanted > 0 and await self.start(wanted, self.again, self.rest):
+                continue  # until enough groups are in flight, or no prompt is left
+            if self:
+                await self.wait(min(remaining, _POLL_SECONDS))
+            elif wanted > 0:
+                await self._check_exhausted(completed)
+                await waits.changed(seen, min(remaining, _POLL_SECONDS))
+
+    async def _ready(self) -> int:
+        return await self.buffer.count(self.task_name, Status.COMPLETED)
+
+    def _missing(self, completed: int) -> str:
+        return f"{completed} of {self.size} completed groups"
+
+    async def _wanted(self, completed: int) -> int:
+        """Return the number of groups to start now."""
+        wanted = self.size + self.ahead - completed - len(self)
+        slow = self.buffer.limits.slows_puts
+        level = level_of(await self.buffer.tallies(), self.task_name) if slow else Level()
+        wanted = self.bounded(wanted, level, len(self))
+        return wanted if self else max(1, wanted)  # should_continue asked for more
+
+    async def _check_exhausted(self, completed: int) -> None:
+        """Raise ProduceError if no prompt is left to draw, and none is in flight elsewhere."""
+        again = None if self.again is None else [*self.again, *self.rest]
+        counts = await self.sampler.counts(again)
+        if not counts.in_flight and not counts.waiting and await self._ready() <= completed:
+            text = f"task {self.task_name}: {self._missing(completed)}, and {self.sampler.why_none}"
+            raise ProduceError(text, reason="exhausted")

@@ -15,7 +15,7 @@ from benchmarks.guard import AGAIN, KEPT, TOLERANCES, confirmed, regressions, ty
 from benchmarks.large_run import table
 from benchmarks.million import fill_many
 from benchmarks.plans import explain_all
-from replaybuf.storage.sql.engine.hooks import Hook
+from replaybuf.storage.sql.engine.transaction import Hook
 from tests.pages import DOCS
 
 CPU = {"sqlite: CPU on Python 3.11": {"puts of 1 KB": 10.0}}

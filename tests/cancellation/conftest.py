@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer
+from replaybuf.storage.sql.engine import open_database
 from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw

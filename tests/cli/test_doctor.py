@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 from replaybuf import ReplayBufferConfig
 from replaybuf.cli.doctor import check_payloads
 from replaybuf.cli.doctor.check_groups import LOST
-from replaybuf.storage.sql.schema import revisions
+from replaybuf.storage.sql import schema
 from tests.cli.conftest import BACKENDS, run
 from tests.cli.doctored import (
     CHECKPOINTS,
@@ -165,7 +165,7 @@ async def drop_checkpoint(url: str) -> None:
 def test_another_schema_is_a_problem_and_left_alone(
     url: str, revision: str | None, mend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revisions, "REVISIONS", ("0000", *revisions.REVISIONS))
+    monkeypatch.setattr(schema, "REVISIONS", ("0000", *schema.REVISIONS))
     execute(url, "DELETE FROM rb_version" if revision is None else f"UPDATE rb_version SET version_num = '{revision}'")
     before = everything(url)
     code = 0 if revision is None and url.startswith("postgresql") else 1  # a server may have no tables yet

@@ -26,11 +26,11 @@ from replaybuf.cli.commands import COMMANDS as LISTED
 from replaybuf.cli.commands import app
 from replaybuf.cli.output import print_table
 from replaybuf.common.redact import escape, escape_json, escape_line
+from replaybuf.storage.sql import schema
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, saved_buffer
-from replaybuf.storage.sql.schema import revisions
-from replaybuf.storage.sql.schema.revisions import HEAD
+from replaybuf.storage.sql.schema import HEAD
 from replaybuf.view.columns import Column
 from tests.cli.conftest import run, run_json
 
@@ -310,7 +310,7 @@ def test_an_older_schema_is_to_be_upgraded_and_a_newer_one_is_refused(
     run("doctor", empty, "--upgrade")
     execute(empty, "UPDATE rb_version SET version_num = '9999'")
     assert "9999" in run("doctor", empty, "--upgrade", code=1).stderr
-    monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
+    monkeypatch.setattr(schema, "REVISIONS", ("0000", HEAD))
     execute(empty, "UPDATE rb_version SET version_num = '0000'")
     assert "--upgrade" in run("ls", empty, code=1).stderr
 

@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler
 from replaybuf.errors import AccessError, UnreachableError
-from replaybuf.storage.sql.schema.revisions import HEAD
+from replaybuf.storage.sql.schema import HEAD
 from tests.cli.conftest import run
 from tests.cluster.conftest import Cluster, Node
 from tests.cluster.test_failover import FAILOVERS, fail_over

@@ -1,6 +1,6 @@
 """Fail points: every statement and every commit of an operation, at one of which the process kills itself.
 
-They hang on the database's hooks (`engine.hooks`). A point is named for what comes
+They hang on the database's hooks (`engine.transaction`). A point is named for what comes
 next: `begin`, `BEGIN IMMEDIATE`, `INSERT rb_group`, ..., `before commit`, `after commit`, ..., `end`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from replaybuf.storage.sql.engine.hooks import HOOKS, Hook
+from replaybuf.storage.sql.engine.transaction import HOOKS, Hook
 from replaybuf.storage.sql.inspection.writer import transaction_of, upgrade
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.tasks.commit_watch import Watch

@@ -18,8 +18,8 @@ from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import FencedError, ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine import outage, postgres
-from replaybuf.storage.sql.engine.commit_stamp import Stamp
-from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.engine.locks import Stamp
+from replaybuf.storage.sql.engine.transaction import Hook, installed
 from tests.cancellation.conftest import end_background_work, no_connection_out
 from tests.faults.conftest import Figures
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied

@@ -203,7 +203,7 @@ _FAILOVER = [
     ("old-primary-followed", f"{_ENGINE}/postgres_connect.py", "self.timeline < followed.timeline", "False", "who follows a new primary never goes back to the old one"),
     ("any-primary", f"{_ENGINE}/postgres_servers.py", "best = {host: state for host, state in fit.items() if (state.timeline or 0) == newest}", "best = fit", "of two primaries the one with the higher timeline is followed"),
     ("two-primaries", f"{_ENGINE}/postgres_servers.py", "    if writes and len(", "    if False and len(", "two primaries of one timeline are refused"),
-    ("stamp-always", f"{_ENGINE}/commit_stamp.py", " WHERE mark.number < excluded.number;", ";", "a transaction that was committed isn't repeated"),
+    ("stamp-always", f"{_ENGINE}/locks.py", " WHERE mark.number < excluded.number;", ";", "a transaction that was committed isn't repeated"),
     ("stamp-unheard", f"{_ENGINE}/postgres.py", "not attempt.is_raised:  # committed", "False:  # committed", "nothing follows a stamp that is refused"),
     ("stamp-anew", f"{_ENGINE}/postgres.py", "attempt.stamp, attempt.result = doubtful.stamp, doubtful.result", "attempt.result = doubtful.result", "a repeat has the stamp of the transaction whose answer was lost"),
     ("stamp-unreplicated", f"{_ENGINE}/postgres.py", "last = ()\n", "last = None\n", "a commit that was interrupted while it waited for the standby isn't believed"),
@@ -242,7 +242,7 @@ _PROMPTS = [
 ]  # fmt: skip
 
 _PRODUCE = [
-    ("produce-forgets-flying", "produce/batch.py", "self.ahead - completed - len(self)", "self.ahead - completed", "no more is generated than the batch needs"),
+    ("produce-forgets-flying", "produce/strategies.py", "self.ahead - completed - len(self)", "self.ahead - completed", "no more is generated than the batch needs"),
     ("produce-ahead-down", "produce/strategies.py", "math.ceil(round(self.over_sample * batch_size, 9))", "math.floor(self.over_sample * batch_size)", "over_sample is rounded up"),
     ("produce-threshold", "produce/strategies.py", "(most + 1) * self.sync_weights_interval", "most * self.sync_weights_interval", "max_staleness may be trained on"),
     ("produce-tail-late", "produce/strategies.py", "if gathered >= self.tail_batch_trigger_size:", "if gathered > self.tail_batch_trigger_size:", "so many make a tail batch"),
@@ -287,7 +287,7 @@ _WEB = [
     ("web-host", "web/server.py", "if not _HOST.fullmatch(", "if None and not _HOST.fullmatch(", "no Host header opens the pages"),
     ("web-methods", "web/server.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),
     ("web-headers", "web/server.py", "headers[name] = value", "pass", "every answer has the policy"),
-    ("web-token-of-host", "cli/watch.py", "elif not server.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
+    ("web-token-of-host", "cli/stats.py", "elif not server.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
     ("web-turns", "web/server.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
     ("web-endless", "web/server.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
     ("web-cut", "view/conversation.py", "cls(text[:characters]", "cls(text[:]", "long texts are cut"),

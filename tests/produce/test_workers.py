@@ -23,7 +23,7 @@ from replaybuf.produce import (
     produce_loop,
     publish,
 )
-from replaybuf.storage.sql.engine.hooks import Hook, installed
+from replaybuf.storage.sql.engine.transaction import Hook, installed
 from replaybuf.storage.sql.tasks import sweeper
 from tests.produce.conftest import Script, ScriptedLoop, forever, prompts
 from tests.produce.laws import assert_accounted, ids, items_of, leased

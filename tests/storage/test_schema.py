@@ -18,17 +18,16 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, inspect, text
 
 from replaybuf.errors import StorageError
-from replaybuf.storage.sql.engine import sqlite
+from replaybuf.storage.sql import schema
+from replaybuf.storage.sql.engine import open_database, sqlite
 from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection import writer
 from replaybuf.storage.sql.inspection.group_metadata import in_order
 from replaybuf.storage.sql.inspection.writer import migrations_folder, over_sqlalchemy, transaction_of, upgrade
-from replaybuf.storage.sql.schema import revisions
+from replaybuf.storage.sql.schema import HEAD, REVISIONS, VERSION_TABLE
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.revisions import HEAD, REVISIONS, VERSION_TABLE
 from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.faults.failpoints import open_together
@@ -132,7 +131,7 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(migrations_folder(), folder)
     (folder / "versions/0002_next.py").write_text(NEXT)
     monkeypatch.setattr(writer, "migrations_folder", lambda: folder)
-    monkeypatch.setattr(revisions, "HEAD", "0002")
+    monkeypatch.setattr(schema, "HEAD", "0002")
 
 
 @pytest.mark.parametrize("kind", ["TABLE", "VIEW"])
@@ -171,7 +170,7 @@ async def test_an_older_schema_is_refused(two_urls: tuple[str, str], monkeypatch
     url, _ = two_urls
     await run(url, create)
     await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'")))
-    monkeypatch.setattr(revisions, "REVISIONS", ("0000", HEAD))
+    monkeypatch.setattr(schema, "REVISIONS", ("0000", HEAD))
     buffer = build(url)
     with pytest.raises(StorageError, match=r"revision 0000.*replaybuf doctor .* --upgrade", check=because("schema")):
         await buffer.put(new_group(1), "math")

@@ -11,8 +11,7 @@ import pytest
 from replaybuf import ConfigError
 from replaybuf.errors import LockedError
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM, Race
-from replaybuf.storage.sql.engine.hooks import Hook, installed
-from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.transaction import Hook, Transaction, installed
 from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.upkeep import find_chores

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.storage.sql.engine import sqlite, sqlite_session
+from replaybuf.storage.sql.engine import open_database, sqlite, sqlite_session
 from replaybuf.storage.sql.engine.database import Access, Database
-from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase, checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConnection, connect
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession

@@ -14,8 +14,8 @@ from replaybuf.common.units import some
 from replaybuf.storage.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.user_sql import read_columns
+from replaybuf.storage.sql.schema import HEAD, State, state_of
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
-from replaybuf.storage.sql.schema.revisions import HEAD, State, state_of
 from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 

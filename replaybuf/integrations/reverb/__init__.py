@@ -14,8 +14,8 @@
 `docs/reverb.md` says what differs.
 """
 
+from replaybuf.errors import FullError, NotReadyError, ReplayBufError
 from replaybuf.integrations.reverb import rate_limiters, selectors
-from replaybuf.integrations.reverb import reverb_errors as errors
 from replaybuf.integrations.reverb.client import Client
 from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, SampleInfo, Table
 
@@ -29,3 +29,12 @@ __all__ = [
     "rate_limiters",
     "selectors",
 ]
+
+
+class errors:  # noqa: N801
+    """Reverb's names of errors, as aliases of replaybuf's."""
+
+    #: The base class of all errors.
+    ReverbError = ReplayBufError
+    #: The timeout of a call: samples raise NotReadyError, inserts FullError.
+    DeadlineExceededError = (NotReadyError, FullError)

@@ -21,8 +21,8 @@ from replaybuf.common.worker_name import check_worker, worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD, parse_place
+from replaybuf.storage.sql.engine import open_database
 from replaybuf.storage.sql.engine.database import Access, Database
-from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction

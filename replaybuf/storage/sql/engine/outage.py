@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import AccessError, ClosedError, ReplayBufError, StorageError, UnreachableError, reason_of
-from replaybuf.storage.sql.engine.commit_stamp import Stamp
+from replaybuf.storage.sql.engine.locks import Stamp
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """PostgreSQL through asyncpg: transactions, repeated after a lost connection until the outcome of each is known.
 
 A transaction that wasn't committed is repeated, one that was isn't: if the answer to a COMMIT is lost, the transaction
-is repeated with the same commit stamp (`engine.commit_stamp`). So even if a connection is lost at any moment, no put is
+is repeated with the same commit stamp (`engine.locks`). So even if a connection is lost at any moment, no put is
 stored twice, and taken groups reach their taker.
 """
 
@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.commit_stamp import READ_STAMP, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
@@ -27,12 +26,12 @@ from replaybuf.storage.sql.engine.driver_errors import (
     lacks_feature,
     translated,
 )
-from replaybuf.storage.sql.engine.hooks import on_statement
+from replaybuf.storage.sql.engine.locks import READ_STAMP, is_raised, raise_stamp
 from replaybuf.storage.sql.engine.outage import COMMIT_SECONDS, Attempt, Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.postgres_connect import Connection, is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction, on_statement
 
 #: How often a transaction is tried that the server rolls back in favour of another.
 _ATTEMPTS = 5

@@ -17,8 +17,8 @@ import asyncpg
 from replaybuf.common import passwords
 from replaybuf.errors import UnreachableError
 from replaybuf.storage.sql.engine import thread
-from replaybuf.storage.sql.engine.commit_stamp import Stamp, next_stamp
 from replaybuf.storage.sql.engine.database import Access
+from replaybuf.storage.sql.engine.locks import Stamp, next_stamp
 from replaybuf.storage.sql.engine.urls import Host, driver_arguments
 
 #: Idle-in-transaction timeout: a transaction with a silent client (a stopped process) is rolled back, to free its

@@ -15,11 +15,10 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine import postgres_dialect
 from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
 from replaybuf.storage.sql.engine.postgres_servers import Servers
-from replaybuf.storage.sql.engine.transaction import Row, Session
+from replaybuf.storage.sql.engine.transaction import Row, Session, after_commit, on_commit, on_statement
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 A promoted standby begins a new timeline of its cluster. A process never returns to a lower one: that is an old primary,
 without the transactions since the failover.
 
-Every write transaction raises the commit stamp of its connection (`engine.commit_stamp`). The WAL keeps the order of
+Every write transaction raises the commit stamp of its connection (`engine.locks`). The WAL keeps the order of
 commits: a server with a process's last stamps has all its commits. So stamps are compared whenever a connection
 reaches another server than before: a promoted standby, or the same server after a restart.
 """
@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 import asyncpg
 
 from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine.commit_stamp import Stamp
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import explains_refusal
+from replaybuf.storage.sql.engine.locks import Stamp
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, ServerState
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, session_attrs
 

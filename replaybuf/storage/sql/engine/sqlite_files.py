@@ -21,7 +21,7 @@ from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, LockedError, ReplayBufError, StorageError
 from replaybuf.rules.words import brief
 from replaybuf.storage.places.filesystems import MOUNTINFO, filesystem_type, is_network
-from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
+from replaybuf.storage.sql.schema import VERSION_TABLE
 
 _Identity = tuple[int, int] | None
 

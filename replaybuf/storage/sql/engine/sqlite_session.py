@@ -13,10 +13,18 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from replaybuf.storage.sql.engine.hooks import HOOKS, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
-from replaybuf.storage.sql.engine.transaction import Row, Scope, Session, Transaction
+from replaybuf.storage.sql.engine.transaction import (
+    HOOKS,
+    Row,
+    Scope,
+    Session,
+    Transaction,
+    after_commit,
+    on_commit,
+    on_statement,
+)
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.engine.database import Function

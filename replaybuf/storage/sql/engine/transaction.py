@@ -1,10 +1,15 @@
-"""A transaction of one buffer: the first argument of every statement."""
+"""A transaction of one buffer: the first argument of every statement.
+
+Hooks see each statement of the process, and are called before and after each commit. Tests and benchmarks install them
+(kill points, counts of statements, plans); the product itself installs none.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -13,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialect import Dialect, form_of
-from replaybuf.storage.sql.engine.hooks import on_statement
-from replaybuf.storage.sql.schema.revisions import VERSION_TABLE
+from replaybuf.storage.sql.schema import VERSION_TABLE
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -212,3 +216,48 @@ def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
         elif isinstance(value, str) and name in _TIMES:
             values[name] = datetime.fromisoformat(value).replace(tzinfo=UTC)
     return values
+
+
+class Hook:
+    """Methods called in the thread that runs the statement; an exception of theirs aborts the transaction."""
+
+    def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
+        """Called before a statement is sent; `many`: once for each of the rows in `values`."""
+
+    def committing(self) -> None:
+        """Called before a commit."""
+
+    def committed(self) -> None:
+        """Called after a commit."""
+
+
+#: The installed hooks. An empty list costs a statement next to nothing.
+HOOKS: list[Hook] = []
+
+
+@contextmanager
+def installed(hook: Hook) -> Iterator[None]:
+    """Install a hook in this block, for all databases of this process."""
+    HOOKS.append(hook)
+    try:
+        yield
+    finally:
+        HOOKS.remove(hook)
+
+
+def on_statement(sql: str, values: Sequence[Any] = (), *, many: bool = False) -> None:
+    """Call the hooks before a statement."""
+    for hook in HOOKS:
+        hook.statement(sql, values, many)
+
+
+def on_commit() -> None:
+    """Call the hooks before a commit."""
+    for hook in HOOKS:
+        hook.committing()
+
+
+def after_commit() -> None:
+    """Call the hooks after a commit."""
+    for hook in HOOKS:
+        hook.committed()

@@ -22,7 +22,7 @@ from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
-from replaybuf.storage.sql.schema.revisions import check_revision
+from replaybuf.storage.sql.schema import check_revision
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -208,8 +208,8 @@ class PostgresReader(Reader):
         return results[0]
 
     async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
+        from replaybuf.storage.sql.engine import open_database
         from replaybuf.storage.sql.engine.database import Access
-        from replaybuf.storage.sql.engine.opening import open_database
 
         def limited(tx: Transaction) -> T:
             if timeout is not None:

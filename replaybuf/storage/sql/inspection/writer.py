@@ -21,21 +21,19 @@ from replaybuf.common.progress import OnProgress
 from replaybuf.errors import ConfigError, InputError, LockedError, StorageError
 from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
-from replaybuf.storage.sql.engine import locks
+from replaybuf.storage.sql.engine import locks, open_database
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.driver_errors import translated
-from replaybuf.storage.sql.engine.hooks import after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.sqlite_connection import connect
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
 from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.thread import KeepaliveLoop
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.engine.transaction import Scope, Transaction, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
 from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader
+from replaybuf.storage.sql.schema import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.revisions import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 from replaybuf.storage.sql.statements.fence import joined
 

@@ -1,1 +1,48 @@
-"""Tables, views, and their creation."""
+"""Tables, views, and their creation; the revisions of the schema, which are read without SQLAlchemy."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from replaybuf.errors import StorageError
+
+#: The revisions of the alembic chain, oldest first; this version of replaybuf works with the last one.
+REVISIONS = ("0001",)
+HEAD = REVISIONS[-1]
+VERSION_TABLE = "rb_version"
+
+
+class State(Enum):
+    """The relation of a database's revision to this version of replaybuf."""
+
+    MISSING = auto()
+    CURRENT = auto()
+    OLDER = auto()
+    NEWER = auto()
+
+
+def state_of(revision: str | None) -> State:
+    """Return the state of a schema by its revision (None when it has none)."""
+    if revision is None:
+        return State.MISSING
+    if revision == HEAD:
+        return State.CURRENT
+    return State.OLDER if revision in REVISIONS else State.NEWER
+
+
+def check_revision(revision: str | None, where: str) -> bool:
+    """Return whether there is a schema. Raises StorageError when it is of another version of replaybuf."""
+    state = state_of(revision)
+    if state is State.OLDER:
+        raise StorageError(
+            f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "
+            f"close all users of it, then run: replaybuf doctor {where} --upgrade",
+            reason="schema",
+        )
+    if state is State.NEWER:
+        raise StorageError(
+            f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
+            "it was made by a newer version; upgrade replaybuf here, to the version that its run has",
+            reason="schema",
+        )
+    return state is State.CURRENT

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Index, create_mock_engine
 
 from replaybuf.errors import StorageError
-from replaybuf.storage.sql.schema.revisions import HEAD, VERSION_TABLE, check_revision
+from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE, check_revision
 from replaybuf.storage.sql.schema.tables import IDENTITY, metadata
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from replaybuf.rules.transitions import Place, Tally, removed
-from replaybuf.storage.sql.engine.commit_stamp import PREFIX
+from replaybuf.storage.sql.engine.locks import PREFIX
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes

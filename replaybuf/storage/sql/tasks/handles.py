@@ -19,8 +19,8 @@ from replaybuf.common.checks import check_seconds
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
 from replaybuf.storage.places.owners import local_url, open_place
 from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
+from replaybuf.storage.sql.engine import open_database
 from replaybuf.storage.sql.engine.database import Access, Database
-from replaybuf.storage.sql.engine.opening import open_database
 from replaybuf.storage.sql.engine.urls import url_or_path
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
 from replaybuf.values.codec.payload_format import head_size
