@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ImportString, TypeAdapter, ValidationError, field_validator
 from typing_extensions import TypeVar
@@ -33,30 +32,8 @@ R = TypeVar("R", default=RolloutState)
 
 
 def _listed(types: Any) -> Any:
-    """Return a list for one class, or for a text from an environment variable."""
-    if isinstance(types, str):
-        return [name.strip() for name in types.split(",") if name.strip()]
-    return [types] if isinstance(types, type) else types
-
-
-def _from_json(mapping: Any) -> Any:
-    """Return a mapping; a text from an environment variable is parsed as JSON."""
-    if not isinstance(mapping, str):
-        return mapping
-    try:
-        return json.loads(mapping)
-    except ValueError:
-        raise ValueError('a text must be a mapping as JSON, such as {"response_ids": "tokens"}') from None
-
-
-def _error_buffer(value: Any) -> Any:
-    """Return a tolerance, or the two bounds as a tuple; a text from an environment variable is parsed as JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError("a text must be a number, or two of them as JSON, such as [0, 64]") from None
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    """Return a list for one class, or its name."""
+    return [types] if isinstance(types, type | str) else types
 
 
 _EXPECTED = "expected a number of groups, a timedelta or a time such as '12h' or '7d', got {}"
@@ -78,9 +55,8 @@ Password = Annotated[
 _IMPORT: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
 
 
-def _converters(value: Any) -> Any:
+def _converters(converters: Any) -> Any:
     """Return converters with classes and functions imported by their names; `Codec` validates them."""
-    converters = _from_json(value)
     if not isinstance(converters, dict):
         return converters
     return {
@@ -138,7 +114,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """Blocks puts and draws so that each completed group that is put gets about this many draws, to within
     `error_buffer` draws in all."""
 
-    error_buffer: Annotated[ErrorBuffer | None, BeforeValidator(_error_buffer)] = None
+    error_buffer: ErrorBuffer | None = None
     """At least the size of a batch; the default is enough for a batch of min_size. Two numbers bound the error itself,
     completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `(0, 64)`."""
 
@@ -198,10 +174,10 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_listed), AfterValidator(tuple)] = ()
     """Further classes, for fields that declare Any."""
 
-    fields: Annotated[dict[str, str | None], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    fields: dict[str, str | None] = Field(default_factory=dict)
     """Our names, and those of the rollout type's fields: {"response_ids": "tokens", "status": None}."""
 
-    statuses: Annotated[dict[Any, Any], BeforeValidator(_from_json)] = Field(default_factory=dict)
+    statuses: dict[Any, Any] = Field(default_factory=dict)
     """The rollout type's own statuses, and ours: {"truncated": "completed"}."""
 
     reward_key: str = SCORE
@@ -322,16 +298,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             fill_seconds=self.fill_seconds,
         )
         return Rules(resolve_policy(self.policy, self.seed), resolve_policy(self.remover, self.seed), limits)
-
-    @classmethod
-    def queue(cls, url: str, size: int, **options: Any) -> Self:
-        """Configure a bounded queue: oldest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **{"policy": "fifo", "capacity": size, "on_full": "block", **options})
-
-    @classmethod
-    def stack(cls, url: str, size: int, **options: Any) -> Self:
-        """Configure a bounded stack: newest first, each group once; puts wait when it holds `size` groups."""
-        return cls(url=url, **{"policy": "lifo", "capacity": size, "on_full": "block", **options})
 
 
 class SyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):

@@ -9,8 +9,9 @@ from replaybuf import ReplayBufferConfig
 
 class RolloutQueue:
     def __init__(self, url, maxsize):
-        options = {"rollout_type": dict, "types": [Experience], "put_timeout": None}
-        self.config, self.lease = ReplayBufferConfig.queue(url, maxsize, **options), None
+        bounded = {"policy": "fifo", "capacity": maxsize, "on_full": "block", "put_timeout": None}
+        self.config = ReplayBufferConfig(url=url, rollout_type=dict, types=[Experience], **bounded)
+        self.lease = None
 
     buffer = cached_property(lambda self: self.config.build_sync())  # each actor opens its own
 
