@@ -85,7 +85,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
     ("cancellation/*::test_a_process_that_ends*", ("sqlite",)),
-    ("cancellation/*::test_a_loop_that_is_closed*", ("sqlite",)),
     ("cancellation/*", _DATABASES),
     ("buffer/test_forks.py::*in_memory*", _STRATEGY),
     ("buffer/test_forks.py::*", ("sqlite",)),
@@ -100,7 +99,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("values/test_stores.py::*", _DATABASES),
     ("processes/test_processes.py::test_what_was_put*", ("postgresql",)),
     ("presence/test_records.py::*killed*", ("postgresql",)),
-    ("presence/test_records.py::*any_text*x1b*", _DATABASES),
+    ("presence/test_records.py::*any_text*", _DATABASES),
     ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
     *(
         (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
@@ -110,10 +109,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_storm.py::*postgresql-prioritized-*", _DATABASES),
-    ("faults/test_storm.py::*left*", _DATABASES),
+    ("faults/test_storm.py::*left*", ("postgresql",)),
     ("faults/test_storm.py::*sqlite-prompts*", _DATABASES),
-    ("faults/test_storm.py::*sqlite-uniform*", _DATABASES),
-    ("faults/test_storm.py::*sqlite-prioritized, drawn*", _DATABASES),
     ("faults/test_storm.py::test_every_group*", ("sqlite",)),
     ("faults/test_storm.py::test_every_prompt*", ("postgresql",)),
     ("faults/test_storm.py::*", ()),
@@ -144,17 +141,17 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "page")),
     ("demo/test_demo_run.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
-    *((f"places/test_{law}*", _PLACES) for law in ("buffers.py::test_every_byte", "files.py::test_a_writer_that")),
+    ("places/test_buffers.py::test_every_byte*", _PLACES),
     ("places/test_buffers.py::test_bytes_are_on_the_disk*", _DATABASES),
     *((f"places/test_kills.py::test_{law}*", _PLACES) for law in ("a_process_that_is_killed_at", "processes_that")),
-    ("places/test_files.py::test_space_comes_back*", _PLACES),
+    ("places/test_files.py::test_space_comes_back*", _DATABASES),
     ("places/test_files.py::*until_their_taker*", _DATABASES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("buffers", "files", "kills", "lost_places")),
     ("places/test_settings.py::*", ("sqlite",)),
     *((f"places/test_originals.py::*{law}*", _DATABASES) for law in ("takes_nothing",)),
     ("places/test_reading.py::*found_by_sql*", _DATABASES),
-    ("places/test_reading.py::*an_export*", _DATABASES),
-    *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading")),
+    ("places/test_objects.py::test_the_view*", _DATABASES),
+    *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading", "objects")),
     ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
     ("storage/test_history.py::*again*", _DATABASES),
     ("storage/test_history.py::*", ("sqlite",)),
@@ -168,11 +165,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     *((f"buffer/test_buffers.py::*{law}*", _DATABASES) for law in ("queries", "leases", "a_wait", "uids", "random")),
     ("buffer/test_buffers.py::*not_in_the_other*", _DATABASES),
     ("buffer/test_buffers.py::*", ("sqlite", "memory")),
-    *(
-        (f"buffer/test_filling.py::*{law}*", _DATABASES)
-        for law in ("last_rollout_came", "several_processes", "restore")
-    ),
-    *((f"buffer/test_filling.py::*{law}*", _DATABASES) for law in ("for_its_rollouts", "reads_one", "damaged", "many")),
+    *((f"buffer/test_filling.py::*{law}*", _DATABASES) for law in ("several_processes", "keeps_new", "damaged")),
     ("buffer/test_filling.py::*", ("sqlite",)),
     *((f"buffer/test_put_many.py::*{law}*", _SHARED) for law in ("cancelled", "wait_for_it")),
     ("buffer/test_put_many.py::*", _STRATEGY),

@@ -61,20 +61,13 @@ async def test_a_group_is_drawable_when_its_last_rollout_came(buffer: ReplayBuff
     assert (await buffer.metrics(distributions=False))["tasks"][TASK]["put"] == 1
 
 
-async def test_rollouts_without_an_index_take_those_that_are_free(buffer: ReplayBuffer) -> None:
-    await buffer.put(one(7), TASK, index=1, **OPTIONS)
-    await buffer.put(one(5), TASK, **OPTIONS)
-    await buffer.put(one(6), TASK, **OPTIONS)
-    assert await contents(buffer) == {"completed": [[5, 7, 6]]}
-
-
 @pytest.mark.parametrize("has_index", [True, False])
 async def test_a_put_reads_one_rollout_of_its_group_however_many_there_are(
     buffer: ReplayBuffer, has_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     monkeypatch.setattr(parts, "part_of", lambda key: read.append(key) or part_of(key))
-    size = 40
+    size = 20
     for number in range(size):
         index = {"index": number} if has_index else {}
         await buffer.put(one(number), TASK, group="p1", size=size, **index)
@@ -100,28 +93,23 @@ async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+async def test_a_rollout_that_contradicts_its_group_is_refused(buffer: ReplayBuffer) -> None:
+    await buffer.put(one(0), TASK, index=0, **OPTIONS)
+    before = await contents(buffer)
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"index": 0}, "has its rollout 0 already; missing are"),
         ({"size": 4}, "was begun with .* size=3 .* 4 and"),
         ({"min_size": 2}, "min_size=3, and this rollout comes with 'math', 3 and 2"),
         ({"task_name": "code"}, "was begun with task_name='math'"),
-    ],
-)
-async def test_a_rollout_that_contradicts_its_group_is_refused(
-    buffer: ReplayBuffer, options: dict[str, Any], message: str
-) -> None:
-    await buffer.put(one(0), TASK, index=0, **OPTIONS)
-    before = await contents(buffer)
-    with pytest.raises(ConflictError, match=message):
-        await buffer.put(one(1), **{"task_name": TASK, **OPTIONS, **options})
+    ]
+    for options, message in wrong:
+        with pytest.raises(ConflictError, match=message):
+            await buffer.put(one(1), **{"task_name": TASK, **OPTIONS, **options})
     assert await contents(buffer) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+async def test_options_that_make_no_sense_are_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"size": None}, "needs size="),
         ({"size": 0}, "size must be a whole number"),
         ({"size": True}, "size must be a whole number"),
@@ -133,14 +121,12 @@ async def test_a_rollout_that_contradicts_its_group_is_refused(
         ({"group": None}, "give its name"),
         ({"key": "k"}, "key can't be given"),
         ({"status": "completed"}, "status can't be given"),
-    ],
-)
-async def test_options_that_make_no_sense_are_refused(
-    buffer: ReplayBuffer, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        await buffer.put(one(0), TASK, **{**OPTIONS, **options})
-    assert await contents(buffer) == {}
+    ]
+    async with build("memory://") as buffer:
+        for options, message in wrong:
+            with pytest.raises(InputError, match=message):
+                await buffer.put(one(0), TASK, **{**OPTIONS, **options})
+        assert await contents(buffer) == {}
 
 
 async def test_only_finished_rollouts_come_and_one_at_a_time(buffer: ReplayBuffer) -> None:
@@ -177,21 +163,13 @@ async def test_a_group_with_too_few_completed_rollouts_fails_as_a_whole(buffer: 
     assert await contents(buffer) == {"failed": [[0, 1, 2]]}
 
 
-@pytest.mark.parametrize(
-    ("least", "found"),
-    [
-        (2, {"completed": [[0, 2]], "failed": [[1]]}),
-        (3, {"failed": [[0, 1, 2]]}),
-        (None, {"failed": [[0, 1, 2]]}),
-    ],
-)
-async def test_a_group_that_is_put_at_once_may_go_without_its_unfit_rollouts(
-    buffer: ReplayBuffer, least: int | None, found: dict[str, list[list[int]]]
-) -> None:
-    rollouts = [*one(0), *one(1, Status.FAILED), *one(2)]
-    await buffer.put(rollouts, TASK, min_size=least, tags={"a": 1})
-    assert await contents(buffer) == found
-    assert {item.tags["a"] async for item in buffer.find({}) if item.tags} == {1}
+async def test_a_group_that_is_put_at_once_may_go_without_its_unfit_rollouts(buffer: ReplayBuffer) -> None:
+    whole = {"failed": [[0, 1, 2]]}
+    for least, found in ((2, {"completed": [[0, 2]], "failed": [[1]]}), (3, whole), (None, whole)):
+        await buffer.put([*one(0), *one(1, Status.FAILED), *one(2)], TASK, min_size=least, tags={"a": 1})
+        assert await contents(buffer) == found
+        assert {item.tags["a"] async for item in buffer.find({}) if item.tags} == {1}
+        await buffer.delete({})
 
 
 async def test_an_interrupted_rollout_keeps_a_group_whole(buffer: ReplayBuffer) -> None:
@@ -228,13 +206,6 @@ async def test_a_group_whose_time_is_over_has_the_highest_priority_and_the_newes
         await buffer.storage.thread.run(give_up)
         [item] = [item async for item in buffer.find({})]
         assert (item.status, item.priority, item.staleness) == (Status.COMPLETED, 3.0, 9 - 4 - 1)
-
-
-async def test_a_group_waits_for_its_rollouts_until_its_time_is_over(shared_url: str) -> None:
-    async with build(shared_url, fill_seconds=3600) as buffer:
-        await buffer.put(one(0), TASK, min_size=1, **OPTIONS)
-        await buffer.storage.thread.run(buffer.storage.sweeper.maintain_groups)
-        assert await contents(buffer) == {"filling": [[0]]}
 
 
 async def test_a_rollout_that_is_deleted_meanwhile_is_missing(

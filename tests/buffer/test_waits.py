@@ -22,7 +22,6 @@ from tests.stores import TASK, build, group, until
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
     "take": lambda buffer: buffer.take_batch({TASK: 3}, timeout=0.5),
-    "ready": lambda buffer: buffer.wait_ready({TASK: 3}, timeout=0.5),
     "lease": lambda buffer: buffer.lease_batch({TASK: 3}, timeout=0.5).__aenter__(),
 }
 
@@ -66,14 +65,6 @@ async def test_a_put_that_waits_for_room_says_why(
     lines = told(caplog)
     assert 1 <= len(lines) <= 4
     assert all("1 completed group is buffered, and the capacity is 1; nobody has drawn any yet" in one for one in lines)
-
-
-async def test_a_short_wait_is_silent(caplog: pytest.LogCaptureFixture) -> None:
-    assert wait_reports.REPORT_SECONDS == 30
-    async with build("memory://") as buffer:
-        with pytest.raises(NotReadyError):
-            await buffer.take_batch({TASK: 1}, timeout=0.2)
-    assert told(caplog) == []
 
 
 async def test_a_wait_that_a_dataset_ends_is_over(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +156,7 @@ async def test_a_put_that_is_probably_a_mistake_warns_once(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in ("response_ids", "logprobs", "response_mask", "response_model_steps")),
+        *((name, {}) for name in ("response_ids", "logprobs")),
         ("response_model_steps", {"model_step": 5}),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, Status
 from replaybuf.storage.sql.tasks.delivery import Drawing, Taken
-from tests.cancellation.conftest import by_cancel, ended, hold_decoding, locked, take, taken_from
+from tests.cancellation.conftest import ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
 
@@ -25,17 +25,6 @@ async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_
         undo = await take(buffer, 4)
         await undo()
         assert +Counter(await buffer.storage.tallies()) == before
-
-
-async def test_an_undone_draw_is_undone_in_the_checkpoints_made_since(url: str) -> None:
-    async with build(url, max_times_sampled=0) as buffer:
-        await fill(buffer, 2)
-        undo = await take(buffer, 2)
-        await buffer.checkpoint(1)
-        await buffer.update({}, priority=5)  # which keeps the groups as they were for the checkpoint
-        await undo()
-        await buffer.restore(1)
-        assert [item.times_sampled async for item in buffer.find({})] == [0, 0]
 
 
 async def test_groups_that_were_offered_but_not_received_are_back_before_the_next_call(
@@ -100,24 +89,6 @@ async def test_a_group_that_moves_while_its_lock_is_waited_for_is_found(postgres
             await other.close()
             assert await task == (1 if change == "priority" else 3)
             assert [item.priority async for item in buffer.find({})] == [1.0, 2.0 if change == "priority" else 1.0]
-
-
-async def test_a_group_that_was_given_back_is_the_same_as_before(buffer: ReplayBuffer) -> None:
-    for number in range(4):
-        await buffer.put(
-            group(number, 2), TASK, model_step=number, current_train_step=9, tags={"n": number}, key=str(number)
-        )
-    before = [item async for item in buffer.find({})]
-    buffer.storage.thread.post(time.sleep, 0.1)
-    await by_cancel(buffer.get(4, TASK), 0.05)
-    release = threading.Event()
-    hold_decoding(buffer, release)
-    task = asyncio.create_task(buffer.get(4, TASK))
-    await taken_from(buffer)
-    task.cancel()
-    release.set()
-    assert await ended(task) is None
-    assert [item async for item in buffer.find({})] == before
 
 
 async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(buffer: ReplayBuffer) -> None:

@@ -16,7 +16,7 @@ from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.filling import numbers
-from tests.contract.harness import SOON, Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids, only, total
+from tests.contract.harness import SOON, Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids
 
 #: Each way to draw: the ids of the groups of the task "math" that it gives.
 Way = Callable[..., Coroutine[Any, Any, list[int]]]
@@ -52,48 +52,42 @@ class DrawingLaws(Harness):
         assert await WAYS[way](buffer, 9, group_status="failed", where={"priority": 8}) == [8]
         assert await WAYS[way](buffer, 9, group_status="failed") == [7]
 
-    @pytest.mark.parametrize("way", WAYS)
-    async def test_a_draw_waits_until_all_is_there(self, buffer: ReplayBuffer, way: str) -> None:
+    async def test_a_draw_waits_until_all_is_there(self, buffer: ReplayBuffer) -> None:
         """With a timeout it takes as many as it was asked for, of those that match."""
         await fill(buffer, 2)
-        drawing = asyncio.create_task(WAYS[way](buffer, 2, where={"priority": 2.0}, timeout=SOON))
+        drawing = asyncio.create_task(by_take_batch(buffer, 2, where={"priority": 2.0}, timeout=SOON))
         for number in (5, 6):
             await buffer.put(group(number), "math", priority=2.0)
         assert await drawing == [5, 6]
-        assert await WAYS[way](buffer, 9) == [0, 1]
+        assert await by_take_batch(buffer, 9) == [0, 1]
 
-    @pytest.mark.parametrize("way", WAYS)
-    async def test_a_draw_that_waited_for_nothing_takes_nothing(self, buffer: ReplayBuffer, way: str) -> None:
+    async def test_a_draw_that_waited_for_nothing_takes_nothing(self, buffer: ReplayBuffer) -> None:
         """NotReadyError says what is missing."""
         await fill(buffer, 2)
         with pytest.raises(NotReadyError, match="task math: 2 completed groups there, 3 needed"):
-            await WAYS[way](buffer, 3, timeout=0.01)
-        assert await WAYS[way](buffer, 9) == [0, 1]
+            await by_take_batch(buffer, 3, timeout=0.01)
+        assert await by_take_batch(buffer, 9) == [0, 1]
 
-    @pytest.mark.parametrize("way", WAYS)
-    async def test_a_draw_waits_for_at_least_so_many(self, buffer: ReplayBuffer, way: str) -> None:
+    async def test_a_draw_waits_for_at_least_so_many(self, buffer: ReplayBuffer) -> None:
         """And takes as many as are there then, up to its size, of those that match."""
         await fill(buffer, 2)
         options = {"where": {"priority": 2.0}, "timeout": SOON, "at_least": 2}
-        drawing = asyncio.create_task(WAYS[way](buffer, 4, **options))
+        drawing = asyncio.create_task(by_take_batch(buffer, 4, **options))
         await fill(buffer, 2, first=5, priority=2.0)
         assert await drawing == [5, 6]
         await fill(buffer, 5, first=10, priority=2.0)
-        assert await WAYS[way](buffer, 4, **options) == [10, 11, 12, 13]
+        assert await by_take_batch(buffer, 4, **options) == [10, 11, 12, 13]
 
-    @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("timeout", [0, 0.01])
-    async def test_a_draw_of_less_than_it_needs_takes_nothing(
-        self, buffer: ReplayBuffer, way: str, timeout: float
-    ) -> None:
+    async def test_a_draw_of_less_than_it_needs_takes_nothing(self, buffer: ReplayBuffer, timeout: float) -> None:
         """However short its timeout; needing nothing, it takes what is there at once, however long."""
         await fill(buffer, 2)
         with pytest.raises(
             NotReadyError, match=r"task math: 2 completed groups there, at least 3 needed.*; nothing was taken"
         ):
-            await WAYS[way](buffer, 5, timeout=timeout, at_least=3)
-        assert await WAYS[way](buffer, 5, timeout=None, at_least=0) == [0, 1]
-        assert await WAYS[way](buffer, 0, timeout=None, at_least=3) == []
+            await by_take_batch(buffer, 5, timeout=timeout, at_least=3)
+        assert await by_take_batch(buffer, 5, timeout=None, at_least=0) == [0, 1]
+        assert await by_take_batch(buffer, 0, timeout=None, at_least=3) == []
 
     async def test_each_task_has_its_own_least(self, buffer: ReplayBuffer) -> None:
         """All are waited for, and drawn from at once; one that isn't named needs none."""
@@ -131,54 +125,33 @@ class DrawingLaws(Harness):
 RANDOM = pytest.mark.parametrize("policy", ["uniform", "prioritized"])
 
 
-class PolicyLaws(Harness):
-    """lifo, uniform and prioritized."""
+def odds(item: StorageItem) -> list[float]:
+    """Return the probability and the weight of a draw."""
+    assert item.probability is not None
+    assert item.weight is not None
+    return [item.probability, item.weight]
 
-    async def test_lifo_takes_the_newest_first(self, open_buffer: OpenBuffer) -> None:
-        """The last group put is the first to leave."""
-        buffer = await open_buffer("lifo")
-        await fill(buffer, 3)
-        assert ids(await buffer.get(1, "math")) == [2]
-        await buffer.put(group(3), "math")
-        assert ids(await buffer.get(9, "math")) == [3, 1, 0]
 
-    async def test_the_most_stale_come_first(self, open_buffer: OpenBuffer) -> None:
-        """By the steps of their tokens, then by the staleness that they have themselves, as in xtuner's buffer."""
-        buffer = await open_buffer("staleness")
-        for number, stale in enumerate((1, 5, 3, 5)):
-            await buffer.put(group(number, seq_staleness=stale), "math")
-        for number, step in ((4, 7), (5, 6)):
-            await buffer.put(group(number, response_model_steps=[step]), "math", current_train_step=8)
-        assert ids(await buffer.get(9, "math")) == [5, 4, 1, 3, 2, 0]
+class WeightLaws(Harness):
+    """The metadata of a `sample`, with `beta`."""
 
-    @pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
-    async def test_a_batch_never_holds_part_of_a_group(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """Trinity-RFT counts rows and splits groups; here a group is drawn, with all of its rollouts."""
-        buffer = await open_buffer(policy, seed=1, max_times_sampled=2)
-        for number in range(6):
-            await buffer.put(group(*[number] * (1 + number % 3)), "math", priority=number)
-        for _ in range(3):
-            for rollouts in await buffer.get(4, "math"):
-                number = rollouts[0].rollout_id
-                assert [rollout.rollout_id for rollout in rollouts] == [number] * (1 + number % 3)
+    async def test_prioritized_weights(self, open_buffer: OpenBuffer) -> None:
+        """p is priority / sum of priorities, the weight (N p)^-beta, where N is the number before the draw."""
+        buffer = await open_buffer("prioritized", seed=1, max_times_sampled=0)
+        for priority in (0.5, 1.5, 2, 4):
+            await fill(buffer, 1, priority=priority)
+        for beta in (0, 0.4, 1):
+            for item in (await buffer.sample({"math": 3}, beta=beta))["math"]:
+                assert odds(item) == pytest.approx([item.priority / 8, (4 * item.priority / 8) ** -beta])
 
-    @RANDOM
-    async def test_a_random_draw_takes_each_group_once(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """All of them in the end, in an order of their own."""
-        buffer = await open_buffer(policy, seed=3)
-        uids = await fill(buffer, 12)
-        taken = [uid for size in (5, 5, 5) for uid in await drawn(buffer, size)]
-        assert sorted(taken) == uids
-        assert taken != uids
-
-    async def test_priorities_can_be_changed(self, open_buffer: OpenBuffer) -> None:
-        """By uid, and by a query; groups that aren't there are not counted."""
-        buffer = await open_buffer("prioritized")
-        uids = await fill(buffer, 4)
-        assert await buffer.update_priorities({uids[0]: 4, uids[1]: 3.0, uids[2]: 2, uids[3] + 99: 9}) == 3
-        assert [item.priority for item in await found(buffer)] == [4, 3, 2, 1]
-        assert await buffer.update({"uid": {"$in": uids[:2]}}, priority=1.5) == 2
-        assert [item.priority for item in await found(buffer)] == [1.5, 1.5, 2, 1]
+    async def test_weights_of_other_policies(self, open_buffer: OpenBuffer) -> None:
+        """p is 1/N and the weight 1, whatever the priorities are."""
+        for policy in ("uniform", "fifo"):
+            buffer = await open_buffer(policy)
+            for priority in (0, 1, 5, 2):
+                await fill(buffer, 1, priority=priority)
+            for item in (await buffer.sample({"math": 4}, beta=0.7))["math"]:
+                assert odds(item) == pytest.approx([1 / 4, 1])
 
     async def test_groups_of_priority_zero_come_last(self, open_buffer: OpenBuffer) -> None:
         """No draw fails or is short because of them."""
@@ -190,100 +163,6 @@ class PolicyLaws(Harness):
             assert set(batch[:2]) == set(weighty)
             assert batch[2] in idle
         assert sorted(await drawn(buffer, 9)) == sorted(idle + weighty)
-
-
-EVERY_POLICY = pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
-
-
-class ReuseLaws(Harness):
-    """A completed group leaves with its n-th draw, or never."""
-
-    @EVERY_POLICY
-    async def test_a_group_is_drawn_so_many_times(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """Then it has left the buffer; whatever the sizes of the draws."""
-        buffer = await open_buffer(policy, max_times_sampled=3)
-        uids = await fill(buffer, 5)
-        counts: Counter[int] = Counter()
-        for size in (2, 1, 5, 4, 3, 5, 5, 5, 5, 5):
-            counts.update(await drawn(buffer, size))
-        assert counts == dict.fromkeys(uids, 3)
-        assert len(buffer) == 0
-        assert await total(buffer, "taken") == 5
-
-    @EVERY_POLICY
-    async def test_a_group_is_not_twice_in_a_batch(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """However many are asked for."""
-        buffer = await open_buffer(policy, max_times_sampled=0)
-        uids = await fill(buffer, 4)
-        for size in (3, 4, 9):
-            batch = await drawn(buffer, size)
-            assert len(set(batch)) == len(batch) == min(size, 4)
-        assert set(batch) == set(uids)
-
-    async def test_zero_keeps_every_group(self, open_buffer: OpenBuffer) -> None:
-        """Groups stay, however often they are drawn."""
-        buffer = await open_buffer("uniform", max_times_sampled=0)
-        [uid] = await fill(buffer, 1)
-        for times in range(1, 8):
-            assert await drawn(buffer) == [uid]
-            assert (await only(buffer)).times_sampled == times
-        assert await total(buffer, "taken") == 0
-
-    async def test_each_way_to_take_is_a_draw(self, open_buffer: OpenBuffer) -> None:
-        """get, take_batch and sample count alike."""
-        buffer = await open_buffer(max_times_sampled=3)
-        [uid] = await fill(buffer, 1)
-        assert len(await buffer.get(1, "math")) == 1
-        assert (await buffer.take_batch({"math": 1}))[1] == {"math": 1}
-        [item] = (await buffer.sample({"math": 1}))["math"]
-        assert (item.uid, item.times_sampled) == (uid, 3)
-        assert len(buffer) == 0
-
-    async def test_draws_of_all_or_nothing_may_ask_for_what_stays(self, open_buffer: OpenBuffer) -> None:
-        """With a timeout, a batch is ready as long as there are as many groups."""
-        buffer = await open_buffer("uniform", max_times_sampled=0)
-        await fill(buffer, 4)
-        for _ in range(3):
-            assert (await buffer.take_batch({"math": 4}, timeout=20))[1] == {"math": 4}
-        assert await buffer.is_ready({"math": 4})
-        assert not await buffer.is_ready({"math": 5})
-
-
-def odds(item: StorageItem) -> list[float]:
-    """Return the probability and the weight of a draw."""
-    assert item.probability is not None
-    assert item.weight is not None
-    return [item.probability, item.weight]
-
-
-class WeightLaws(Harness):
-    """The metadata of a `sample`, with `beta`."""
-
-    async def test_sample_gives_what_is_known_of_each_group(self, buffer: ReplayBuffer) -> None:
-        """uid, priority, draws, tags and the group itself; probability and weight only with a beta."""
-        [uid] = await fill(buffer, 1, priority=2.5, tags={"a": 1})
-        [item] = (await buffer.sample({"math": 1}))["math"]
-        assert (item.uid, item.priority, item.times_sampled, item.tags) == (uid, 2.5, 1, {"a": 1})
-        assert ids([item.item]) == [0]
-        assert (item.probability, item.weight) == (None, None)
-
-    @pytest.mark.parametrize("beta", [0, 0.4, 1])
-    async def test_prioritized_weights(self, open_buffer: OpenBuffer, beta: float) -> None:
-        """p is priority / sum of priorities, the weight (N p)^-beta, where N is the number before the draw."""
-        buffer = await open_buffer("prioritized", seed=1)
-        for priority in (0.5, 1.5, 2, 4):
-            await fill(buffer, 1, priority=priority)
-        for item in (await buffer.sample({"math": 3}, beta=beta))["math"]:
-            assert odds(item) == pytest.approx([item.priority / 8, (4 * item.priority / 8) ** -beta])
-
-    async def test_weights_of_other_policies(self, open_buffer: OpenBuffer) -> None:
-        """p is 1/N and the weight 1, whatever the priorities are."""
-        for policy in ("uniform", "fifo"):
-            buffer = await open_buffer(policy)
-            for priority in (0, 1, 5, 2):
-                await fill(buffer, 1, priority=priority)
-            for item in (await buffer.sample({"math": 4}, beta=0.7))["math"]:
-                assert odds(item) == pytest.approx([1 / 4, 1])
 
     async def test_weights_of_groups_of_priority_zero(self, open_buffer: OpenBuffer) -> None:
         """p is one over their number."""
@@ -389,25 +268,6 @@ class ChanceLaws(Harness):
         uids = (await fill(buffer, 9))[-5:]
         assert chi_square(await tally(buffer, uids, 250), [50] * 5) < CRITICAL[4]
 
-    @RANDOM
-    @pytest.mark.parametrize("is_sparse", [False, True])
-    async def test_draws_with_a_where_are_as_random(
-        self, open_buffer: OpenBuffer, policy: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Among the groups that match, in the order of keys or afresh; and draws of all stay as random after them."""
-        monkeypatch.setattr(ordering.Source, "is_sparse", lambda *_: is_sparse)
-        buffer = await open_buffer(policy, seed=8, max_times_sampled=0)
-        tagged = await fill(buffer, 4, tags={"a": 1})
-        others = await fill(buffer, 4)
-        narrowed = await tally(buffer, tagged, 200, where={"tags.a": 1})
-        assert chi_square(narrowed, [50] * 4) < CRITICAL[3]
-        counts = [0] * 8
-        for _ in range(120):
-            await drawn(buffer, 2, where={"tags.a": 1})
-            [one] = await drawn(buffer, 1)
-            counts[(tagged + others).index(one)] += 1
-        assert chi_square(counts, [15] * 8) < CRITICAL[7]
-
     @pytest.mark.parametrize("times", [3, 0])
     async def test_reused_groups_are_as_likely_as_new_ones(self, open_buffer: OpenBuffer, times: int) -> None:
         """In a window of fresh groups, the share of draws that go to groups drawn before is what chance says."""
@@ -464,3 +324,26 @@ class ChanceLaws(Harness):
         expected = (evicted[Status.COMPLETED] + evicted[Status.EXPIRED]) / 2
         pair = [evicted[Status.COMPLETED], evicted[Status.EXPIRED]]
         assert chi_square(pair, [expected] * 2) < CRITICAL[1]
+
+
+class NarrowedChanceLaws(Harness):
+    """Draws with a query, for which a database has two ways."""
+
+    @RANDOM
+    @pytest.mark.parametrize("is_sparse", [False, True])
+    async def test_draws_with_a_where_are_as_random(
+        self, open_buffer: OpenBuffer, policy: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Among the groups that match, in the order of keys or afresh; and draws of all stay as random after them."""
+        monkeypatch.setattr(ordering.Source, "is_sparse", lambda *_: is_sparse)
+        buffer = await open_buffer(policy, seed=8, max_times_sampled=0)
+        tagged = await fill(buffer, 4, tags={"a": 1})
+        others = await fill(buffer, 4)
+        narrowed = await tally(buffer, tagged, 100, where={"tags.a": 1})
+        assert chi_square(narrowed, [25] * 4) < CRITICAL[3]
+        counts = [0] * 8
+        for _ in range(80):
+            await drawn(buffer, 2, where={"tags.a": 1})
+            [one] = await drawn(buffer, 1)
+            counts[(tagged + others).index(one)] += 1
+        assert chi_square(counts, [10] * 8) < CRITICAL[7]

@@ -249,19 +249,17 @@ ATTEMPTS: dict[str, Attempt] = {
 class FenceLaws(InOnePlace):
     """Restores, as other storages see them."""
 
-    @pytest.mark.parametrize("attempt", ATTEMPTS)
-    async def test_those_of_the_run_before_can_change_nothing(
-        self, attempt: str, buffer: ReplayBuffer, another: Another
-    ) -> None:
+    async def test_those_of_the_run_before_can_change_nothing(self, buffer: ReplayBuffer, another: Another) -> None:
         """FencedError that names the step, at every attempt; the restored buffer stays as it is."""
         await fill_in_every_way(buffer)
         await buffer.checkpoint(1)
         trainer = await restored(buffer, another)
         before = held_by(trainer)
-        for _ in range(2):
-            with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
-                await ATTEMPTS[attempt](buffer)
-        assert held_by(trainer) == before
+        for name, attempt in ATTEMPTS.items():
+            for _ in range(2):
+                with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
+                    await attempt(buffer)
+            assert held_by(trainer) == before, name
 
     async def test_background_work_of_the_run_before_changes_nothing(
         self, open_buffer: OpenBuffer, same_place: SamePlace
@@ -332,13 +330,12 @@ class FenceLaws(InOnePlace):
             assert ids(await trainer.get(9, "math")) == [number, number]
 
 
+#: The damage of the second of three groups.
+KINDS = pytest.mark.parametrize("kind", ["bit rot", "other group", "other type"])
+
+
 class DamageLaws(Harness):
     """Bit rot, payloads of another rollout type, and a payload that is another group's."""
-
-    @pytest.fixture(params=["bit rot", "other group", "other type"])
-    def kind(self, request: pytest.FixtureRequest) -> str:
-        """The damage of the second of three groups."""
-        return str(request.param)
 
     async def _damaged(self, kind: str, open_storage: Open) -> tuple[ReplayBuffer, list[int]]:
         """Return a buffer with three groups, whose second can't be decoded, and their uids."""
@@ -361,63 +358,51 @@ class DamageLaws(Harness):
             uids.append(await storage.put(_new(2)))
         return ReplayBuffer(storage), uids
 
-    async def test_a_take_goes_on_with_the_next(self, kind: str, open_storage: Open) -> None:
-        """The batch is as large as if the damaged group weren't there."""
-        buffer, _ = await self._damaged(kind, open_storage)
-        assert ids(await buffer.get(2, "math")) == [0, 2]
-
-    async def test_a_damaged_group_is_set_aside(self, kind: str, open_storage: Open) -> None:
-        """Its status is FAILED, `error` says why; identity, staleness and payload stay."""
+    @KINDS
+    async def test_reads_and_refreshes_pass_a_damaged_group(self, kind: str, open_storage: Open) -> None:
+        """`find` has the reason in `error` and an empty item; a refresh neither loses nor expires it."""
         buffer, uids = await self._damaged(kind, open_storage)
-        payload = await payload_of(buffer.storage, uids[1])
-        await buffer.get(9, "math")
-        [item] = await found(buffer)
-        assert (item.uid, item.timestamp_id, item.status, item.item) == (uids[1], uids[1], Status.FAILED, [])
-        assert item.error
-        assert ("another rollout type" in item.error) is (kind == "other type")
-        assert await buffer.count("math", "failed") == 1
-        assert await payload_of(buffer.storage, uids[1]) == payload
-
-    async def test_find_shows_a_damaged_group(self, kind: str, open_storage: Open) -> None:
-        """With the reason in `error` and an empty item; reading changes nothing."""
-        buffer, uids = await self._damaged(kind, open_storage)
+        assert await buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9) == {"math": 0}
         items = await found(buffer)
         assert [item.uid for item in items] == uids
         assert [item.error is None for item in items] == [True, False, True]
         assert [len(item.item) for item in items] == [1, 0, 1]
         assert await buffer.count("math", "completed") == 3
 
-    async def test_all_or_nothing_counts_only_what_is_good(self, kind: str, open_storage: Open) -> None:
+    @KINDS
+    async def test_a_take_sets_a_damaged_group_aside_and_goes_on_with_the_next(
+        self, kind: str, open_storage: Open
+    ) -> None:
+        """Its status is FAILED, `error` says why; identity and payload stay. It can be asked for again, in vain."""
+        buffer, uids = await self._damaged(kind, open_storage)
+        payload = await payload_of(buffer.storage, uids[1])
+        assert ids(await buffer.get(2, "math")) == [0, 2]
+        for _ in range(2):
+            [item] = await found(buffer)
+            assert (item.uid, item.timestamp_id, item.status, item.item) == (uids[1], uids[1], Status.FAILED, [])
+            assert item.error
+            assert ("another rollout type" in item.error) is (kind == "other type")
+            assert await payload_of(buffer.storage, uids[1]) == payload
+            assert await buffer.get(9, "math", "failed") == []
+            assert await buffer.update({"status": "failed"}, status="completed") == 1
+            assert await buffer.get(9, "math") == []
+        assert await buffer.delete({}) == 1
+
+    async def test_all_or_nothing_counts_only_what_is_good(self, open_storage: Open) -> None:
         """A batch that the damaged group would have completed isn't ready; nothing is taken."""
-        buffer, _ = await self._damaged(kind, open_storage)
+        buffer, _ = await self._damaged("bit rot", open_storage)
         with pytest.raises(NotReadyError, match="task math: 2 completed groups there, 3 needed"):
             await buffer.take_batch({"math": 3}, timeout=0.2)
         assert len(buffer) == 3
         batch, _ = await buffer.take_batch({"math": 2}, timeout=20)
         assert ids(batch["math"]) == [0, 2]
 
-    async def test_concurrent_takers_pass_a_damaged_group(self, kind: str, open_storage: Open) -> None:
+    async def test_concurrent_takers_pass_a_damaged_group(self, open_storage: Open) -> None:
         """Several takers get the good groups once and set the bad one aside once."""
-        buffer, _ = await self._damaged(kind, open_storage)
+        buffer, _ = await self._damaged("bit rot", open_storage)
         batches = await asyncio.gather(*(buffer.get(1, "math") for _ in range(5)))
         assert sorted(i for batch in batches for i in ids(batch)) == [0, 2]
         assert await buffer.count_where({"status": "failed"}) == len(buffer) == 1
-
-    async def test_a_group_set_aside_can_be_asked_for_again(self, kind: str, open_storage: Open) -> None:
-        """It is set aside again each time it is taken, and can be deleted."""
-        buffer, _ = await self._damaged(kind, open_storage)
-        await buffer.get(9, "math")
-        assert await buffer.get(9, "math", "failed") == []
-        assert await buffer.update({"status": "failed"}, status="completed") == 1
-        assert await buffer.get(9, "math") == []
-        assert await buffer.count("math", "failed") == 1
-        assert await buffer.delete({}) == 1
-
-    async def test_a_refresh_passes_damaged_groups(self, kind: str, open_storage: Open) -> None:
-        """It is for the others; the damaged one is neither lost nor expired."""
-        buffer, uids = await self._damaged(kind, open_storage)
-        assert await buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9) == {"math": 0}
-        assert [item.uid for item in await found(buffer)] == uids
 
     async def test_snapshots_keep_damaged_groups(self, open_storage: Open, open_buffer: OpenBuffer) -> None:
         """A snapshot with a damaged group can be loaded, and the group is as damaged as before."""

@@ -42,35 +42,6 @@ def _in_line(buffer: ReplayBuffer) -> int:
 class EvictionLaws(Harness):
     """With `on_full="evict"` a put makes room for itself."""
 
-    @pytest.mark.parametrize(
-        ("remover", "left"),
-        [("fifo", [3, 4, 5]), ("lifo", [0, 1, 2]), ("staleness", [0, 2, 4])],
-    )
-    async def test_the_remover_says_what_leaves(self, open_buffer: OpenBuffer, remover: str, left: list[int]) -> None:
-        """The first groups in its order, the new one included."""
-        buffer = await open_buffer(remover=remover, capacity=3)
-        for number in range(6):
-            assert await buffer.put(group(number, response_model_steps=[1 - number % 2]), "math") is not None
-            assert len(buffer) == min(number + 1, 3)
-        assert await numbers(buffer) == left
-        assert (await total(buffer, "evicted"), await total(buffer, "put")) == (3, 6)
-
-    async def test_prioritized_eviction_spares_priority_zero(self, open_buffer: OpenBuffer) -> None:
-        """A remover draws as a sampler does: groups without weight leave last."""
-        buffer = await open_buffer(remover="prioritized", capacity=2, seed=1)
-        for number, priority in enumerate((0, 1, 5, 0, 2)):
-            await buffer.put(group(number), "math", priority=priority)
-        assert await numbers(buffer) == [0, 3]
-
-    async def test_every_task_has_its_own_capacity(self, open_buffer: OpenBuffer) -> None:
-        """And all statuses of a task share it."""
-        buffer = await open_buffer(capacity=2)
-        await fill(buffer, 2, "code")
-        await buffer.put(group(0, status=Status.ABORTED), "math")
-        await fill(buffer, 2, "math", first=1)
-        assert await numbers(buffer, {"task_name": "math"}) == [1, 2]
-        assert await numbers(buffer, {"task_name": "code"}) == [0, 1]
-
     @pytest.mark.parametrize("status", [Status.FILTERED, Status.FAILED])
     async def test_what_is_not_trained_on_takes_no_room(self, open_buffer: OpenBuffer, status: Status) -> None:
         """Whether put or updated: it evicts nothing, and nothing evicts it."""
@@ -84,17 +55,6 @@ class EvictionLaws(Harness):
         assert await numbers(buffer, {"status": "completed"}) == [2, 3, 8, 9]
         assert await numbers(buffer, {"status": status.value}) == [0, 4, 5, 6, 7]
         assert await total(buffer, "evicted") == 1
-
-    async def test_a_replaced_group_makes_room(self, open_buffer: OpenBuffer) -> None:
-        """A put of the same key, or with `replaces`, evicts no other."""
-        buffer = await open_buffer(capacity=2)
-        await buffer.put(group(0), "math", key="a")
-        uids = await fill(buffer, 1, first=1)
-        await buffer.put(group(2), "math", key="a")
-        assert await numbers(buffer) == [1, 2]
-        await buffer.put(group(3), "math", replaces=uids)
-        assert await numbers(buffer) == [2, 3]
-        assert (await total(buffer, "evicted"), await total(buffer, "replaced")) == (0, 2)
 
     async def test_an_evicted_group_cannot_be_drawn(self, open_buffer: OpenBuffer) -> None:
         """Readers see it no more, and a batch above the capacity is refused, not waited for."""
@@ -185,19 +145,6 @@ class FullLaws(Harness):
             await buffer.update({}, status="archived")
         await asyncio.wait_for(task, SOON)
 
-    async def test_a_replacing_put_needs_no_room(self, open_buffer: OpenBuffer) -> None:
-        """It goes in at once where the group that it replaces was."""
-        buffer = await open_buffer(capacity=2, on_full="reject")
-        await buffer.put(group(0), "math", key="a")
-        uids = await fill(buffer, 1, first=1)
-        await buffer.put(group(2), "math", key="a")
-        await buffer.put(group(3), "math", replaces=uids)
-        assert await numbers(buffer) == [2, 3]
-        [elsewhere] = await fill(buffer, 1, "code")
-        with pytest.raises(FullError):
-            await buffer.put(group(4), "math", replaces=[elsewhere])
-        assert len(buffer) == 3
-
     async def test_a_full_task_holds_up_no_other(self, open_buffer: OpenBuffer) -> None:
         """Puts of another task, or of another status while the rate is limited, go in while one waits."""
         buffer = await full(open_buffer)
@@ -268,18 +215,6 @@ async def put_all(buffer: ReplayBuffer, task: str = "math") -> int:
 class RateLaws(Harness):
     """Draws wait for puts, and puts for draws."""
 
-    async def test_nothing_is_drawn_below_min_size(self, open_buffer: OpenBuffer) -> None:
-        """From then on, all that is asked for; other statuses are not held back."""
-        buffer = await open_buffer(min_size=3)
-        await fill(buffer, 2)
-        await buffer.put(group(9, status=Status.ABORTED), "math")
-        assert await buffer.get(9, "math") == []
-        assert not await buffer.is_ready({"math": 1})
-        assert len(await buffer.get(1, "math", "aborted")) == 1
-        await fill(buffer, 1)
-        assert await buffer.is_ready({"math": 3})
-        assert len(await buffer.get(9, "math")) == 3
-
     async def test_min_size_is_of_each_task(self, open_buffer: OpenBuffer) -> None:
         """A batch of two tasks waits for both, and the error says what holds it back."""
         buffer = await open_buffer(min_size=2, max_times_sampled=0)
@@ -339,9 +274,7 @@ class RateLaws(Harness):
         await buffer.get(1, "math")
         await asyncio.wait_for(task, SOON)
 
-    @pytest.mark.parametrize(
-        ("how", "times"), [("delete", 1), ("expire", 2), ("drop", 0), ("update", 2), ("replace", 1), ("replace", 0)]
-    )
+    @pytest.mark.parametrize(("how", "times"), [("delete", 1), ("expire", 2), ("drop", 0), ("replace", 0)])
     async def test_lost_groups_bring_nothing_to_a_stop(self, open_buffer: OpenBuffer, how: str, times: int) -> None:
         """Groups lost before or after they were drawn are put again, and batches go on coming."""
         buffer = await open_buffer(
@@ -371,18 +304,6 @@ class RateLaws(Harness):
                 task_stale_thresholds={"math": 1}, expired_groups_retryable_by_task=retryable, current_train_step=9
             )
 
-    async def test_evictions_bring_nothing_to_a_stop(self, open_buffer: OpenBuffer) -> None:
-        """Neither puts nor draws, at any ratio."""
-        for times, ratio in ((1, 0.5), (2, 2), (0, 3)):
-            buffer = await open_buffer(max_times_sampled=times, samples_per_insert=ratio, capacity=4, min_size=2)
-            for _ in range(6):
-                for number in range(9):
-                    try:
-                        await buffer.put(group(number), "math", timeout=0)
-                    except FullError:
-                        break
-                assert len(await drawn(buffer, 2)) == 2, (times, ratio)
-
     async def test_batches_that_could_never_be_ready_are_refused(self, open_buffer: OpenBuffer) -> None:
         """InputError at once, not a wait for ever; without waiting, the groups that are there are taken."""
         buffer = await open_buffer(max_times_sampled=0, samples_per_insert=4, error_buffer=8)
@@ -395,15 +316,6 @@ class RateLaws(Harness):
             with pytest.raises(InputError, match="a batch of 3 groups of task math would wait for ever"):
                 await call
         assert len(await drawn(buffer, 3)) == 2
-
-    async def test_a_lease_given_back_is_no_draw(self, open_buffer: OpenBuffer) -> None:
-        """The rate counts draws that stand."""
-        buffer = await open_buffer(max_times_sampled=0, samples_per_insert=1, error_buffer=2)
-        assert await put_all(buffer) == 2
-        lease = await buffer.lease_batch({"math": 2}, seconds=600, heartbeat=False)
-        await lease.give_back()
-        assert await put_all(buffer) == 0
-        assert len(await drawn(buffer, 2)) == 2
 
     async def test_limits_are_the_configs_not_the_snapshots(self, open_buffer: OpenBuffer) -> None:
         """Reverb's checkpoints bring the old limits back silently, and inserts hang."""

@@ -14,7 +14,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import NotReadyError
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.values.rollouts.rollout import Status
-from tests.contract.drawing import CRITICAL, EVERY_POLICY
+from tests.contract.drawing import CRITICAL
 from tests.contract.harness import SOON, Harness, OpenBuffer, chi_square, drawn, fill, found, total
 
 HALF: dict[str, Any] = {"mix": {"replay": 0.5}}
@@ -30,7 +30,7 @@ async def state(buffer: ReplayBuffer) -> dict[int, tuple[str, int]]:
 class MixLaws(Harness):
     """`mix` is an option of all draws."""
 
-    @EVERY_POLICY
+    @pytest.mark.parametrize("policy", ["staleness", "prioritized"])
     @WITH_OLD_ONES
     async def test_a_share_was_drawn_before(self, open_buffer: OpenBuffer, policy: str, limits: dict[str, Any]) -> None:
         """The rest wasn't; archived groups stay archived; fresh ones fill up where too few were drawn before."""
@@ -155,7 +155,7 @@ class MixLaws(Harness):
         old = await fill(buffer, 6)
         await drawn(buffer, 6)
         again: Counter[int] = Counter()
-        estimate, rounds = 0.0, 100
+        estimate, rounds = 0.0, 60
         for _ in range(rounds):
             [first, *_] = await fill(buffer, 3)
             sampled = (await buffer.sample({"math": 3}, beta=1, mix={"replay": 0.667}))["math"]

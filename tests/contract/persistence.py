@@ -6,7 +6,6 @@ import asyncio
 import os
 import sqlite3
 from collections import Counter
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import pytest
 
 from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import CheckpointError, FencedError, InputError, SnapshotError, StorageError
+from replaybuf.errors import CheckpointError, InputError, SnapshotError, StorageError
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Cursor
 from replaybuf.values.rollouts.rollout import Status
-from tests.contract.harness import CODEC, SOON, Harness, OpenBuffer, found, group, ids, plain, rollout
-from tests.contract.leasing import LONG, lease_of
+from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids, plain, rollout
+from tests.contract.leasing import LONG
 from tests.contract.waiting import waiting
 from tests.reference.snapshots import held_by
 from tests.stores import because
@@ -52,16 +50,6 @@ async def everything(buffer: ReplayBuffer) -> list[Any]:
 class PersistenceLaws(Harness):
     """save, resume, state_dict and load_state_dict."""
 
-    async def test_a_snapshot_resumes_as_it_was(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
-        """Groups, metadata, dropped counts; the saved buffer stays as it is."""
-        buffer, fresh = await open_buffer(), await open_buffer()
-        await fill_in_every_way(buffer)
-        before = await everything(buffer)
-        assert await buffer.save(tmp_path / "deep" / "folder") == tmp_path / "deep" / "folder" / SNAPSHOT_FILE
-        await fresh.resume(tmp_path / "deep" / "folder")
-        assert await everything(fresh) == before
-        assert await everything(buffer) == before
-
     @pytest.mark.parametrize("way", ["snapshot", "state"])
     async def test_a_group_with_an_expired_rollout_expires_there_as_it_would_have_here(
         self, open_buffer: OpenBuffer, tmp_path: Path, way: str
@@ -84,17 +72,6 @@ class PersistenceLaws(Harness):
                 for step in (10, 11)
             ]
             assert counts == [{"math": 0, "code": 1}, {"math": 0, "code": 0}]
-
-    async def test_an_empty_buffer_can_be_saved(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
-        """Its uids and dropped counts go on."""
-        buffer, fresh = await open_buffer(), await open_buffer()
-        await fill_in_every_way(buffer)
-        uids = [item.uid for item in await found(buffer)]
-        await buffer.delete({})
-        await buffer.save(tmp_path)
-        await fresh.resume(tmp_path)
-        assert await everything(fresh) == [0, 1, 0]
-        assert await fresh.put(group(1), "math") not in uids
 
     async def test_a_snapshot_replaces_an_older_one(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """Of saves into one folder the last counts, and nothing else is left there."""
@@ -120,19 +97,6 @@ class PersistenceLaws(Harness):
         saved = [item.uid for item in await found(fresh)]
         assert saved == uids[: len(saved)]
         assert len(saved) >= 20
-
-    async def test_resume_refuses_a_buffer_with_groups(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
-        """SnapshotError, and the buffer stays as it is."""
-        buffer, other = await open_buffer(), await open_buffer()
-        await fill_in_every_way(buffer)
-        await buffer.save(tmp_path)
-        await other.put(group(1), "math")
-        before = await everything(other)
-        with pytest.raises(SnapshotError, match="1 group", check=because("not empty")):
-            await other.resume(tmp_path)
-        with pytest.raises(SnapshotError, check=because("not empty")):
-            other.load_state_dict(buffer.state_dict())
-        assert await everything(other) == before
 
     async def test_resume_refuses_a_missing_snapshot(self, buffer: ReplayBuffer, tmp_path: Path) -> None:
         """SnapshotError that names the folder."""
@@ -164,31 +128,6 @@ class PersistenceLaws(Harness):
         with pytest.raises(SnapshotError):
             await fresh.resume(tmp_path)
         assert len(fresh) == 0
-
-    async def test_snapshots_go_from_any_database_to_any(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
-        """To a SQLite database in memory and back."""
-        buffer, fresh = await open_buffer(), await open_buffer()
-        memory = await open_buffer(storage=SQLStorage("memory://", CODEC))
-        await fill_in_every_way(buffer)
-        await buffer.save(tmp_path / "1")
-        await memory.resume(tmp_path / "1")
-        assert await everything(memory) == await everything(buffer)
-        await memory.save(tmp_path / "2")
-        await fresh.resume(tmp_path / "2")
-        assert await everything(fresh) == await everything(buffer)
-
-    async def test_state_dicts_go_from_any_database_to_any(self, open_buffer: OpenBuffer) -> None:
-        """To a SQLite database in memory and back, and they are not used up."""
-        buffer, fresh = await open_buffer(), await open_buffer()
-        memory = await open_buffer(storage=SQLStorage("memory://", CODEC))
-        await fill_in_every_way(buffer)
-        state = buffer.state_dict()
-        kept = deepcopy(state)
-        memory.load_state_dict(state)
-        assert await everything(memory) == await everything(buffer)
-        fresh.load_state_dict(memory.state_dict())
-        assert await everything(fresh) == await everything(buffer)
-        assert state == kept
 
     async def test_a_damaged_state_is_refused_whole(self, open_buffer: OpenBuffer) -> None:
         """If one group of a state dict is damaged, none is loaded, and the right state still can be."""
@@ -268,106 +207,6 @@ class CheckpointLaws(Harness):
         assert held_by(buffer) == before
         assert await everything(buffer) == seen
 
-    @pytest.mark.parametrize("policy", ["fifo", "lifo", "staleness", "uniform", "prioritized"])
-    async def test_a_restored_run_draws_what_it_would_have_drawn(self, policy: str, open_buffer: OpenBuffer) -> None:
-        """The batches after a restore are those of a run that was never interrupted, with the same seed."""
-        buffer = await open_buffer(policy, seed=7, max_times_sampled=2)
-        await batches(buffer, 100)
-        await buffer.checkpoint(4)
-        uninterrupted = await batches(buffer, 200)
-        for _ in range(2):
-            await buffer.restore(4)
-            assert await batches(buffer, 200) == uninterrupted
-
-    async def test_uids_are_never_given_again(self, buffer: ReplayBuffer) -> None:
-        """Also those of groups that a restore has removed."""
-        await buffer.put(group(1), "math")
-        await buffer.checkpoint(1)
-        given = [await buffer.put(group(number), "math") for number in range(3)]
-        await buffer.restore(1)
-        assert await buffer.put(group(9), "math") not in given
-
-    async def test_leased_groups_are_as_if_given_back(self, buffer: ReplayBuffer) -> None:
-        """Those that were leased then, and those that are leased now."""
-        uids = [await buffer.put(group(number), "math") for number in range(3)]
-        async with buffer.lease_batch({"math": 1}, seconds=LONG):
-            await buffer.checkpoint(1)
-        await lease_of(buffer)
-        await buffer.restore(1)
-        items = await found(buffer)
-        assert [(item.uid, item.times_sampled, item.deliveries) for item in items] == [(uid, 0, 0) for uid in uids]
-        assert (await buffer.storage.tallies()).get(("math", Status.COMPLETED, Tally.LEASED), 0) == 0
-
-    async def test_a_restore_undoes_a_refresh(self, buffer: ReplayBuffer) -> None:
-        """Stale tokens are trained on again, and a group that was put without a step has its own staleness again."""
-        await buffer.put(group(1, response_model_steps=[0, 7, 7]), "math", current_train_step=8)
-        await buffer.put(group(2, response_model_steps=[5, 5, 5]), "math")
-        await buffer.put(group(3, response_model_steps=[2, 7, 7]), "math", current_train_step=8)
-        await buffer.checkpoint(1)
-        before, items = held_by(buffer), await found(buffer)
-        thresholds: Any = {"task_stale_thresholds": {"math": 8}, "task_token_stale_thresholds": {"math": 5}}
-        await buffer.refresh_staleness(**thresholds, current_train_step=9)
-        assert [one.item[0].response_mask for one in await found(buffer)] == [None, [1, 1, 1], [0, 1, 1]]
-        await buffer.restore(1)
-        assert held_by(buffer) == before
-        assert await found(buffer) == items
-
-    async def test_a_lease_of_before_the_restore_is_fenced(self, buffer: ReplayBuffer) -> None:
-        """It can't be acknowledged, extended or settled by a put any more; nothing is changed by the attempt."""
-        await buffer.put(group(1), "math")
-        await buffer.checkpoint(1)
-        lease = await lease_of(buffer)
-        await buffer.restore(1)
-        [uid] = lease.open
-        with pytest.raises(FencedError, match="restored"):
-            await lease.acknowledge()
-        with pytest.raises(FencedError):
-            await lease.extend()
-        with pytest.raises(FencedError):
-            await lease.finish(group(2), "math", replaces=[uid])
-        assert await lease.give_back() == 0
-        assert ids(await buffer.get(9, "math")) == [1]
-
-    async def test_keep_new_keeps_what_was_put_since(self, open_buffer: OpenBuffer) -> None:
-        """With its staleness, as if it had never been drawn; what was taken since is back all the same."""
-        buffer = await open_buffer("fifo", max_times_sampled=3)
-        await buffer.put(group(1), "math", model_step=1, current_train_step=2)
-        await buffer.checkpoint(2)
-        await buffer.put(group(2), "math", model_step=2, current_train_step=6, tags={"new": True})
-        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=7)
-        await buffer.get(2, "math")
-        await buffer.delete({"tags.new": {"$ne": True}})
-        await buffer.restore(2, keep_new=True)
-        items = await found(buffer)
-        assert [(ids([item.item]), item.staleness, item.times_sampled) for item in items] == [([1], 0, 0), ([2], 4, 0)]
-        assert plain(await buffer.get(9, "math")) == plain([item.item for item in items])
-
-    async def test_keep_new_leaves_later_checkpoints_as_they_are(self, open_buffer: OpenBuffer) -> None:
-        """What it makes of the groups that it keeps isn't in a checkpoint that had them before."""
-        buffer = await open_buffer("fifo", max_times_sampled=5)
-        await buffer.checkpoint(1)
-        await buffer.put(group(1), "math", key="a")
-        await buffer.get(1, "math")
-        await buffer.checkpoint(2)
-        await buffer.restore(1, keep_new=True)
-        assert [item.times_sampled for item in await found(buffer)] == [0]
-        await buffer.restore(2)
-        assert [item.times_sampled for item in await found(buffer)] == [1]
-
-    async def test_keep_new_counts_what_it_keeps(self, buffer: ReplayBuffer) -> None:
-        """put = the sum of all outcomes, also after groups were kept over a restore, and one replaced another."""
-        await buffer.put(group(1), "math", key="a")
-        await buffer.put(group(2), "math")
-        await buffer.checkpoint(2)
-        await buffer.put(group(3), "math", key="a")
-        await buffer.put(group(4), "math", key="b")
-        await buffer.get(1, "math")
-        await lease_of(buffer)
-        await buffer.restore(2, keep_new=True)
-        assert sorted(ids([item.item for item in await found(buffer)])) == [2, 3, 4]
-        tallies = {name: n for (_, _, name), n in (await buffer.storage.tallies()).items() if n}
-        assert tallies == {Tally.PUT: 4, Tally.SIZE: 3, Tally.REPLACED: 1}
-
     async def test_keep_new_brings_archived_groups_back(self, open_buffer: OpenBuffer) -> None:
         """Groups that were put and taken since are completed again, where the archive has kept them."""
         buffer = await open_buffer("fifo", archive_groups=10)
@@ -403,18 +242,6 @@ class CheckpointLaws(Harness):
             await buffer.checkpoint(step)
         assert [(made.step, made.groups) for made in await buffer.checkpoints()] == [(1, 3), (3, 4)]
 
-    async def test_a_dropped_checkpoint_is_gone(self, buffer: ReplayBuffer) -> None:
-        """CheckpointError that names the step, and those that there are."""
-        for step in (5, 6):
-            await buffer.checkpoint(step)
-        await buffer.drop_checkpoint(5)
-        for call in (buffer.restore(5), buffer.drop_checkpoint(5), buffer.restore(5, keep_new=True)):
-            with pytest.raises(CheckpointError, match=r"step 5.* 6"):
-                await call
-        await buffer.drop_checkpoint(6)
-        with pytest.raises(CheckpointError, match="no checkpoint was made"):
-            await buffer.restore(6)
-
     async def test_a_missing_checkpoint_changes_nothing(self, buffer: ReplayBuffer) -> None:
         """And a step that is none is refused."""
         await fill_in_every_way(buffer)
@@ -427,13 +254,6 @@ class CheckpointLaws(Harness):
                 with pytest.raises(InputError, match="step"):
                     await call
         assert held_by(buffer) == before
-
-    async def test_a_state_is_not_loaded_over_checkpoints(self, buffer: ReplayBuffer) -> None:
-        """SnapshotError that names their steps."""
-        state = buffer.state_dict()
-        await buffer.checkpoint(4)
-        with pytest.raises(SnapshotError, match="4", check=because("not empty")):
-            buffer.load_state_dict(state)
 
     async def test_a_restore_wakes_those_who_wait(self, buffer: ReplayBuffer) -> None:
         """Waits in the same buffer get groups that are back."""

@@ -10,12 +10,11 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, FullError, InputError, LeaseLostError
-from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.contract.harness import Harness, OpenBuffer, found, group, ids, matching, only, plain, total
+from tests.contract.harness import Harness, OpenBuffer, found, group, ids, total
 from tests.contract.leasing import LONG
 
 #: Queries over the four groups of `four`, with the places of those that match.
@@ -68,62 +67,11 @@ async def four(buffer: ReplayBuffer) -> list[int]:
 class QueryingLaws(Harness):
     """Reading without consuming."""
 
-    async def test_queries(self, buffer: ReplayBuffer) -> None:
-        """A query finds the same in `find` and `count_where`."""
-        uids = await four(buffer)
-        for query, places in QUERIES:
-            assert await matching(buffer, query) == [uids[place] for place in places], query
-
-    async def test_uids_and_timestamps_can_be_asked_for(self, buffer: ReplayBuffer) -> None:
-        """By themselves, in lists, and by order."""
-        uids = await four(buffer)
-        assert await matching(buffer, {"uid": {"$in": [uids[0], uids[3], 10**12]}}) == [uids[0], uids[3]]
-        assert await matching(buffer, {"uid": {"$gt": uids[1]}}) == uids[2:]
-        [first, *_] = await found(buffer)
-        assert await matching(buffer, {"timestamp_id": first.timestamp_id}) == uids[:1]
-
-    async def test_find_gives_groups_with_metadata(self, buffer: ReplayBuffer) -> None:
-        """Every item has its metadata and its rollouts, and nothing is consumed."""
-        uids = await four(buffer)
-        [item] = await found(buffer, {"priority": 2})
-        assert (item.uid, item.task_name, item.status, item.staleness) == (uids[2], "math", Status.FAILED, -1)
-        assert (item.priority, item.reward, item.times_sampled) == (2.0, 0.0, 0)
-        assert plain(item.tags) == plain({"n": True, "none": None})
-        assert plain(item.item) == plain(group(2, reward=0.0, seq_staleness=-1, status=Status.FAILED))
-        assert len(buffer) == 4
-
     async def test_find_without_payloads_gives_the_metadata(self, buffer: ReplayBuffer) -> None:
         """All of it, in the same order, and no rollouts."""
         await four(buffer)
         whole = await found(buffer, order_by="-reward")
         assert await found(buffer, order_by="-reward", payloads=False) == [replace(one, item=[]) for one in whole]
-
-    async def test_find_orders(self, buffer: ReplayBuffer) -> None:
-        """By one field or several, groups without a value last, ties in insertion order."""
-        uids = await four(buffer)
-        orders: list[tuple[Any, list[int]]] = [
-            (None, [0, 1, 2, 3]),
-            ("uid", [0, 1, 2, 3]),
-            ("-timestamp_id", [3, 2, 1, 0]),
-            ("reward", [2, 1, 0, 3]),
-            ("-reward", [0, 1, 2, 3]),
-            ("staleness", [2, 3, 1, 0]),
-            (["task_name", "-priority"], [3, 2, 1, 0]),
-            ("status", [0, 1, 3, 2]),
-            ("times_sampled", [0, 1, 2, 3]),
-        ]
-        for order_by, places in orders:
-            got = [item.uid for item in await found(buffer, order_by=order_by)]
-            assert got == [uids[place] for place in places], order_by
-
-    async def test_find_limits(self, buffer: ReplayBuffer) -> None:
-        """`limit` bounds the number of groups; None doesn't; negative or fractional ones are refused."""
-        uids = await four(buffer)
-        for limit, expected in ((0, []), (2, uids[:2]), (9, uids), (None, uids)):
-            assert [item.uid for item in await found(buffer, limit=limit)] == expected
-        for wrong in (-1, 1.5, True):
-            with pytest.raises(ValueError, match="limit"):
-                buffer.find({}, limit=wrong)  # type: ignore[arg-type]
 
     async def test_find_streams_while_others_change(self, buffer: ReplayBuffer) -> None:
         """Between two items anyone can put, take and delete; groups that stay are each given once."""
@@ -162,49 +110,6 @@ class QueryingLaws(Harness):
             assert len(seen) < 4
 
 
-class ChangingLaws(Harness):
-    """delete and update."""
-
-    async def test_delete_removes_what_matches(self, buffer: ReplayBuffer) -> None:
-        """And says how many; `{}` removes all."""
-        uids = await four(buffer)
-        assert await buffer.delete({"reward": {"$gte": 0.5}}) == 2
-        assert [item.uid for item in await found(buffer)] == uids[2:]
-        assert await buffer.delete({"reward": 3}) == 0
-        assert await buffer.delete({}) == 2
-        assert len(buffer) == 0
-
-    async def test_update_sets_metadata(self, buffer: ReplayBuffer) -> None:
-        """Status, priority and tags; the rest stays; it returns the number that matched."""
-        uids = await four(buffer)
-        assert await buffer.update({"uid": uids[0]}, status="filtered", priority=9, tags={"new": 1}) == 1
-        assert await buffer.update({"uid": {"$in": uids[1:3]}}, priority=8) == 2
-        assert await buffer.update({"uid": uids[2]}, tags=None) == 1
-        assert await buffer.update({"uid": -1}, priority=1) == 0
-        items = await found(buffer)
-        statuses = [Status.FILTERED, Status.COMPLETED, Status.FAILED, Status.COMPLETED]
-        assert [item.status for item in items] == statuses
-        assert [item.priority for item in items] == [9, 8, 8, 3]
-        assert [item.tags for item in items] == [{"new": 1}, {"n": "1"}, None, None]
-
-    async def test_update_keeps_identity_order_and_staleness(self, buffer: ReplayBuffer) -> None:
-        """uid, timestamp_id, created_at, staleness, reward and the rollouts stay, also through a change of status."""
-        await buffer.put(group(1), "math", model_step=3, current_train_step=8, key="k")
-        before = await only(buffer)
-        await buffer.update({}, status="archived", priority=7, tags={"a": 1})
-        after = await only(buffer)
-        kept = ("uid", "timestamp_id", "created_at", "staleness", "reward", "key", "times_sampled")
-        assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
-        assert plain(after.item) == plain(before.item)
-
-    async def test_a_group_of_another_status_is_taken_as_such(self, buffer: ReplayBuffer) -> None:
-        """After an update it belongs to its new status, in its old place."""
-        for i in range(3):
-            await buffer.put(group(i, status=Status.FAILED if i == 1 else Status.COMPLETED), "math")
-        await buffer.update({"status": "failed"}, status="completed")
-        assert [g[0].rollout_id for g in await buffer.get(9, "math")] == [0, 1, 2]
-
-
 class ClaimLaws(Harness):
     """Groups that are leased from the beginning, in the transaction that moves a cursor."""
 
@@ -239,25 +144,6 @@ class ClaimLaws(Harness):
         assert await storage.claim([self.prompt(1)], replace(seen, position=10, value=b"ten"), LONG) is None
         assert await storage.cursor("data") == Cursor("data", 2, 2, b"two")
 
-    async def test_claimed_groups_are_leased(self, buffer: ReplayBuffer) -> None:
-        """Nobody draws them; given back they are there for the next, as if they had not been drawn."""
-        lease = await buffer.cursors.claim([self.prompt(1)], Cursor("data"), LONG)
-        assert lease is not None
-        [uid] = lease.open
-        assert len(buffer) == 0
-        assert await lease.give_back() == 1
-        [item] = await found(buffer)
-        assert (item.uid, item.status, item.times_sampled, item.deliveries) == (uid, Status.INIT, 0, 0)
-        tallies = {name: n for (_, _, name), n in (await buffer.storage.tallies()).items() if n}
-        assert tallies == {Tally.PUT: 1, Tally.SIZE: 1, Tally.RETURNED: 1}
-
-    async def test_a_claim_evicts_nothing(self, open_buffer: OpenBuffer) -> None:
-        """Leased groups are not in the buffer."""
-        buffer = await open_buffer(capacity=1)
-        await buffer.put(group(1), "math")
-        await buffer.cursors.claim([self.prompt(2), self.prompt(3)], Cursor("data"), LONG)
-        assert ids(await buffer.get(9, "math")) == [1]
-
 
 class ImportLaws(Harness):
     """Groups that are put in the transaction that moves a cursor."""
@@ -275,20 +161,6 @@ class ImportLaws(Harness):
         assert await storage.cursor("file") == Cursor("file", 1, 2, b"x")
         assert ids(await buffer.get(9, "math")) == [1, 2]
 
-    async def test_they_keep_what_they_were(self, buffer: ReplayBuffer) -> None:
-        storage = buffer.storage
-        told = {"priority": 2.5, "times_sampled": 3, "deliveries": 1, "error": "no", "key": "a", "tags": {"level": 1}}
-        await storage.put_with_cursor([self.moved(1, **told)], Cursor("file"))
-        [item] = await found(buffer)
-        assert {name: getattr(item, name) for name in told} == told
-        assert (item.staleness, item.created_at) == (2, 1.0)
-
-    async def test_one_of_the_same_key_is_replaced(self, buffer: ReplayBuffer) -> None:
-        storage = buffer.storage
-        await buffer.put(group(1), "math", key="a")
-        await storage.put_with_cursor([self.moved(2, key="a")], Cursor("file"))
-        assert ids([item.item for item in await found(buffer)]) == [2]
-
     async def test_a_group_without_room_leaves_nothing_of_the_others(self, open_buffer: OpenBuffer) -> None:
         buffer = await open_buffer(capacity=1, on_full="reject")
         storage = buffer.storage
@@ -300,18 +172,6 @@ class ImportLaws(Harness):
 
 class SettlingLaws(Harness):
     """Results that are stored in the place of leased groups."""
-
-    async def test_a_put_settles_what_it_was_made_from(self, buffer: ReplayBuffer) -> None:
-        """The leased group leaves as its result comes in; the lease has nothing open then."""
-        await buffer.put(group(1, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
-        await lease.finish(group(2), "math", replaces=lease.open)
-        assert not lease.open
-        await lease.acknowledge()
-        assert ids(await buffer.get(9, "math")) == [2]
-        tallies = {(status, name): n for (_, status, name), n in (await buffer.storage.tallies()).items() if n}
-        assert tallies[(Status.INIT, Tally.REPLACED)] == 1
-        assert (Status.INIT, Tally.LEASED) not in tallies
 
     async def test_a_lease_can_go_on_with_other_content(self, buffer: ReplayBuffer) -> None:
         """The new group is held in the place of the old one, and comes back instead of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,8 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError, RolloutError
-from replaybuf.values.rollouts.group_fields import fields_of
-from replaybuf.values.rollouts.rollout import RolloutState, Status
-from replaybuf.values.rollouts.staleness import (
-    ExpiryRule,
-    find_expired,
-    mask_stale_tokens,
-    reset_response,
-)
-from tests.contract.harness import CODEC, Harness, found, group, only, plain, rollout
-from tests.reference.matching import refresh_group
+from replaybuf.values.rollouts.rollout import Status
+from tests.contract.harness import Harness, found, group, only, plain, rollout
 from tests.reference.snapshots import held_by
 
 
@@ -44,84 +35,6 @@ async def masks(buffer: ReplayBuffer) -> list[Any]:
 class RefreshingLaws(Harness):
     """The effects of a refresh on staleness, status and reads."""
 
-    async def test_groups_get_the_staleness_of_the_step(self, buffer: ReplayBuffer) -> None:
-        """With or without an earlier train step; groups without model steps have 0."""
-        await buffer.put(group(1), "math", model_step=2, current_train_step=3)
-        await buffer.put(group(2, seq_staleness=5, response_model_steps=[4]), "math")
-        await buffer.put(group(3, seq_staleness=5), "math")
-        await buffer.put(group(4), "math", current_train_step=3)
-        assert await staleness(buffer) == [0, 5, 5, 0]
-        assert await refresh(buffer, 10) == {"math": 0}
-        assert await staleness(buffer) == [7, 5, 0, 0]
-
-    async def test_the_most_stale_rollout_counts(self, buffer: ReplayBuffer) -> None:
-        """Groups of rollouts with and without model steps are never below 0."""
-        await buffer.put([rollout(1, response_model_steps=[4, 2]), rollout(2, response_model_steps=[6])], "math")
-        await buffer.put([rollout(3, response_model_steps=[4]), rollout(4)], "math")
-        for step, expected in ((9, [6, 4]), (3, [0, 0]), (1, [-2, 0]), (8, [5, 3])):
-            await refresh(buffer, step)
-            assert await staleness(buffer) == expected
-
-    async def test_steps_may_come_again_and_go_back(self, buffer: ReplayBuffer) -> None:
-        """The result of a refresh depends only on its own step, not on earlier ones."""
-        for step in (1, 4, 7):
-            await buffer.put(group(step), "math", model_step=step, current_train_step=5)
-        for step in (8, 8, 3, 20, 0, 6):
-            await refresh(buffer, step)
-            assert await staleness(buffer) == [step - 2, step - 5, step - 8]
-
-    async def test_a_later_put_keeps_its_own_step(self, buffer: ReplayBuffer) -> None:
-        """A group put for another train step than that of the refresh has the staleness of its own."""
-        await buffer.put(group(1), "math", model_step=1, current_train_step=5)
-        await refresh(buffer, 8)
-        await buffer.put(group(2), "math", model_step=1, current_train_step=5)
-        await buffer.put(group(3), "math", model_step=1, current_train_step=8)
-        await buffer.put(group(4), "math", model_step=1, current_train_step=12)
-        assert await staleness(buffer) == [6, 3, 6, 10]
-
-    async def test_what_is_too_old_expires(self, buffer: ReplayBuffer) -> None:
-        """At the threshold, as in put; the numbers are of groups, by task."""
-        for step in (1, 2, 3):
-            await buffer.put(group(step), "math", model_step=step, current_train_step=4)
-        assert await refresh(buffer, 6, 4) == {"math": 1}
-        assert [item.status for item in await found(buffer)] == ["expired", "completed", "completed"]
-        assert await refresh(buffer, 7, 4) == {"math": 1}
-        assert await buffer.count("math", "expired") == 2
-
-    async def test_an_expired_rollout_has_lost_its_response(self, buffer: ReplayBuffer) -> None:
-        """For reads and takes: as an expired put, with the staleness at which it expired."""
-        put = [rollout(1, response_model_steps=[0], reward=1.0), rollout(2, response_model_steps=[8], reward=0.25)]
-        kept = deepcopy(put[1])
-        await buffer.put(put, "math", current_train_step=9)
-        assert await refresh(buffer, 10, 5) == {"math": 1}
-        item = await only(buffer)
-        assert (item.status, item.staleness, item.reward) == (Status.EXPIRED, 9, 0.25)
-        [gone, stays] = item.item
-        assert (gone.status, gone.response, gone.tokens, gone.response_ids) == ("expired", "", [1, 2], [])
-        assert (gone.reward, gone.finish_reason, gone.response_mask, gone.seq_staleness) == (None, None, None, 9)
-        kept.seq_staleness = 1
-        assert plain(stays) == plain(kept)
-        [[taken, _]] = await buffer.get(1, "math", "expired")
-        assert plain(taken) == plain(gone)
-
-    async def test_an_expired_group_expires_once(self, buffer: ReplayBuffer) -> None:
-        """Its reset rollouts have no model steps: from the next refresh on they have staleness 0."""
-        await buffer.put(group(1), "math", model_step=1, current_train_step=2)
-        assert await refresh(buffer, 9, 3) == {"math": 1}
-        assert await staleness(buffer) == [7]
-        assert await refresh(buffer, 9, 3) == {"math": 0}
-        assert await staleness(buffer) == [0]
-
-    async def test_the_rest_of_an_expired_group_can_expire_later(self, buffer: ReplayBuffer) -> None:
-        """An EXPIRED group whose other rollouts grow too old is counted again."""
-        put = [rollout(1, response_model_steps=[1]), rollout(2, response_model_steps=[4])]
-        await buffer.put(put, "math", current_train_step=5)
-        assert [await refresh(buffer, step, 4) for step in (6, 7, 9, 10)] == [
-            {"math": 1}, {"math": 0}, {"math": 1}, {"math": 0}
-        ]  # fmt: skip
-        item = await only(buffer)
-        assert [r.status for r in item.item] == ["expired", "expired"]
-
     @pytest.mark.parametrize("steps", [None, [1, 8]])
     @pytest.mark.parametrize("again", [Status.ABORTED, Status.EXPIRED])
     async def test_an_updated_status_outlives_those_of_the_put(
@@ -136,30 +49,6 @@ class RefreshingLaws(Harness):
         await buffer.update({}, status=again)
         assert await buffer.refresh_staleness(**refreshed, current_train_step=9) == {"math": 0}
         assert all(rollout.response_ids for rollout in (await only(buffer)).item)
-
-    async def test_not_retryable_groups_leave(self, buffer: ReplayBuffer) -> None:
-        """They are removed and counted as dropped, where the task says so; default is retryable."""
-        for task in ("math", "code"):
-            await buffer.put(group(1), task, model_step=1, current_train_step=2)
-        expired = await buffer.refresh_staleness(
-            task_stale_thresholds={"math": 3, "code": 3},
-            expired_groups_retryable_by_task={"math": False},
-            current_train_step=9,
-        )
-        assert expired == {"math": 1, "code": 1}
-        assert (await buffer.dropped("math"), await buffer.dropped("code")) == (1, 0)
-        assert (await only(buffer)).task_name == "code"
-
-    async def test_tasks_have_their_own_thresholds(self, buffer: ReplayBuffer) -> None:
-        """A task that isn't named is left alone; None refreshes without expiry."""
-        for task in ("math", "code", "other"):
-            await buffer.put(group(1), task, model_step=1, current_train_step=2)
-        thresholds = {"math": 3, "code": None, "empty": 1}
-        expired = await buffer.refresh_staleness(task_stale_thresholds=thresholds, current_train_step=9)
-        assert expired == {"math": 1, "code": 0, "empty": 0}
-        assert [(i.task_name, i.status, i.staleness) for i in await found(buffer)] == [
-            ("math", "expired", 7), ("code", "completed", 7), ("other", "completed", 0)
-        ]  # fmt: skip
 
     async def test_statuses_default_to_those_that_expire(self, buffer: ReplayBuffer) -> None:
         """completed, aborted and expired; groups of other statuses keep their staleness."""
@@ -186,113 +75,6 @@ class RefreshingLaws(Harness):
         assert await refresh(buffer, 9, 3, statuses=[]) == {"math": 0}
         with pytest.raises(InputError):
             await refresh(buffer, 9, statuses=["done"])
-
-    async def test_an_updated_status_decides(self, buffer: ReplayBuffer) -> None:
-        """A group is refreshed if its new status is, and otherwise keeps its staleness."""
-        await buffer.put(group(1), "math", model_step=1, current_train_step=4)
-        await refresh(buffer, 5)
-        await buffer.update({}, status="filtered")
-        await refresh(buffer, 9)
-        assert await staleness(buffer) == [3]
-        await buffer.update({}, status="completed")
-        assert await staleness(buffer) == [3]
-        await refresh(buffer, 9)
-        assert await staleness(buffer) == [7]
-
-    async def test_expiry_by_token(self, buffer: ReplayBuffer) -> None:
-        """As in put, by task: the freshest trainable token decides."""
-        for fields in (
-            {"response_model_steps": [0, 6, 1]},
-            {"response_model_steps": [0, 6, 1], "response_mask": [1, 0, 1]},
-            {"response_model_steps": [0, 1, 1], "response_mask": [0, 0, 0]},
-            {"response_model_steps": [0, 1, 1], "labels": [1]},
-        ):
-            await buffer.put(group(1, **fields), "math", current_train_step=7)
-        assert await refresh(buffer, 10, task_token_stale_thresholds={"math": 4}) == {"math": 1}
-        assert [i.status for i in await found(buffer)] == ["completed", "expired", "completed", "completed"]
-        assert await refresh(buffer, 10, 10, task_token_stale_thresholds={"math": 3}) == {"math": 1}
-
-    async def test_partly_stale_responses_are_masked(self, buffer: ReplayBuffer) -> None:
-        """As in put; what is masked stays masked, until the next refresh masks more or the rollout expires."""
-        fields: list[dict[str, Any]] = [{}, {"response_mask": [1, 1, 0]}, {"response_mask": None}, {"labels": [1]}]
-        for one in fields:
-            await buffer.put(group(1, response_model_steps=[0, 4, 7], **one), "math", current_train_step=8)
-        assert await refresh(buffer, 8) == {"math": 0}
-        assert await masks(buffer) == [[1, 1, 1], [1, 1, 0], None, [1, 1, 1]]
-        for threshold in (4, 9):
-            assert await refresh(buffer, 8, task_token_stale_thresholds={"math": threshold}) == {"math": 0}
-            assert await masks(buffer) == [[0, 1, 1], [0, 1, 0], [0, 1, 1], [1, 1, 1]]
-        assert await refresh(buffer, 9, task_token_stale_thresholds={"math": 4}) == {"math": 1}
-        assert await masks(buffer) == [[0, 0, 1], None, [0, 0, 1], [1, 1, 1]]
-
-    async def test_a_mask_goes_where_its_group_goes(self, buffer: ReplayBuffer) -> None:
-        """A group that changes its status and is taken keeps it."""
-        await buffer.put(group(1, response_model_steps=[0, 7], response_mask=[1, 1]), "math", current_train_step=8)
-        await refresh(buffer, 8, task_token_stale_thresholds={"math": 4})
-        for status in ("filtered", "completed"):
-            await buffer.update({}, status=status)
-        [[taken]] = await buffer.get(1, "math")
-        assert taken.response_mask == [0, 1]
-
-    async def test_not_retryable_groups_that_expired_before_leave(self, buffer: ReplayBuffer) -> None:
-        """Also without a threshold; they count as dropped. Where they are retryable they stay."""
-        for task in ("math", "code"):
-            await buffer.put(group(1, status=Status.EXPIRED), task)
-            await buffer.put(group(2), task)
-        expired = await buffer.refresh_staleness(
-            task_stale_thresholds={"math": None, "code": 3},
-            expired_groups_retryable_by_task={"math": False},
-            current_train_step=9,
-        )
-        assert expired == {"math": 1, "code": 0}
-        assert (await buffer.dropped("math"), await buffer.dropped("code")) == (1, 0)
-        assert [await buffer.count(task, "expired") for task in ("math", "code")] == [0, 1]
-
-    async def test_identity_and_order_stay(self, buffer: ReplayBuffer) -> None:
-        """A refresh changes no uid, timestamp_id, key, tags, priority or created_at."""
-        for i in range(3):
-            await buffer.put(group(i), "math", model_step=i, priority=i, tags={"i": i}, key=str(i))
-        kept = ("uid", "timestamp_id", "key", "tags", "priority", "created_at", "times_sampled")
-        before = [[getattr(item, name) for name in kept] for item in await found(buffer)]
-        await refresh(buffer, 3, 2)
-        assert [[getattr(item, name) for name in kept] for item in await found(buffer)] == before
-        assert len(await buffer.get(9, "math", "expired")) == 1
-
-    async def test_a_refresh_is_as_if_every_rollout_were_rewritten(self, buffer: ReplayBuffer) -> None:
-        """Over many refreshes, readers get the same as if each group had been rewritten."""
-        expected = OneByOne()
-        for i in range(12):
-            put = [
-                rollout(i, response_model_steps=[i % 5, 6], response_mask=[1, i % 2], seq_staleness=i),
-                rollout(i, response_model_steps=None if i % 3 else [3]),
-            ][: 1 + i % 2]
-            expected.groups.append(deepcopy(put))
-            await buffer.put(put, "math")
-        for step, threshold, by_token in ((5, None, None), (8, 7, None), (2, None, 3), (8, 4, 4), (12, None, None)):
-            tokens = {"math": by_token}
-            counted = await refresh(buffer, step, threshold, task_token_stale_thresholds=tokens)
-            assert counted == {"math": expected.refresh(step, ExpiryRule(threshold, by_token))}
-            assert [plain(item.item) for item in await found(buffer)] == plain(expected.groups)[1]
-
-
-class OneByOne:
-    """Groups that are rewritten rollout by rollout."""
-
-    def __init__(self) -> None:
-        self.groups: list[list[RolloutState]] = []
-
-    def refresh(self, step: int, rule: ExpiryRule) -> int:
-        """Refresh the groups. Return the number that expired."""
-        expired = 0
-        for rollouts in self.groups:
-            stale = refresh_group(rollouts, step, CODEC.rollout_type)
-            gone = find_expired(fields_of(rollouts, CODEC.rollout_type), rule, step, stale)
-            for index in gone:
-                reset_response(rollouts[index], CODEC.rollout_type)
-            if (through := rule.masked_through(step)) is not None:
-                mask_stale_tokens(rollouts, through, CODEC.rollout_type)
-            expired += bool(gone)
-        return expired
 
 
 class ExpiryLaws(Harness):

@@ -31,22 +31,14 @@ def nothing(number: int) -> Any:
 
 #: Items and parents; the number of rollouts, the mean of their rewards, and the rollout and parent of each segment.
 SHAPES: dict[str, tuple[list[Any], Any, int, float | None, list[tuple[int, int | None]]]] = {
-    "lists": ([[segment(1), segment(3)], [segment(5)]], None, 2, 4.0, [(0, None), (0, 0), (1, None)]),
     "lists and rollouts": ([segment(1), (nothing(2), segment(3))], None, 2, 2.0, [(0, None), (1, None), (1, 1)]),
-    "a list of one": ([[segment(2)]], None, 1, 2.0, [(0, None)]),
     "a reward in the middle": ([[segment(4), nothing(5)], [nothing(6)]], None, 2, 4.0, [(0, None), (0, 0), (1, None)]),
     "no reward": ([[nothing(4), nothing(5)]], None, 1, None, [(0, None), (0, 0)]),
-    "a tree": (
-        [nothing(0), segment(1), nothing(2), segment(3)],
-        [None, 0, 0, 2],
-        *(1, 2.0, [(0, None), (0, 0), (0, 0), (0, 2)]),
-    ),
     "two trees": (
         [segment(1), segment(2), segment(3), segment(6)],
         [None, None, 1, 0],
         *(2, 4.5, [(0, None), (1, None), (1, 1), (0, 0)]),
     ),
-    "no branches": ([segment(1), segment(2)], [None, None], 2, 1.5, [(0, None), (1, None)]),
     "branches in lists": (
         [[segment(1), segment(2), segment(4)], segment(7)],
         [None, 0, 0, None],

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.codec.payload import Codec
 from tests.contract.annotating import AnnotatingLaws
-from tests.contract.drawing import ChanceLaws, DrawingLaws, PolicyLaws, ReuseLaws, WeightLaws
+from tests.contract.drawing import ChanceLaws, DrawingLaws, NarrowedChanceLaws, WeightLaws
 from tests.contract.dropping import ArchiveLaws, DroppingLaws
 from tests.contract.durable import DamageLaws, DurableLaws, DurableRulesLaws, FenceLaws, SamePlace
 from tests.contract.filling import EvictionLaws, FullLaws, RateLaws
@@ -20,25 +21,20 @@ from tests.contract.leasing import LeaseLaws, LeaseTimeLaws
 from tests.contract.mixing import MixLaws
 from tests.contract.persistence import CheckpointLaws, PersistenceLaws
 from tests.contract.putting import CountingLaws, PuttingLaws, ReplacingLaws, TakingLaws
-from tests.contract.querying import ChangingLaws, ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
+from tests.contract.querying import ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
 from tests.contract.refreshing import ExpiryLaws, RefreshingLaws
 from tests.contract.segments import SegmentLaws
-from tests.contract.waiting import ClosingLaws, LeaseRecordLaws, MetricsLaws, RecordLaws, TallyLaws, WaitingLaws
+from tests.contract.waiting import ClosingLaws, LeaseRecordLaws, MetricsLaws, RecordLaws, WaitingLaws
 from tests.postgres import Databases
+from tests.reference.backend import Reference
 
 
 class TransactionLaws(
-    PuttingLaws,
     TakingLaws,
-    EvictionLaws,
     FullLaws,
-    RecordLaws,
     WaitingLaws,
-    LeaseLaws,
     LeaseTimeLaws,
-    LeaseRecordLaws,
     SettlingLaws,
-    CheckpointLaws,
     ClaimLaws,
     AnnotatingLaws,
 ):
@@ -46,22 +42,24 @@ class TransactionLaws(
 
 
 class ModelledLaws(
+    PuttingLaws,
+    EvictionLaws,
+    RecordLaws,
+    LeaseLaws,
+    LeaseRecordLaws,
+    CheckpointLaws,
     DrawingLaws,
-    PolicyLaws,
     WeightLaws,
-    ReuseLaws,
     MixLaws,
     CountingLaws,
     ReplacingLaws,
     DroppingLaws,
     ArchiveLaws,
-    ChangingLaws,
     RefreshingLaws,
     ImportLaws,
     DamageLaws,
     SegmentLaws,
     RateLaws,
-    TallyLaws,
     MetricsLaws,
     QueryingLaws,
     ClosingLaws,
@@ -74,7 +72,7 @@ class ExactContract(TransactionLaws, ModelledLaws):
     """The laws of one process that a database can break, except those of chance."""
 
 
-class StorageContract(ExactContract, ChanceLaws, ExpiryLaws):
+class StorageContract(ExactContract, ChanceLaws, NarrowedChanceLaws, ExpiryLaws):
     """All laws of one process. Needs the fixture `new_storage`, as all contracts do."""
 
 
@@ -97,12 +95,23 @@ class Sqlite:
 
 
 class TestSqlite(Sqlite, ExactContract, DurableContract):
-    """The laws of chance are kept in memory, and the same draws in a file (`tests/storage/test_same_draws.py`)."""
+    """All but the laws of chance, and of what expires in a put: the model keeps those."""
+
+
+class TestModel(ChanceLaws, ExpiryLaws):
+    """Databases draw and evict as the model does (`tests/storage/test_same_draws.py`), which is quicker.
+
+    What expires in a put does before a storage sees it.
+    """
+
+    @pytest.fixture
+    def new_storage(self) -> Any:
+        return Reference
 
 
 @pytest.mark.long
-class TestSqliteByChance(Sqlite, ChanceLaws):
-    """What SQLite in memory answers for by default."""
+class TestSqliteByChance(Sqlite, ChanceLaws, NarrowedChanceLaws):
+    """What the model answers for by default."""
 
 
 class SqliteMemory:
@@ -111,12 +120,8 @@ class SqliteMemory:
         return lambda codec, rules: SQLStorage("memory://", codec, rules)
 
 
-class TestSqliteMemory(SqliteMemory, WaitingLaws, ClosingLaws, ChanceLaws, ExpiryLaws):
-    """Waits without other processes, and the end; statements are those of a file.
-
-    The laws of chance are here because no disk slows their many draws; other databases draw the same
-    (`tests/storage/test_same_draws.py`). What expires in a put does before a database sees it.
-    """
+class TestSqliteMemory(SqliteMemory, WaitingLaws, ClosingLaws, NarrowedChanceLaws):
+    """Waits without other processes, and the end; statements are those of a file."""
 
 
 @pytest.mark.long
@@ -143,5 +148,5 @@ class TestPostgres(Postgres, TransactionLaws, DurableContract):
 
 
 @pytest.mark.long
-class TestPostgresLikeTheModel(Postgres, ModelledLaws, ChanceLaws):
+class TestPostgresLikeTheModel(Postgres, ModelledLaws, ChanceLaws, NarrowedChanceLaws):
     """What `side_by_side` and `storage/test_same_draws.py` compare by default."""

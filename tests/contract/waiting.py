@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.common.worker_name import working_as
-from replaybuf.errors import ClosedError, FullError, LeaseLostError, NotReadyError
+from replaybuf.errors import ClosedError, LeaseLostError, NotReadyError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.rollouts.rollout import Status
@@ -23,7 +23,6 @@ from tests.contract.harness import (
     SOON,
     Harness,
     OpenBuffer,
-    drawn,
     fill,
     found,
     group,
@@ -232,54 +231,8 @@ async def conserved(storage: SQLStorage) -> None:
         assert of[Tally.PUT] == sum(of[name] for name in _GONE) + of[Tally.SIZE] + of[Tally.LEASED], (task, of)
 
 
-class TallyLaws(Harness):
-    """A store counts in the same transactions that change groups."""
-
-    async def test_each_thing_has_its_tally(self, open_buffer: OpenBuffer) -> None:
-        """By task and by the status that the group had."""
-        buffer = await open_buffer(capacity=3, on_full="reject")
-        [first, *_] = await fill(buffer, 3)
-        with pytest.raises(FullError):
-            await buffer.put(group(9), "math")
-        await buffer.put(group(4, status=Status.FAILED), "math", replaces=[first])
-        await drawn(buffer, 1)
-        await buffer.delete({"status": "failed"})
-        stale = group(5, response_model_steps=[1, 1, 1])
-        await buffer.put(stale, "code", current_train_step=9, stale_threshold=2, expired_groups_retryable=False)
-        assert {key: n for key, n in (await buffer.storage.tallies()).items() if n} == {
-            ("math", Status.COMPLETED, Tally.PUT): 3,
-            ("math", Status.COMPLETED, Tally.SIZE): 1,
-            ("math", Status.COMPLETED, Tally.REFUSED): 1,
-            ("math", Status.COMPLETED, Tally.REPLACED): 1,
-            ("math", Status.COMPLETED, Tally.SAMPLED_NEW): 1,
-            ("math", Status.COMPLETED, Tally.TAKEN): 1,
-            ("math", Status.FAILED, Tally.PUT): 1,
-            ("math", Status.FAILED, Tally.DELETED): 1,
-            ("code", Status.EXPIRED, Tally.PUT): 1,
-            ("code", Status.EXPIRED, Tally.DROPPED): 1,
-        }
-
-
 class MetricsLaws(Harness):
     """metrics()."""
-
-    async def test_an_empty_buffer_has_metrics(self, buffer: ReplayBuffer) -> None:
-        """Of no task."""
-        metrics = await buffer.metrics()
-        assert metrics["tasks"] == {}
-        assert metrics["waits"]["groups"] == {"count": 0, "seconds": 0, "timeouts": 0}
-
-    async def test_what_was_put_is_kept_apart_from_what_is_replayed(self, open_buffer: OpenBuffer) -> None:
-        """`put` and `sampled_new` are of new groups, `sampled_again` of those drawn before."""
-        buffer = await open_buffer(max_times_sampled=3)
-        await fill(buffer, 4)
-        for size in (2, 4, 4):
-            await drawn(buffer, size)
-        math = (await buffer.metrics())["tasks"]["math"]
-        names = ("put", "sampled_new", "sampled_again", "taken", "evicted", "leased", "archived")
-        assert [math[name] for name in names] == [4, 4, 6, 2, 0, 0, 0]
-        assert math["buffered"]["completed"] == 2
-        assert math["times_sampled"]["counts"] == {2: 2}
 
     async def test_distributions_are_of_completed_groups(self, buffer: ReplayBuffer) -> None:
         """Mean, quantiles and counts; left out where there are none, and when they aren't asked for."""
@@ -352,18 +305,6 @@ class RecordLaws(Harness):
         assert await buffer.update({"trained_step": 7, "worker": "b"}, tags={"seen": True}) == 1
         assert await buffer.delete({"worker": {"$in": ["b", "é"]}}) == 2
 
-    async def test_a_group_that_stays_knows_its_last_train_step(self, open_buffer: OpenBuffer) -> None:
-        """The one that the draw names, or else that of the last refresh, if any."""
-        buffer = await open_buffer(max_times_sampled=0)
-        await fill(buffer, 1)
-        assert (await only(buffer)).trained_step is None
-        seen = []
-        for step in (None, 3, None):
-            [item] = (await buffer.sample({"math": 1}, current_train_step=step))["math"]
-            seen.append((item.trained_step, (await only(buffer)).trained_step))
-            await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=9)
-        assert seen == [(None, None), (3, 3), (9, 9)]
-
     @pytest.mark.parametrize("leased", [False, True])
     async def test_a_draw_without_a_train_step_leaves_that_of_an_earlier_one(
         self, open_buffer: OpenBuffer, leased: bool
@@ -378,13 +319,6 @@ class RecordLaws(Harness):
         else:
             [item] = (await buffer.sample({"math": 1}))["math"]
         assert (item.trained_step, (await only(buffer)).trained_step) == (3, 3)
-
-    async def test_an_archived_group_knows_its_train_step(self, open_buffer: OpenBuffer) -> None:
-        """So that a step's groups can be looked at afterwards."""
-        buffer = await open_buffer(archive_groups=10)
-        uids = await fill(buffer, 3)
-        await buffer.get(2, "math", current_train_step=413)
-        assert await matching(buffer, {"trained_step": 413}) == uids[:2]
 
     @pytest.mark.parametrize("keep_new", [False, True])
     async def test_a_restore_takes_train_steps_back(self, open_buffer: OpenBuffer, keep_new: bool) -> None:

@@ -74,7 +74,7 @@ async def ended(call: Awaitable[Any], number: int, moment: str) -> tuple[bool, i
     return False, cancelled.waits, result
 
 
-SOME = {"put", "take", "lease", "acknowledge", "finish", "restore", "get", "lease_batch as a block"}
+SOME = {"put", "take", "finish", "lease_batch as a block"}
 
 
 def cases(names: Iterable[str]) -> list[Any]:
@@ -110,9 +110,14 @@ NAMES = sorted(set(OPERATIONS) - {"sweep", "leases end", "draw prompts"})
 DRAWING = [OPERATIONS[name] for name in ("take", "take at random", "take again", "lease")]
 
 
+#: At each await in one of the ways, or in both.
+WAYS = pytest.mark.parametrize("ways", [1, pytest.param(2, marks=pytest.mark.long)])
+
+
+@WAYS
 @pytest.mark.parametrize(("new_url", "name"), cases(NAMES), indirect=["new_url"])
 async def test_what_is_cancelled_is_done_or_undone(
-    new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
+    new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ways: int, figures: Figures
 ) -> None:
     monkeypatch.chdir(tmp_path)
     operation = OPERATIONS[name]
@@ -124,7 +129,7 @@ async def test_what_is_cancelled_is_done_or_undone(
     done, _, waits = await after(new_url(), operation)
     assert waits > 0
     for number in range(1, waits + 1):
-        for moment in MOMENTS:
+        for moment in [MOMENTS[number % 2], MOMENTS[number % 2 - 1]][:ways]:
             state, cancelled, _ = await after(new_url(), operation, number, moment)
             figures.add(faults=1)
             allowed = [done] if not cancelled else [before] if operation in DRAWING else [before, done]
@@ -163,14 +168,7 @@ async def test_prompts_whose_draw_is_cancelled_are_handed_out_again(
 
 
 READS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
-    "count": lambda buffer: buffer.count(TASK, "completed"),
-    "count_where": lambda buffer: buffer.count_where({"tags.a": 1}),
-    "count_statuses": lambda buffer: buffer.count_statuses([TASK], ["completed"]),
-    "dropped": lambda buffer: buffer.dropped(TASK),
-    "metrics": lambda buffer: buffer.metrics(),
     "find": a_find,
-    "is_ready": lambda buffer: buffer.is_ready({TASK: 2}),
-    "wait_ready": lambda buffer: buffer.wait_ready({TASK: 2}, timeout=5),
     "wait_ready in vain": lambda buffer: buffer.wait_ready({TASK: 200}, timeout=0.1),
     "save": lambda buffer: buffer.save("snapshot"),
     "take_batch in vain": lambda buffer: buffer.take_batch({TASK: 200}, timeout=0.1),
@@ -221,7 +219,7 @@ async def _quiet(call: Awaitable[Any]) -> Any:
 PAUSES = [0.0, 0.15]
 # Several calls, which are done or not each for itself; and those that are no calls of a buffer.
 OTHERS = ["put several", "put evicting", "sweep", "leases end", "draw prompts", "checkpoint in pieces"]
-FEW = ["put", "take", "lease", "acknowledge", "refresh"]
+FEW = ["put", "take", "acknowledge"]
 OF_LOOPS = [
     *FEW,
     *(pytest.param(name, marks=pytest.mark.long) for name in OPERATIONS if name not in (*FEW, *OTHERS)),

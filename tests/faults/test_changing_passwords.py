@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -231,7 +230,6 @@ async def never() -> str:
         (returning_nothing, "returning_nothing returned an empty text"),
         (sleeping, "sleeping gave no answer within 0.3 s"),
         (never, "never gave no answer within 0.3 s"),
-        (functools.partial(returning_bytes), "returning_bytes returned"),
     ],
 )
 async def test_a_function_that_fails_is_named_with_the_reason(

@@ -22,7 +22,7 @@ from tests.stores import TASK, build, group, take_all, until
 
 # How many of its points: copies of databases take longer on PostgreSQL.
 POINTS = [
-    pytest.param({"sqlite": 3, "postgresql": 2}, id="some"),
+    pytest.param({"sqlite": 2, "postgresql": 2}, id="some"),
     pytest.param({}, id="all", marks=pytest.mark.long),
 ]
 

@@ -120,7 +120,7 @@ async def tallies(buffer: ReplayBuffer) -> dict[Tally, int]:
     return totals
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways("before the answer", "ended by the server"))
 async def test_a_put_is_stored_once_wherever_its_connection_is_lost(
     buffer: ReplayBuffer, proxy: Proxy, way: str, figures: Figures
 ) -> None:
@@ -137,7 +137,7 @@ async def test_a_put_is_stored_once_wherever_its_connection_is_lost(
     assert sorted(delivered) == sorted(uids)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ways("before the answer"))
 async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
     buffer: ReplayBuffer, proxy: Proxy, way: str, figures: Figures
 ) -> None:
@@ -157,7 +157,7 @@ async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
 
 
 @pytest.mark.parametrize("way", ways("before the answer"))
-@pytest.mark.parametrize("end", ["acknowledge", "give_back"])
+@pytest.mark.parametrize("end", ["acknowledge", pytest.param("give_back", marks=pytest.mark.long)])
 async def test_a_lease_ends_once_wherever_its_connection_is_lost(
     buffer: ReplayBuffer, proxy: Proxy, way: str, end: str
 ) -> None:
@@ -476,7 +476,7 @@ END_TWO = """
 """
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(12, marks=pytest.mark.long)])
 async def test_puts_of_large_groups_end_when_backends_are_ended(
     postgres_database: str, seconds: int, figures: Figures
 ) -> None:

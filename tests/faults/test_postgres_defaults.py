@@ -20,7 +20,7 @@ from tests.cancellation.conftest import end_background_work
 from tests.postgres import set_default
 from tests.stores import TASK, build, fill, group, take_all, until
 
-LEVELS = ["repeatable read", "serializable"]
+LEVELS = [pytest.param("repeatable read", marks=pytest.mark.long), "serializable"]
 
 
 @pytest.fixture(params=LEVELS)

@@ -125,7 +125,7 @@ def test_a_sound_file_is_used_without_an_error(tmp_path: Path, sound: bytes, fig
     assert sorted(numbers(ledger, "given")) == sorted(numbers(ledger, "seen")) == list(range(damage.COUNT))
 
 
-@pytest.mark.parametrize("size", [0, 1, 50, 100, PAGE // 2, PAGE, 3 * PAGE, 7 * PAGE + 100, -PAGE, -1])
+@pytest.mark.parametrize("size", [0, 1, 50, PAGE, 7 * PAGE + 100, -1])
 def test_a_truncated_file(tmp_path: Path, sound: bytes, size: int, figures: Figures) -> None:
     """One that is empty, or a byte, is a new database; others are damaged, or what is read of them is right."""
     ledger = use(tmp_path / "it", sound[:size], figures)
@@ -142,7 +142,7 @@ def flipped(content: bytes, chance: random.Random, first: int, last: int, count:
 
 
 # (3 and 27 hit texts and numbers among the metadata.)
-SEEDS = [(0, 3, 27), pytest.param(range(100, 300), marks=pytest.mark.long)]
+SEEDS = [(3, 27), pytest.param(range(100, 300), marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=len)
@@ -227,20 +227,17 @@ def mounts(tmp_path: Path) -> str:
     return str(table)
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/run.db", "ext4"),
-        ("/homely/run.db", "ext4"),
-        ("/home/me/run.db", "nfs4"),
-        ("/home/me/local/run.db", "xfs"),
-        ("/mnt/my share/deep/run.db", "cifs"),
-        ("/mnt/keys/run.db", "fuse.sshfs"),
-        ("/over/run.db", "tmpfs"),
-    ],
-)
-def test_the_file_system_is_that_of_the_nearest_mount_point(mounts: str, path: str, kind: str) -> None:
-    assert filesystem_type(path, mounts) == kind
+def test_the_file_system_is_that_of_the_nearest_mount_point(mounts: str) -> None:
+    kinds = {
+        "/run.db": "ext4",
+        "/homely/run.db": "ext4",
+        "/home/me/run.db": "nfs4",
+        "/home/me/local/run.db": "xfs",
+        "/mnt/my share/deep/run.db": "cifs",
+        "/mnt/keys/run.db": "fuse.sshfs",
+        "/over/run.db": "tmpfs",
+    }
+    assert {path: filesystem_type(path, mounts) for path in kinds} == kinds
 
 
 def test_nothing_is_known_of_a_system_without_a_table_of_mounts(tmp_path: Path) -> None:
@@ -253,16 +250,10 @@ def test_a_link_to_a_network_file_system_is_followed(mounts: str, tmp_path: Path
     assert filesystem_type(tmp_path / "link" / "run.db", mounts) == "nfs4"
 
 
-@pytest.mark.parametrize(
-    "kind", ["nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "fuse.s3fs", "fuse"]
-)
-def test_network_file_systems_are_known(kind: str) -> None:
-    assert is_network(kind)
-
-
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "overlay", "tmpfs", "9p", "virtiofs", "fuseblk", "zfs", None])
-def test_others_are_not_refused(kind: str | None) -> None:
-    assert not is_network(kind)
+def test_network_file_systems_are_known_and_others_are_not_refused() -> None:
+    known = ["nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "fuse.s3fs", "fuse"]
+    others = ["ext4", "xfs", "btrfs", "overlay", "tmpfs", "9p", "virtiofs", "fuseblk", "zfs", None]
+    assert [kind for kind in (*known, *others) if is_network(kind)] == known
 
 
 async def test_a_file_there_is_refused_before_anything_is_made(tmp_path: Path, on_network: None) -> None:

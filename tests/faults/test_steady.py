@@ -19,7 +19,7 @@ from tests.long_life.__main__ import Life, live
 from tests.postgres import execute, new_database, running_server
 
 #: Seconds of the run; and for how long payloads of taken groups wait to be swept.
-RUNS = [pytest.param((6, 0.2), id="short"), pytest.param((300, 2.0), id="long", marks=pytest.mark.long)]
+RUNS = [pytest.param((4, 0.2), id="short"), pytest.param((300, 2.0), id="long", marks=pytest.mark.long)]
 
 
 class Sizes:
@@ -108,7 +108,7 @@ def test_the_database_its_log_and_the_memory_stay_bounded(
 
 def test_a_short_life_loses_nothing(tmp_path: Path) -> None:
     life = Life(f"sqlite:///{tmp_path}/run.db", tmp_path, 0.1)
-    asyncio.run(live({"sqlite": life}, 6))
+    asyncio.run(live({"sqlite": life}, 3))
     lines = life.end()
     assert lines[-1] == "what no order explains: [] (0)"
     assert any(line.startswith("| put: p50") for line in lines)

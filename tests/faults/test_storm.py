@@ -99,7 +99,7 @@ def _plain(argument: Any) -> Any:
     return str(argument) if isinstance(argument, Path) else argument
 
 
-@pytest.fixture(params=[pytest.param((1, 10), id="short"), pytest.param((2, 200), id="long", marks=pytest.mark.long)])
+@pytest.fixture(params=[pytest.param((1, 6), id="short"), pytest.param((2, 200), id="long", marks=pytest.mark.long)])
 def shots(request: pytest.FixtureRequest) -> tuple[int, int]:
     """A seed, and how many are killed."""
     return request.param  # type: ignore[no-any-return]
@@ -131,7 +131,7 @@ def test_every_prompt_is_trained_as_often_as_asked(
     storm: Storm, shared_url: str, shots: tuple[int, int], figures: Figures
 ) -> None:
     """Workers and trainers are killed at random: no prompt of the dataset is skipped, none is trained once more."""
-    count, epochs = storm.prompts = (30 + 3 * shots[1], 2)
+    count, epochs = storm.prompts = (10 + 3 * shots[1], 2)
     roles = ["worker-1", "worker-2", "trainer-1", "worker-3"]
     for role in roles:
         storm.start(role)

@@ -365,14 +365,14 @@ NEAR = {
     ),
     "races": (
         "tests/rules/test_rules.py",
-        "tests/contract/test_contract.py::TestSqliteMemory",
+        "tests/contract/test_contract.py::TestModel",
         "tests/storage/test_same_draws.py",
         "-k",
         "not postgres",
     ),
     "rollouts": (
         "tests/rollouts",
-        "tests/contract/test_contract.py::TestSqliteMemory",
+        "tests/contract/test_contract.py::TestModel",
         "tests/storage/test_views.py",
     ),
     "query": ("tests/query", "-k", "not postgres"),

@@ -107,24 +107,31 @@ def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
 # Payloads with large arrays (`deferred`)
 
 
-@pytest.fixture(params=PLACES)
+def _some(*by_default: str, of: list[str] = PLACES) -> list[Any]:
+    """Places as parameters: those that aren't named are for the long form."""
+    return [place if place in by_default else pytest.param(place, marks=pytest.mark.long) for place in of]
+
+
+@pytest.fixture(params=_some("sqlite", "postgresql", "sqlite, objects"))
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return kept_at(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=[place for place in PLACES if place != "memory"])
+@pytest.fixture(params=_some("sqlite", "postgresql, folder", of=[place for place in PLACES if place != "memory"]))
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     """Payloads that other processes can read."""
     return kept_at(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=[place for place in PLACES if place != "memory" and "objects" not in place])
+@pytest.fixture(
+    params=_some("postgresql", "sqlite, folder", of=[place for place in PLACES if place not in ("memory", PLACES[2])])
+)
 def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     """Payloads that a test can damage."""
     return kept_at(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=[place for place in PLACES if "folder" in place])
+@pytest.fixture(params=_some("sqlite, folder", of=[place for place in PLACES if "folder" in place]))
 def kept_apart(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return kept_at(request.param, request, tmp_path)
 

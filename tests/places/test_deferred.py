@@ -33,19 +33,18 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-async def test_load_returns_the_array_that_was_put(in_folder: Kept, name: str) -> None:
-    array = ARRAYS[name]
+async def test_load_returns_the_array_that_was_put(in_folder: Kept) -> None:
     async with in_folder.opened() as buffer:
-        await buffer.put([rollout(only=array)], TASK)
+        await buffer.put([rollout(**ARRAYS)], TASK)
         _, [found] = await lent(buffer, deferred=["extra_fields"])
-        handle = found.extra_fields["only"]
-        assert type(handle) is ArrayHandle
-        assert (handle.dtype, handle.shape, handle.nbytes) == (str(array.dtype), array.shape, array.nbytes)
-        loaded = handle.load()
-        assert same(loaded, np.ascontiguousarray(array).reshape(array.shape) if name == "part" else array)
-        assert loaded.flags.writeable
-        assert same(await handle.load_async(), loaded)
+        for name, array in ARRAYS.items():
+            handle = found.extra_fields[name]
+            assert type(handle) is ArrayHandle
+            assert (handle.dtype, handle.shape, handle.nbytes) == (str(array.dtype), array.shape, array.nbytes)
+            loaded = handle.load()
+            assert same(loaded, np.ascontiguousarray(array).reshape(array.shape) if name == "part" else array), name
+            assert loaded.flags.writeable
+            assert same(await handle.load_async(), loaded)
 
 
 async def test_large_and_small_arrays_wherever_the_payloads_are(kept: Kept) -> None:

@@ -332,7 +332,6 @@ DONE = Status.COMPLETED
 HOLDERS: dict[str, tuple[type, Callable[[Any, Any], Any], Callable[[Any], list[Any]]]] = {
     "dict": (dict, lambda a, b: {"status": DONE, "pixels": [a, {"b": b}]},
              lambda r: [r["pixels"][0], r["pixels"][1]["b"]]),
-    "model": (Model, lambda a, b: Model(pixels=a, more={"b": (b, 1)}), lambda r: [r.pixels, r.more["b"][0]]),
     "frozen dataclass": (Data, lambda a, b: Data(DONE, a, (b, "x")), lambda r: [r.pixels, r.more[0]]),
     "named tuple": (Holding, lambda a, b: Holding(Pair(a, [b])), lambda r: [r.pixels.left, r.pixels.right[0]]),
     "objects": (Holding, lambda a, b: Holding(objects(a, b)), lambda r: [*r.pixels]),
@@ -351,7 +350,7 @@ def objects(*items: Any) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", HOLDERS)
 async def test_load_into_finds_handles_in_rollouts_of_every_class(in_folder: Kept, name: str) -> None:
     kind, make, arrays = HOLDERS[name]
-    fields = ["pixels", "more"] if kind in (dict, Model, Data) else ["pixels"] + ["others"] * (kind is Holding)
+    fields = ["pixels", "more"] if kind in (dict, Data) else ["pixels"] + ["others"] * (kind is Holding)
     async with in_folder.opened(rollout_type=kind, types=[Data, Model, Pair]) as buffer:
         await buffer.put([make(experts(1), experts(2)), make(experts(3), np.arange(2))], TASK)
         async with buffer.lease_batch({TASK: 1}, deferred=fields, timeout=0) as lease:

@@ -250,20 +250,6 @@ async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> 
         await until(none_shown)
 
 
-async def test_a_reason_is_kept_up_to_date(shared_url: str, quick: None) -> None:
-    async with build(shared_url) as buffer, build(shared_url) as other:
-        waiting = asyncio.create_task(buffer.take_batch({TASK: 3}, timeout=60))
-        for there in range(3):
-
-            async def says_so(there: int = there) -> bool:
-                return any(f"({there} of 3)" in one.reason for one in await waits_of(shared_url))
-
-            await until(says_so)
-            await other.put(group(there), TASK)
-        async with asyncio.timeout(10):
-            await waiting
-
-
 async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -> None:
     """Whatever the store: here, one in memory."""
     async with build("memory://", capacity=2, on_full="block") as buffer:
@@ -273,13 +259,6 @@ async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -
         with pytest.raises(FullError, match="waits itself for 1 completed group"):
             await buffer.put(group(3), TASK, timeout=0.1)
         drawing.cancel()
-
-
-async def test_a_short_wait_tells_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with build(shared_url) as buffer:
-        monkeypatch.setattr(buffer.storage, "publish_wait", lambda _: pytest.fail("it was published"))
-        with pytest.raises(NotReadyError):
-            await buffer.take_batch({TASK: 1}, timeout=0.3)
 
 
 async def test_errors_and_why_have_the_reason(shared_url: str) -> None:
@@ -330,8 +309,8 @@ async def test_who_only_looks_is_no_worker(shared_url: str, quick: None) -> None
             assert await count(buffer, table) == 0
 
 
-@pytest.mark.parametrize("name", ["'; DROP TABLE rb_worker; --", '"\\\n\t%s :name $1', "x" * 200, "\x1b[2J‮א"])
-async def test_a_name_may_be_any_text(shared_url: str, name: str) -> None:
+async def test_a_name_may_be_any_text(shared_url: str) -> None:
+    name = "'; DROP TABLE rb_worker; --\"\\\n\t%s :name $1\x1b[2J\u202e\u05d0" + "x" * 150
     async with build(shared_url, worker=name) as buffer:
         await buffer.put(group(1), TASK)
     assert (await workers_of(shared_url))[name].groups == 1

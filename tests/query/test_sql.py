@@ -112,7 +112,7 @@ def test_edges_of_the_fields_compare_as_in_python(store: Store) -> None:
         assert store.matches(query) == expected(query, SAMPLE), query
 
 
-@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+@pytest.mark.parametrize("hostile", ["".join(HOSTILE), *HOSTILE[:4]], ids=ascii)
 def test_no_string_is_taken_for_sql(store: Store, hostile: str) -> None:
     rows = [Group(task_name=hostile, tags={hostile: hostile, "plain": hostile}), Group(tags={"other": "x"})]
     store.fill(rows)
@@ -193,7 +193,7 @@ def test_long_lists_are_exact(full_store: tuple[Store, list[Group]]) -> None:
             assert store.matches(query) == expected(query, rows), (field, operator)
 
 
-@pytest.mark.parametrize("size", [1.0, 1e18, 1e-300])
+@pytest.mark.parametrize("size", [1e18, 1e-300])
 def test_floats_of_long_lists_are_not_rounded(store: Store, size: float) -> None:
     values = [random.uniform(-size, size) for _ in range(1_000)]
     store.fill([Group(priority=value, tags={"x": value if abs(value) < 2**53 else 0}) for value in values])
@@ -201,21 +201,18 @@ def test_floats_of_long_lists_are_not_rounded(store: Store, size: float) -> None
     assert len(store.matches({"tags.x": {"$in": [0, *values]}})) == 1_000
 
 
-@pytest.mark.parametrize("count", [1, 20, 21])
-@pytest.mark.parametrize("field", ["uid", "priority", "task_name", "tags.float", "tags.text"])
-def test_lists_mean_the_same_whatever_their_length(store: Store, field: str, count: int) -> None:
+def test_lists_mean_the_same_whatever_their_length(store: Store) -> None:
     rows = [
         Group(uid=i, priority=i / 7, task_name=str(i), tags={"float": i / 7, "text": str(i)}) for i in range(0, 300, 7)
     ]
     store.fill(rows)
-    operands = {
-        "uid": range(count),
-        "priority": [i / 7 for i in range(count)],
-        "task_name": list(map(str, range(count))),
-    }
-    operands |= {"tags.float": operands["priority"], "tags.text": operands["task_name"]}
-    query = {field: {"$in": operands[field]}}
-    assert store.matches(query) == expected(query, rows)
+    for count in (1, 20, 21):
+        fractions, texts = [i / 7 for i in range(count)], [*map(str, range(count))]
+        operands = {"uid": range(count), "priority": fractions, "task_name": texts}
+        operands |= {"tags.float": fractions, "tags.text": texts}
+        for field, values in operands.items():
+            query = {field: {"$in": values}}
+            assert store.matches(query) == expected(query, rows), (field, count)
 
 
 def nested(levels: int) -> Query:

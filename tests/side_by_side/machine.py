@@ -76,8 +76,8 @@ class Pair(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.clock.stop()
         self.runner.run(self.other.close())
-        self.runner.close()
         self.place.leave()
+        self.runner.close()
         shutil.rmtree(self.folder)
 
     def both(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:

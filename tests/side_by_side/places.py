@@ -83,6 +83,7 @@ class PostgresDatabases(Place):
         self._example = ExitStack()
         self._url = ""
         self._lend: Any = None
+        self._reader: tuple[str, asyncpg.Connection] | None = None
 
     def new(self, rules: Rules) -> SQLStorage:
         if self._lend is None:
@@ -94,16 +95,21 @@ class PostgresDatabases(Place):
         return SQLStorage(self._url, CODEC, rules)
 
     async def views(self) -> dict[str, list[dict[str, Any]]]:
-        connection = await asyncpg.connect(self._url)
-        try:
-            return {
-                view: [_row(row) for row in await connection.fetch(f"SELECT * FROM {view} ORDER BY {order}")]
-                for view, order in VIEWS.items()
-            }
-        finally:
-            await connection.close()
+        if self._reader is None or self._reader[0] != self._url:
+            self._end_reader()
+            self._reader = self._url, await asyncpg.connect(self._url)
+        return {
+            view: [_row(row) for row in await self._reader[1].fetch(f"SELECT * FROM {view} ORDER BY {order}")]
+            for view, order in VIEWS.items()
+        }
+
+    def _end_reader(self) -> None:
+        if self._reader is not None:
+            self._reader[1].terminate()
+            self._reader = None
 
     def leave(self) -> None:
+        self._end_reader()
         self._example.close()
         self._lend = None
 

@@ -34,7 +34,7 @@ def test_sqlite_is_like_the_model() -> None:
 
 
 def test_postgres_is_like_the_model(postgres_databases: Databases) -> None:
-    run(PostgresDatabases(postgres_databases), 6, 25)
+    run(PostgresDatabases(postgres_databases), 4, 20)
 
 
 @pytest.mark.long

@@ -36,59 +36,6 @@ async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     return await opened.thread.run(lambda: opened.engine.write(work))
 
 
-async def test_payloads_stay_while_a_checkpoint_needs_them(shared_url: str) -> None:
-    async with build(shared_url) as buffer:
-        await fill(buffer, 6)
-        await buffer.checkpoint(1)
-        await take_all(buffer)
-        assert await swept(buffer) == (6, 6)
-        await buffer.restore(1)
-        assert await swept(buffer) == (6, 0)
-        assert sorted(await take_all(buffer)) == list(range(6))
-
-
-async def test_payloads_go_with_the_last_checkpoint_that_needs_them(shared_url: str) -> None:
-    async with build(shared_url) as buffer:
-        await fill(buffer, 4)
-        await buffer.checkpoint(1)
-        await buffer.get(1, TASK)
-        await buffer.checkpoint(2)
-        await buffer.get(1, TASK)
-        await swept(buffer)
-        await buffer.drop_checkpoint(1)
-        assert await swept(buffer) == (3, 1)
-        await buffer.drop_checkpoint(2)
-        assert await swept(buffer) == (2, 0)
-
-
-async def test_payloads_go_with_a_checkpoint_though_older_ones_stay(shared_url: str) -> None:
-    """Those of groups that the older ones don't have: of groups that were put when these had been made."""
-    async with build(shared_url) as buffer:
-        await fill(buffer, 2)
-        await buffer.checkpoint(1)
-        await fill(buffer, 3, 10)
-        await buffer.checkpoint(2)
-        await take_all(buffer)
-        assert await swept(buffer) == (5, 5)
-        await buffer.drop_checkpoint(2)
-        assert await swept(buffer) == (2, 2)
-        await buffer.restore(1)
-        assert await take_all(buffer) == [0, 1]
-
-
-async def test_what_a_dropped_checkpoint_had_stays_for_all_older_ones(shared_url: str) -> None:
-    async with build(shared_url, keep_checkpoints=None) as buffer:
-        await fill(buffer, 2)
-        for step in (1, 2, 3):
-            await buffer.checkpoint(step)
-        await take_all(buffer)
-        await buffer.drop_checkpoint(3)
-        assert await swept(buffer) == (2, 2)
-        for step in (2, 1):
-            await buffer.restore(step)
-            assert await take_all(buffer) == [0, 1]
-
-
 async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
     """SQLite gives the next one the same number."""
     async with build(shared_url) as buffer:
@@ -102,18 +49,6 @@ async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
         await buffer.storage.move_cursor(Cursor("a", 3, 3, b"three"))
         await buffer.restore(2)
         assert (await buffer.storage.cursor("a")).value == b"\x02"
-
-
-async def test_a_restore_leaves_nothing_behind(shared_url: str) -> None:
-    """Groups that were put since are swept, also after many restores."""
-    async with build(shared_url, keep_checkpoints=1) as buffer:
-        await fill(buffer, 3)
-        for step in range(4):
-            await buffer.checkpoint(step)
-            await fill(buffer, 5, 100)
-            await buffer.get(2, TASK)
-            await buffer.restore(step)
-        assert await swept(buffer) == (3, 0)
 
 
 async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str) -> None:
@@ -216,23 +151,6 @@ async def test_a_checkpoint_can_be_made_by_several_at_once(shared_url: str) -> N
         await take_all(buffer)
         await buffer.restore(5)
         assert len(buffer) == 20
-
-
-async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: str) -> None:
-    """A take that was cancelled when a checkpoint had just been made: the groups are in it, and counted."""
-    for options in ({}, {"max_times_sampled": 3}, {"archive": 10}):
-        async with build(shared_url, **options) as buffer:
-            await buffer.delete({})
-            await fill(buffer, 4)
-            await buffer.checkpoint(1)
-            before = held_by(buffer)
-            undo = await take(buffer, 2)
-            await buffer.checkpoint(2)
-            await undo()
-            assert held_by(buffer) == before
-            for step in (1, 2):
-                assert (await buffer.restore(step)).groups == 4
-                assert held_by(buffer) == before
 
 
 async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: str) -> None:

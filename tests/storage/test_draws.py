@@ -67,35 +67,36 @@ async def test_the_most_stale_are_those_of_the_oldest_weights(shared_url: str) -
         assert numbers_of(await buffer.get(5, TASK)) == [2, 3, 1, 4, 0]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "DELETE FROM rb_payload WHERE uid = ?",
-        "UPDATE rb_payload SET data = zeroblob(length(data)) WHERE uid = ?",
-        "UPDATE rb_payload SET data = substr(data, 1, length(data) - 1) WHERE uid = ?",
-        "UPDATE rb_payload SET data = 'a text' WHERE uid = ?",
-        "UPDATE rb_payload SET data = 1.5 WHERE uid = ?",
-        "UPDATE rb_group SET bytes = 'many' WHERE uid = ?",
-        "UPDATE rb_group SET marks = '{\"oldest' WHERE uid = ?",
-        "UPDATE rb_group SET tags = 'no JSON' WHERE uid = ?",
-    ],
-)
+DAMAGES = [
+    "DELETE FROM rb_payload WHERE uid = ?",
+    "UPDATE rb_payload SET data = zeroblob(length(data)) WHERE uid = ?",
+    "UPDATE rb_payload SET data = substr(data, 1, length(data) - 1) WHERE uid = ?",
+    "UPDATE rb_payload SET data = 'a text' WHERE uid = ?",
+    "UPDATE rb_payload SET data = 1.5 WHERE uid = ?",
+    "UPDATE rb_group SET bytes = 'many' WHERE uid = ?",
+    "UPDATE rb_group SET marks = '{\"oldest' WHERE uid = ?",
+    "UPDATE rb_group SET tags = 'no JSON' WHERE uid = ?",
+]
+
+
 @pytest.mark.parametrize("text", ["4", LONG], ids=["small", "large"])
-async def test_a_group_that_is_damaged_is_set_aside_and_the_next_drawn(tmp_path: Path, text: str, damage: str) -> None:
+async def test_a_group_that_is_damaged_is_set_aside_and_the_next_drawn(tmp_path: Path, text: str) -> None:
     """Whatever a SQLite file holds in its place; a group that can be read all the same is drawn."""
     async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
-        uids = [await buffer.put(group(number, text=text), TASK) for number in range(3)]
-        with closing(sqlite3.connect(tmp_path / "run.db", isolation_level=None)) as other:
-            assert other.execute(damage, (uids[1],)).rowcount == 1
-        readable = "bytes" in damage
-        assert numbers_of(await buffer.get(2, TASK)) == ([0, 1] if readable else [0, 2])
-        assert await buffer.count(TASK, "failed") == (0 if readable else 1)
+        for damage in DAMAGES:
+            task = damage[:40]
+            uids = [await buffer.put(group(number, text=text), task) for number in range(3)]
+            with closing(sqlite3.connect(tmp_path / "run.db", isolation_level=None)) as other:
+                assert other.execute(damage, (uids[1],)).rowcount == 1
+            readable = "bytes" in damage
+            assert numbers_of(await buffer.get(2, task)) == ([0, 1] if readable else [0, 2]), damage
+            assert await buffer.count(task, "failed") == (0 if readable else 1), damage
 
 
 # Draws of groups that can't be given to anyone, also while others change the store
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_once(
     shared_url: str, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:

@@ -124,7 +124,7 @@ async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
         assert 90 < (await lease_of(buffer, 1000)).until - first.until < 110
 
 
-@pytest.mark.parametrize("ahead", [7200.0, -7200.0])
+@pytest.mark.parametrize("ahead", [7200.0, pytest.param(-7200.0, marks=pytest.mark.long)])
 async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
     lent_database: str, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
@@ -289,7 +289,7 @@ async def test_who_is_woken_asks_once(postgres_database: str) -> None:
     """Whether the buffer was restored and what is in it: one round trip."""
     async with counting_round_trips(postgres_database) as (url, count), build(url) as buffer:
         taken = []
-        for _ in range(50):
+        for _ in range(20):
             before = count.value
             await buffer.storage.fenced_tallies()  # type: ignore[attr-defined]
             taken.append(count.value - before)

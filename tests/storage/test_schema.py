@@ -247,7 +247,6 @@ async def test_processes_create_one_database_together(two_urls: tuple[str, str],
 
 LACKING = {
     "LISTEN": {b'LISTEN "': b'LISTAN "'},
-    "NOTIFY": {b"pg_notify": b"pg_natify"},
     "pg_current_snapshot": {b"pg_current_snapshot": b"pg_current_snapshat"},
 }
 
