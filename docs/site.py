@@ -8,7 +8,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
+from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS
 from replaybuf.view.metrics import METRICS
 
 _TOP = Path(__file__).resolve().parents[1]

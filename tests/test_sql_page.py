@@ -23,7 +23,7 @@ from sqlalchemy import Connection, inspect
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS
+from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command
 from tests.pages import DOCS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 from replaybuf.buffer.put_options import PutOptions
 from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.tracing import of_uid, traced
-from replaybuf.common import notebook
+from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_list, check_reason, check_seconds, check_uids, check_whole, refused
 from replaybuf.errors import (
@@ -77,7 +77,7 @@ class Lease(Generic[R]):
             )
             for item in items
         ]
-        return notebook.table(repr(self)[1:-1], headers, rows)
+        return units.html_table(repr(self)[1:-1], headers, rows)
 
     @property
     def token(self) -> int:

@@ -16,8 +16,8 @@ from replaybuf.common.checks import (
     check_task_name,
     check_whole,
 )
+from replaybuf.common.units import named
 from replaybuf.errors import InputError
-from replaybuf.rules.words import named
 from replaybuf.storage.values import Leased, Part, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.staleness import ExpiryRule

@@ -15,12 +15,12 @@ from replaybuf.buffer.put_options import Checked, FillOptions, LeaseOptions, che
 from replaybuf.buffer.waits import Waits
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_task_name, check_timeout, check_uids
+from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
 from replaybuf.rules.causes import never_put
-from replaybuf.rules.words import named
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, StorageItem, Unset
-from replaybuf.values.codec.object_refs import UnfetchedError
+from replaybuf.values.codec.library_values import UnfetchedError
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status

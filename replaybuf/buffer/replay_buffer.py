@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -10,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from replaybuf.buffer.annotating import ByGroup, check_annotations
-from replaybuf.buffer.copies import OrderBy, Selection, snapshot_file
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.metrics import read_metrics
@@ -19,7 +16,7 @@ from replaybuf.buffer.put_options import FillOptions, check_dropped
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
-from replaybuf.common import notebook
+from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     Tags,
@@ -42,7 +39,7 @@ from replaybuf.common.checks import (
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError, SnapshotError
-from replaybuf.files.exporting import Exported, ExportQuery, export_file, to_pandas
+from replaybuf.files.exporting import Exported, ExportQuery, OrderBy, Selection, export_file, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
 from replaybuf.files.sources import RolloutFile
@@ -56,6 +53,7 @@ from replaybuf.storage.values import (
     KEEP_CHECKPOINTS,
     LEASE_SECONDS,
     UNSET,
+    ByGroup,
     Changes,
     Checkpoint,
     FillingGroup,
@@ -149,12 +147,12 @@ class ReplayBuffer(Generic[R]):
     def _repr_html_(self) -> str:
         """Return a table of the groups by task and status for notebooks. Blocks for the time of one query."""
         if self.storage.closed:
-            return notebook.table(f"{self!r}, closed", (), ())
+            return units.html_table(f"{self!r}, closed", (), ())
         groups: dict[tuple[str, Status], list[int]] = {}
         for (task, status, tally), n in sorted(self.storage.group_counts().items()):
             groups.setdefault((task, status), [0, 0])[tally == Tally.LEASED] = n
         rows = [(task, str(status), *numbers) for (task, status), numbers in groups.items()]
-        return notebook.table(repr(self), ("task", "status", "groups", "leased"), rows)
+        return units.html_table(repr(self), ("task", "status", "groups", "leased"), rows)
 
     def __bool__(self) -> bool:
         """Return True, also for an empty buffer: `if buffer:` tests for None."""
@@ -478,7 +476,7 @@ class ReplayBuffer(Generic[R]):
         """
         step = None if train_step is None else check_step(train_step, "train_step")
         try:
-            return await self._opened.annotate(await asyncio.to_thread(check_annotations, annotations), step)
+            return await self._opened.annotate(annotations, step)
         except InputError as error:
             raise InputError(f"{error}; nothing was annotated") from error
 
@@ -747,10 +745,7 @@ class ReplayBuffer(Generic[R]):
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
         the caller's, and must not block. An exception from it ends the save, and nothing is written.
         """
-        storage, folder = self._opened, check_folder(path)
-        file = await asyncio.to_thread(snapshot_file, folder, make=True)
-        await storage.save(str(file), {"policy": self.policy.name}, progress)
-        return file
+        return await self._opened.save(check_folder(path), {"policy": self.policy.name}, progress)
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
         """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
@@ -761,9 +756,7 @@ class ReplayBuffer(Generic[R]):
         the snapshot is of another policy or schema, and SnapshotError if it is damaged or truncated. `progress` is
         called as in `save`.
         """
-        storage, folder = self._opened, check_folder(path)
-        file = await asyncio.to_thread(snapshot_file, folder)
-        await storage.resume(str(file), {"policy": self.policy.name}, progress)
+        await self._opened.resume(check_folder(path), {"policy": self.policy.name}, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a dict with the content of a snapshot file, for frameworks that want one. Blocks; `save` doesn't."""

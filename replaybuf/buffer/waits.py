@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import WaitReport
+from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose, never_put
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
@@ -24,7 +25,6 @@ from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
-from replaybuf.rules.words import named
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import Draw, NewGroup, StorageItem

@@ -194,12 +194,10 @@ def save(url: Url, folder: Folder, output: Out = TEXT, buffer: OneBuffer = None)
       replaybuf checkpoint save run.db backup
       replaybuf checkpoint save postgresql://rl@db/run7 backup --buffer eval
     """
-    from replaybuf.buffer.copies import snapshot_file
     from replaybuf.storage.sql.inspection.writer import save_snapshot
 
     reader, name = open_buffer(url, buffer)
-    file = snapshot_file(Path(folder), make=True)
-    _, done = with_bar("saved", lambda tell: save_snapshot(reader, name, str(file), tell))
+    file, done = with_bar("saved", lambda tell: save_snapshot(reader, name, Path(folder), tell))
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     output.rows([row], _COPIES)
 
@@ -231,13 +229,12 @@ def resume(
       replaybuf checkpoint resume new.db backup --step 400
       replaybuf checkpoint resume postgresql://rl@db/run8 backup --buffer train
     """
-    from replaybuf.buffer.copies import snapshot_file
     from replaybuf.rules.limits import Rules
     from replaybuf.rules.policies import resolve_policy
     from replaybuf.storage.sql.inspection.writer import Target, saved_buffer
 
-    target, file = Target.at(url), str(snapshot_file(Path(folder)))
-    own_name, saved = saved_buffer(file)
+    target = Target.at(url)
+    file, own_name, saved = saved_buffer(Path(folder))
     name = buffer or own_name
     rules = Rules()  # only the name of a user's own policy is known, which is enough
     if saved:
@@ -245,7 +242,7 @@ def resume(
             rules = Rules(resolve_policy(saved))
 
     async def loaded(storage: SQLStorage, tell: OnProgress) -> None:
-        await storage.resume(file, {}, tell)
+        await storage.resume(Path(folder), {}, tell)
         if step is not None:
             await storage.checkpoint(step, None)
 
@@ -253,6 +250,6 @@ def resume(
         on_storage(target.url, name, lambda storage: loaded(storage, tell), rules=rules)
 
     _, done = with_bar("loaded", load)
-    row = {"url": target.where, "buffer": name, "file": file, "groups": done.groups, "bytes": done.bytes}
+    row = {"url": target.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
     own = Column("policy", "policy", "word")
     output.rows([row | {"policy": saved}], [*_COPIES, own])

@@ -19,11 +19,11 @@ from replaybuf.files.exporting import Exported, ExportQuery, export_file, export
 from replaybuf.files.foreign_rows import ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
 from replaybuf.files.sources import RolloutFile
+from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.inspection.group_metadata import DEFAULT
+from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, unknown_task
 from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
 from replaybuf.view.columns import columns
-from replaybuf.view.queries import query_of, unknown_task
 
 _ToFile = Annotated[str, commands.argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
 _UNREADABLE_SHOWN = 5

@@ -14,15 +14,13 @@ from replaybuf.common import units
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.group_metadata import list_oldest
+from replaybuf.storage.sql.inspection.group_metadata import list_oldest, listed, unknown_task
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
-from replaybuf.storage.sql.inspection.user_sql import run_statement
-from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
+from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement, without_markup
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
-from replaybuf.view.queries import listed, query_of, unknown_task
 
 if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage

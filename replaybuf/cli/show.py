@@ -13,11 +13,17 @@ from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, prin
 from replaybuf.common import units
 from replaybuf.common.redact import escape, escape_line
 from replaybuf.errors import InputError
-from replaybuf.storage.sql.inspection.group_metadata import Described, describe_group, extreme_rollouts, facts_of
+from replaybuf.rules.query import query_of
+from replaybuf.storage.sql.inspection.group_metadata import (
+    Described,
+    describe_group,
+    extreme_rollouts,
+    facts_of,
+    unknown_task,
+)
 from replaybuf.storage.sql.inspection.lives import why_missing
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.view.columns import ROLLOUTS, annotated
-from replaybuf.view.queries import query_of, unknown_task
 
 if TYPE_CHECKING:
     from replaybuf.view.conversation import Message, Text

@@ -12,11 +12,11 @@ from replaybuf.cli.groups import trainer_text
 from replaybuf.cli.output import print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line
-from replaybuf.rules.words import joined
+from replaybuf.common.units import joined
+from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.queries import query_of
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, expired_sentences, idle_sentence, read_waits
 
 _MOST_WAITS = 20

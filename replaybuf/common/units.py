@@ -1,19 +1,27 @@
-"""Formats of values for the terminal, the page and programs: numbers, times, histograms, texts, JSON."""
+"""Formats of values for the terminal, the page, notebooks, sentences and programs: numbers, times, names, JSON."""
 
 from __future__ import annotations
 
 import base64
 import csv
+import html
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, overload
 
+from replaybuf.common.redact import escape
+
 _SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
+_NAMED = 3
+_LONGEST = 80
+_HALF_A_DAY = 12 * 3600.0
+_LONGEST_CELL = 200
+_MOST_ROWS = 50
 
 
 def number(value: float | int | None, digits: int = 0) -> str:
@@ -247,3 +255,90 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode("ascii")
     return plain(value)
+
+
+def html_table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table for notebooks (`_repr_html_`): at most 50 rows, texts escaped and cut after 200 characters."""
+    rows = list(rows)
+    head = "".join(f"<th>{_html(one)}</th>" for one in headers)
+    body = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in rows[:_MOST_ROWS])
+    more = f"<p>{len(rows) - _MOST_ROWS:,} more</p>" if len(rows) > _MOST_ROWS else ""
+    return f"<p><b>{_html(caption)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _html_cell(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f'<td style="text-align: {"right" if is_number else "left"}">{_html(value)}</td>'
+
+
+def _html(value: Any) -> str:
+    text = figure(value) if isinstance(value, int | float) else "" if value is None else as_text(value)
+    cut = text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}…"
+    return html.escape(escape(cut))
+
+
+# In sentences
+
+
+def brief(text: str, length: int = _LONGEST) -> str:
+    """Return the beginning of a text on one line, without anything that could drive a terminal or forge a log."""
+    return _cut(escape(" ".join(text[: 4 * length].split())), length)
+
+
+def _cut(line: str, length: int = _LONGEST) -> str:
+    return line if len(line) <= length else line[: length - 3] + "..."
+
+
+def named(name: str) -> str:
+    """Return the name of a task or worker, quoted if its white space would be ambiguous."""
+    return brief(name) if name == " ".join(name.split()) else _cut(escape(repr(name[: 4 * _LONGEST])))
+
+
+def listed(names: Iterable[str], most: int = _NAMED) -> str:
+    """Return names as `a, b and c`, or `a, b, c and 4 more`."""
+    return joined([named(name) for name in names], most)
+
+
+def joined(parts: Sequence[str], most: int = _NAMED, *, link: str = "and") -> str:
+    """Return parts of a sentence as `a, b and c`, or `a, b, c and 4 more`."""
+    if len(parts) > most:
+        return f"{', '.join(parts[:most])} and {len(parts) - most:,} more"
+    return f" {link} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return names with their counts, the largest first: `b (60) and a (4)`."""
+    largest = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return joined([f"{named(name)} ({count:,})" for name, count in largest])
+
+
+def groups(count: int, status: str = "") -> str:
+    """Return `1 completed group`, `64 completed groups`."""
+    return f"{count:,} {status}{' ' if status else ''}group{'' if count == 1 else 's'}"
+
+
+def are(count: int, status: str = "") -> str:
+    """Return `1 completed group is`, `64 completed groups are`."""
+    return f"{groups(count, status)} {'is' if count == 1 else 'are'}"
+
+
+def wanted(wants: Mapping[str, int], status: str) -> str:
+    """Return `64 completed groups of math and 8 of code`."""
+    (task, count), *others = wants.items() or [("", 0)]
+    first = groups(count, status) + (f" of {named(task)}" if wants else "")
+    return joined([first, *(f"{n:,} of {named(name)}" for name, n in others)])
+
+
+def people(names: Iterable[str], one: str, several: str) -> str:
+    """Return the names with the verb for their number."""
+    unique = list(dict.fromkeys(names))
+    return f"{listed(unique)} {one if len(unique) == 1 else several}"
+
+
+def clock(moment: float, now: float) -> str:
+    """Return a time of day in UTC, with its date if it isn't within twelve hours of `now`.
+
+    Sentences have no ages: they are read in logs, events and errors, when an age would be wrong.
+    """
+    form = "%H:%M:%S UTC" if abs(now - moment) < _HALF_A_DAY else "%Y-%m-%d %H:%M UTC"
+    return datetime.fromtimestamp(moment, UTC).strftime(form)

@@ -8,24 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar, cast
+from typing import IO, Any, Final, TypedDict, TypeVar, cast
 
-from replaybuf.common.atomic_file import partial_file, publish
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import import_optional
+from replaybuf.common.file_systems import partial_file, publish
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, ReplayBufError
 from replaybuf.files.parquet_files import TableWriter
 from replaybuf.files.row_format import PlainValues, Row, as_json, rows_of
 from replaybuf.files.sources import dump, file_errors, format_of
-from replaybuf.rules.policies import Order
-from replaybuf.rules.query import Node
+from replaybuf.rules.policies import Order, OrderTerm
+from replaybuf.rules.query import Node, Query
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.values import StorageItem
@@ -53,8 +53,18 @@ class JSONLinesWriter:
 Writer = JSONLinesWriter | TableWriter
 T = TypeVar("T")
 
+OrderBy = str | OrderTerm | Iterable[str | OrderTerm] | None
+
 #: The number of groups converted to rows at a time. (A store reads them in pieces of some megabytes.)
 _GROUPS: Final = 32
+
+
+class Selection(TypedDict, total=False):
+    """The groups of an export. `ReplayBuffer.export` has the meaning, `find` that of `order_by`."""
+
+    where: Query | None
+    order_by: OrderBy
+    limit: int | None
 
 
 @dataclass(frozen=True, slots=True)

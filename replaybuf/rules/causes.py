@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from replaybuf.common.units import are, brief, clock, counted, groups, joined, listed, named, people, wanted
 from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS, Circumstances, Held, Wait, Worker
 from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, causes_of, head_of, too_large
 from replaybuf.rules.transitions import Tally
-from replaybuf.rules.words import are, brief, clock, counted, groups, joined, listed, named, people, wanted
 from replaybuf.values.rollouts.statuses import Status
 
 #: Producers that are alive, but have put nothing for so long and generate nothing, do nothing.

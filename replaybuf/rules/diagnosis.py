@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from replaybuf.common.units import groups, joined, listed, named
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.transitions import Tally, level_of
-from replaybuf.rules.words import groups, joined, listed, named
 from replaybuf.values.rollouts.statuses import Status
 
 

@@ -14,9 +14,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
+from replaybuf.common.units import are, groups
 from replaybuf.errors import ConfigError
 from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
-from replaybuf.rules.words import are, groups
 from replaybuf.values.rollouts.statuses import ASIDE, Status
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
-from replaybuf.common import notebook, units
+from replaybuf.common import units
 from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
@@ -127,6 +127,10 @@ class NewGroup:
     judged: tuple[str, int, int, float, float] | None = None
 
 
+#: Annotations of groups by uid: those of the group, or a list with those of each rollout.
+ByGroup = Mapping[int, Mapping[str, Any] | Sequence[Mapping[str, Any]]]
+
+
 class Annotation(NamedTuple):
     """A named value of a group, or of each of its `rollouts` (their number), as in a row of `rb_annotation`."""
 
@@ -186,7 +190,7 @@ class StorageItem(Generic[R]):
         facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"
         columns = ("rollout_id", "status", "reward", "finish_reason", "response", "error_msg")
         rows = [[_field(one, name) for name in columns] for one in self.flat]
-        return notebook.table(f"{facts}, staleness {self.staleness}", columns, rows)
+        return units.html_table(f"{facts}, staleness {self.staleness}", columns, rows)
 
 
 def _field(rollout: Any, name: str) -> Any:

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
+from replaybuf.common.units import listed, named
 from replaybuf.rules.comparison import Part, by_worker, mean, tabulate
-from replaybuf.rules.words import listed, named
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import (

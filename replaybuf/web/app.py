@@ -1,4 +1,4 @@
-"""The pages as an ASGI application."""
+"""The pages, by the names of their templates, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import mimetypes
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,16 @@ from replaybuf.storage.sql.inspection.reader import Reader, Transaction
 from replaybuf.storage.sql.inspection.run_records import STEPS_BEFORE
 from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.view.metrics import CONTENT_TYPE, prometheus, read_figures
+from replaybuf.web.group_pages import show_group, show_groups
 from replaybuf.web.page_tables import PARAMETERS, Ask, NotThereError
-from replaybuf.web.pages import PAGES, Page
+from replaybuf.web.run_pages import (
+    show_checkpoints,
+    show_events,
+    show_overview,
+    show_step,
+    show_steps,
+    show_workers,
+)
 from replaybuf.web.server import READ_SECONDS, Guard, Readings, check_prefix, health_of, path_of
 
 _HERE = Path(__file__).parent
@@ -35,6 +44,28 @@ _STATIC = ("page.css", "page.js", "plots.js", "icon.svg")
 _REASONS = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
 
 Answer = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A page: its path and title, and a function for the values of its template, which reads in one transaction."""
+
+    path: str
+    title: str
+    show: Callable[[Transaction, Ask], dict[str, Any]]
+    in_menu: bool = True
+
+
+PAGES = {
+    "overview": _Page("/", "Overview", show_overview),
+    "groups": _Page("/groups", "Groups", show_groups),
+    "group": _Page("/groups/{uid}", "Group", show_group, in_menu=False),
+    "steps": _Page("/steps", "Steps", show_steps),
+    "step": _Page("/steps/{step}", "Step", show_step, in_menu=False),
+    "checkpoints": _Page("/checkpoints", "Checkpoints", show_checkpoints),
+    "workers": _Page("/workers", "Workers", show_workers),
+    "events": _Page("/events", "Events", show_events),
+}
 
 
 def create_app(
@@ -106,7 +137,7 @@ class _Site:
         )
         return Response(prometheus(figures), headers={"Content-Type": CONTENT_TYPE})
 
-    def _page(self, name: str, page: Page) -> Answer:
+    def _page(self, name: str, page: _Page) -> Answer:
         """Return a page's request handler; it renders inside the read transaction."""
 
         async def answer(request: Request) -> Response:

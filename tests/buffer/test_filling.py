@@ -18,7 +18,7 @@ from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.lanes import need_lane
 from replaybuf.storage.sql.statements.rows import part_of
 from replaybuf.storage.sql.tasks import filling
-from replaybuf.storage.sql.tasks.encoding import Encoding
+from replaybuf.storage.sql.tasks.transactions import Encoding
 from tests.stores import TASK, build, group, until
 
 OPTIONS: dict[str, Any] = {"group": "p1", "size": 3}

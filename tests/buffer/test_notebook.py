@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
-from replaybuf.common.notebook import table
+from replaybuf.common.units import html_table
 from tests.stores import TASK, build, fill
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
@@ -44,7 +44,7 @@ def test_a_synchronous_buffer_is_shown_like_the_other(tmp_path: object) -> None:
 
 
 def test_nothing_that_is_shown_is_html_and_all_of_it_is_short() -> None:
-    shown = table(HOSTILE, (HOSTILE,), [(HOSTILE,), ("x" * 1000,), (None,), (0.5,), *[(1,)] * 60])
+    shown = html_table(HOSTILE, (HOSTILE,), [(HOSTILE,), ("x" * 1000,), (None,), (0.5,), *[(1,)] * 60])
     assert "<script>" not in shown
     assert "\x1b" not in shown
     assert "x" * 201 not in shown

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.cli.doctor import check_places
+from replaybuf.cli.doctor import check_database
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
@@ -143,9 +143,9 @@ def test_a_marker_that_was_lost_is_written_anew(url: str, folder: Path, content:
 
 
 def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_places, "PATIENCE", 0.05)
+    monkeypatch.setattr(check_database, "PATIENCE", 0.05)
     answering = threading.Event()
-    monkeypatch.setattr(check_places, "recognise", lambda *_: answering.wait())
+    monkeypatch.setattr(check_database, "recognise", lambda *_: answering.wait())
     found = examine(url)
     answering.set()
     assert wrong(found) == {"places": "warning"}

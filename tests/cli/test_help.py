@@ -74,7 +74,7 @@ def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -
     """Neither a config's, nor what Kubernetes sets for a service of our name; and none confirms a deletion."""
     env = {"REPLAYBUF_PAYLOADS": "/x", "REPLAYBUF_POLICY": "fifo", "REPLAYBUF_PORT": "tcp://10.0.0.1:80"}
     run("checkpoint", "save", file, tmp_path / "backup", env=env)
-    assert saved_buffer(str(tmp_path / "backup" / "replaybuf.sqlite")) == ("default", None)
+    assert saved_buffer(tmp_path / "backup")[1:] == ("default", None)
     assert run("serve", tmp_path / "gone.db", env=env, code=1).stderr.startswith("Error: there is no database")
     run("rm", file, env={"REPLAYBUF_ALL": "1", "REPLAYBUF_YES": "1"}, code=1)
 

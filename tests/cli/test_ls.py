@@ -12,7 +12,7 @@ import pytest
 from replaybuf import Status
 from replaybuf.cli import output
 from replaybuf.rules.query import FIELDS
-from replaybuf.storage.sql.inspection.view_columns import VIEW_COLUMNS, without_markup
+from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, without_markup
 from tests.cli.conftest import run, run_json
 
 

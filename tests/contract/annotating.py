@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf.buffer.annotating import MOST_NAMES
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
+from replaybuf.storage.sql.statements.annotate import MOST_NAMES
 from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group
 from tests.contract.leasing import LONG
 

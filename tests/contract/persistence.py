@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import CheckpointError, InputError, SnapshotError, StorageError
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.copies.snapshot_file import SNAPSHOT_FILE
 from replaybuf.storage.values import Cursor
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids, plain, rollout

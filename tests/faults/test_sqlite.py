@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from replaybuf import ReplayBufferConfig
+from replaybuf.common.file_systems import filesystem_type, is_network
 from replaybuf.errors import LockedError, StorageError
-from replaybuf.storage.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.sql.engine import sqlite_files
 from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from tests.cli.conftest import run

@@ -97,7 +97,7 @@ async def test_groups_that_leave_meanwhile_are_left_out_and_counted(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "_GROUPS", 1)
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.encoding.PIECE_GROUPS", 1)
+    monkeypatch.setattr("replaybuf.storage.sql.tasks.transactions.PIECE_GROUPS", 1)
     async with ReplayBufferConfig(url=url).build() as shared:
         await fill(shared, 7)
         find = shared.storage.find

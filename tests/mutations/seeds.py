@@ -131,7 +131,7 @@ _CODEC = [
     ("twin-classes", "values/rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
     ("annotated-text-run", "values/rollouts/annotations.py", "if origin in _ANNOTATED:", "if origin is Ellipsis:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "values/codec/user_classes.py", "return cls[names[0]] if names else cls(value)", "return value", "enum members come back as members"),
-    ("image-info-lost", "values/codec/images.py", "image.info = info", "pass", "what an image says of itself comes back"),
+    ("image-info-lost", "values/codec/library_values.py", "image.info = info", "pass", "what an image says of itself comes back"),
     ("unknown-converter-read", "values/codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),
 ]  # fmt: skip
 
@@ -188,8 +188,8 @@ _SQL = [
     ("pruned-draws-stay", f"{_STATEMENTS}/batches.py", "    tx.change(\"DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL\", draws=pruned)\n", "", "the groups of a draw go with it"),
     ("settled-elsewhere", f"{_STATEMENTS}/batches.py", "        tx.change(passed_on, new=other, old=found[\"id\"], uids=list(uids))\n", "", "groups of another step are of another batch"),
     ("sweep-no-grace", "storage/sql/tasks/sweeper.py", "cutoff = now - self._grace", "cutoff = now", "payloads stay for a while after a take"),
-    ("claim-moved-cursor", f"{_STATEMENTS}/cursors.py", " AND version = :known", "", "a cursor that was moved isn't moved again"),
-    ("claim-of-other-epoch", f"{_STATEMENTS}/cursors.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
+    ("claim-moved-cursor", f"{_STATEMENTS}/ledger.py", " AND version = :known", "", "a cursor that was moved isn't moved again"),
+    ("claim-of-other-epoch", f"{_STATEMENTS}/ledger.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
     ("replaced-missing", f"{_STATEMENTS}/eviction.py", "    if missing:\n        raise ConflictError", "    if False:\n        raise ConflictError", "what isn't there can't be replaced"),
     ("replaced-twice", f"{_STATEMENTS}/eviction.py", "there.pop(uid, None)", "pass", "each group is replaced once"),
     ("isolation-of-writes", f"{_ENGINE}/postgres.py", "BEGIN ISOLATION LEVEL {level}", "BEGIN", "what waited for a lock sees what was committed meanwhile"),
@@ -275,7 +275,7 @@ _DIAGNOSIS = [
     ("failures-of-long-ago", "rules/causes.py", "        if 2 * bad < every:\n            return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/causes.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),
-    ("texts-as-they-are", "rules/words.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
+    ("texts-as-they-are", "common/units.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
 
 _WEB = [

@@ -16,7 +16,7 @@ import pytest
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.errors import PayloadStoreError
 from replaybuf.storage.places.store import FILES
-from replaybuf.storage.sql.copies import whole
+from replaybuf.storage.sql.copies import snapshot
 from replaybuf.storage.sql.tasks import payload_files
 from tests.contract.harness import plain
 from tests.stores import TASK, build, group, set_by, sweep_now
@@ -124,7 +124,7 @@ async def test_files_stay_while_they_are_copied(
 ) -> None:
     """All groups leave in the middle of a copy."""
     reading, going_on = asyncio.Event(), asyncio.Event()
-    original = whole.tails_of
+    original = snapshot._tails_of
     loop = asyncio.get_running_loop()
 
     async def slow(*args: Any) -> Any:
@@ -133,8 +133,8 @@ async def test_files_stay_while_they_are_copied(
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(going_on.wait(), loop))
         return await original(*args)
 
-    monkeypatch.setattr(whole, "tails_of", slow)
-    monkeypatch.setattr(whole, "_RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(snapshot, "_tails_of", slow)
+    monkeypatch.setattr(snapshot, "_RENEW_SECONDS", 0.05)
     monkeypatch.setattr(payload_files, "FILE_BYTES", 100_000)
     async with filled(shared_url, tmp_path / "payloads") as buffer:
         before = await everything(buffer)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from replaybuf.common.progress import OnProgress
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.copies.snapshot_file import snapshot_file
 from replaybuf.storage.sql.statements.checkpoints import check_empty
 from replaybuf.storage.values import Checkpoint, Cursor, Leased, NewGroup
 from replaybuf.values.rollouts.rollout import Status
@@ -146,9 +147,11 @@ class Reference(Putting, Drawing, Matching, Presence):
             self._wakes.wake()
 
     async def save(
-        self, path: str, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
-    ) -> None:
-        await asyncio.to_thread(Path(path).write_bytes, self.snapshot(about))
+        self, folder: Path, about: Mapping[str, str], progress: OnProgress | None = None, *, whole: bool = True
+    ) -> Path:
+        file = snapshot_file(folder, make=True)
+        await asyncio.to_thread(file.write_bytes, self.snapshot(about))
+        return file
 
-    async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        self.load_snapshot(await asyncio.to_thread(Path(path).read_bytes), expected)
+    async def resume(self, folder: Path, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
+        self.load_snapshot(await asyncio.to_thread(snapshot_file(folder).read_bytes), expected)

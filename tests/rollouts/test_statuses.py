@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf.common.units import brief
 from replaybuf.errors import InputError, QueryError, RolloutError
 from replaybuf.produce.agent_loop import reward_varies
 from replaybuf.rules.query import parse
-from replaybuf.rules.words import brief
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import reset_response

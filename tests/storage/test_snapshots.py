@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
-from replaybuf.buffer.copies import SNAPSHOT_FILE
 from replaybuf.common.progress import Progress
 from replaybuf.errors import SnapshotError
-from replaybuf.storage.sql.copies.snapshot_file import DIGEST
+from replaybuf.storage.sql.copies.snapshot_file import DIGEST, SNAPSHOT_FILE
 from tests.contract.harness import plain
 from tests.stores import TASK, build, fill, group, number_of
 

@@ -21,9 +21,8 @@ from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from replaybuf.storage.sql.schema import tables
-from replaybuf.web.app import create_app
+from replaybuf.web.app import PAGES, create_app
 from replaybuf.web.page_tables import Ask
-from replaybuf.web.pages import PAGES
 from tests.postgres import execute, new_url
 
 

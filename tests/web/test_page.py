@@ -18,9 +18,8 @@ from replaybuf.errors import ConfigError, InputError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.columns import columns
 from replaybuf.web import page_tables as tables
-from replaybuf.web.app import create_app
+from replaybuf.web.app import PAGES, create_app
 from replaybuf.web.page_tables import Ask, Table, table_of
-from replaybuf.web.pages import PAGES
 from replaybuf.web.server import MIN_TOKEN, READ_SECONDS, check_token, is_loopback
 from tests.cli.test_help import execute
 from tests.pages import Page

@@ -149,7 +149,7 @@ def test_a_defect_is_answered_without_its_traceback(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = client_of(str(file))
-    monkeypatch.setattr("replaybuf.web.pages.group_pages.list_groups", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("replaybuf.web.group_pages.list_groups", lambda *_, **__: 1 / 0)
     answer = page.get("/groups")
     assert answer.status_code == 500
     assert "An unexpected ZeroDivisionError" in answer.text

@@ -27,7 +27,7 @@ import numpy as np
 from replaybuf import FencedError, ReplayBufError, ReplayBufferConfig
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli.demo.policy import Engine, Policy, Prompts, answer_of, prompt_of
-from replaybuf.common.atomic_file import partial_file, publish
+from replaybuf.common.file_systems import partial_file, publish
 from replaybuf.produce import AsyncProduceStrategy, Sampler, TrainState, produce_loop
 
 NAME = "replaybuf-demo"  # of the buffer: groups of others in the same database aren't touched

@@ -18,10 +18,8 @@ from replaybuf.cli.doctor import (
     check_database,
     check_groups,
     check_payloads,
-    check_places,
     problem,
 )
-from replaybuf.cli.doctor.check_places import take_over_places
 from replaybuf.cli.output import Output, print_labelled
 from replaybuf.common.progress import progress_bar
 from replaybuf.errors import ReplayBufError
@@ -81,7 +79,7 @@ def doctor(
         _upgrade(reader, output)
         return
     if take_over:
-        for line in take_over_places(reader) or ["all places of this database are its own"]:
+        for line in check_database.take_over_places(reader) or ["all places of this database are its own"]:
             output.note(f"take-over: {line}")
     rows = []
     for finding in _examined(reader, output, quick=quick, mend=repair, trial=probe):
@@ -144,8 +142,8 @@ _ALL: _Checks = (
     ("tables", check_database.check_tables),
     ("indexes", check_database.check_indexes),
     ("lanes", check_groups.check_lanes),
-    ("payload files", check_places.check_payload_files),
-    ("places", check_places.check_places),
+    ("payload files", check_database.check_payload_files),
+    ("places", check_database.check_places),
     ("payloads", check_payloads.check_payloads),
     ("leaked payloads", check_payloads.check_leaked),
     ("filling", check_groups.check_filling),

@@ -1,4 +1,4 @@
-"""Parses a user's query into checked nodes, whose operands both databases can store.
+"""Parses a user's query, a dict or its JSON, into checked nodes, whose operands both databases can store.
 
 Users write numpy scalars, enum members and datetimes; operands become str, int, float, bool or None, of a type that the
 field compares with. Errors have the path of a mistake, such as `$and[1].staleness.$gt`.
@@ -6,6 +6,7 @@ field compares with. Errors have the path of a mistake, such as `$and[1].stalene
 
 from __future__ import annotations
 
+import json
 import math
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from replaybuf.common.checks import is_numpy
+from replaybuf.common.redact import redact
 from replaybuf.errors import QueryError
 from replaybuf.rules.query.nodes import (
     FIELD_OPERATORS,
@@ -221,6 +223,29 @@ def parse(query: Query, statuses: Statuses = OUR_STATUSES) -> Node:
         raise
     except Exception as error:  # a user's objects may raise any exception
         raise QueryError(f"the query can't be read: looking at it raised {type(error).__name__}") from error
+
+
+def query_of(where: str | None, task: str | None, status: str | None) -> Node:
+    """Return the query that groups of a query's text, a task and a status match. Raises QueryError."""
+    nodes = [_read_query(where)] if where else []
+    named = {"task_name": task, "status": None if status is None else redact(status)}
+    nodes += [parse({name: one}) for name, one in named.items() if one is not None]
+    return LogicNode("$and", tuple(nodes))
+
+
+def _read_query(text: str) -> Node:
+    """Parse a query; an empty text is one that everything matches. Raises QueryError."""
+    if not text.strip():
+        return LogicNode("$and", ())
+    try:
+        query = json.loads(text)
+    except ValueError as error:
+        raise QueryError(f'a query is JSON, such as {{"reward": {{"$gte": 0.9}}}}: {error}') from None
+    except RecursionError:
+        raise QueryError("a query is JSON, and this is nested too deeply") from None
+    if not isinstance(query, dict):
+        raise QueryError('a query is a JSON object, such as {"reward": {"$gte": 0.9}}')
+    return parse(query)
 
 
 class _QueryParser:

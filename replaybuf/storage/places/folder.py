@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from replaybuf.common.atomic_file import sync_folder
+from replaybuf.common.file_systems import filesystem_type, is_network, sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.storage.places.filesystems import filesystem_type, is_network
 from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))

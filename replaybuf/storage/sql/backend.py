@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +20,12 @@ from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
+from replaybuf.storage.sql.copies.snapshot_file import snapshot_file
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.wait_facts import read_circumstances
 from replaybuf.storage.sql.lifecycle import Store
-from replaybuf.storage.sql.statements import cursors, leases, matching, prompts, put
-from replaybuf.storage.sql.statements.annotate import Annotations, annotate
+from replaybuf.storage.sql.statements import leases, ledger, matching, put
+from replaybuf.storage.sql.statements.annotate import annotate, check_annotations
 from replaybuf.storage.sql.statements.buffer_facts import Tallied, read_histograms, read_tallies
 from replaybuf.storage.sql.statements.checkpoints import drop_checkpoint, make_checkpoint, read_checkpoints
 from replaybuf.storage.sql.statements.counts import read_fenced_tallies
@@ -32,9 +34,10 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.parts import list_parts
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.tasks import encoding
+from replaybuf.storage.sql.tasks import transactions
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing, Taken
 from replaybuf.storage.values import (
+    ByGroup,
     Changes,
     Checkpoint,
     Cursor,
@@ -204,7 +207,7 @@ class SQLStorage(Store):
         """
         size_of = itemgetter(1) if payloads else lambda _: 0
         async for found in self._find(query, order, limit):
-            for piece in in_pieces(found, size_of, encoding.PIECE_GROUPS, encoding.PIECE_BYTES):
+            for piece in in_pieces(found, size_of, transactions.PIECE_GROUPS, transactions.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
                 if payloads:
                     read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
@@ -267,9 +270,9 @@ class SQLStorage(Store):
         """Set the priorities of groups by uid, leased ones included; return the number of groups found."""
         return await self._write(matching.update_priorities, priorities)
 
-    async def annotate(self, annotations: Annotations, step: int | None) -> int:
+    async def annotate(self, given: ByGroup, step: int | None) -> int:
         """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
-        write = partial(annotate, annotations=annotations, step=step)
+        write = partial(annotate, annotations=await asyncio.to_thread(check_annotations, given), step=step)
         return await self._run(lambda: self.transactions.write(write, wakes=False))
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
@@ -325,24 +328,24 @@ class SQLStorage(Store):
 
     async def cursor(self, name: str) -> Cursor:
         """Return the current value and version of a cursor."""
-        return await self._read(cursors.read_cursor, name, single=True)
+        return await self._read(ledger.read_cursor, name, single=True)
 
     async def move_cursor(self, cursor: Cursor) -> bool:
         """Write a cursor if its version and epoch are unchanged (compare-and-swap); return whether it was written.
 
         Otherwise another process has moved the cursor since it was read, or has restored the buffer.
         """
-        return await self._write(cursors.move_cursor, cursor, brief=True)
+        return await self._write(ledger.move_cursor, cursor, brief=True)
 
     async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
-        """Return the statistics of prompts that changed since a version of their cursor (`statements.prompts`).
+        """Return the statistics of prompts that changed since a version of their cursor (`statements.ledger`).
 
         Since -1: all, in pages, between which others have the database's thread.
         """
         if known >= 0:
-            return await self._read(prompts.read_changed, name, known)
+            return await self._read(ledger.read_changed, name, known)
         found, after = list[Sequence[Any]](), -1
-        while page := await self._read(prompts.read_page, name, after):
+        while page := await self._read(ledger.read_page, name, after):
             found += page
             after = page[-1][0]
         return found
@@ -357,7 +360,7 @@ class SQLStorage(Store):
         """
 
         def claimed(tx: Transaction, encoded: list[EncodedGroup]) -> Taken | None:
-            found = cursors.claim(tx, encoded, cursor, seconds, epochs)
+            found = put.claim(tx, encoded, cursor, seconds, epochs)
             if found is None:
                 return None
             rows, token, until = found
@@ -393,7 +396,7 @@ class SQLStorage(Store):
         """
 
         def put_with_cursor(tx: Transaction, encoded: list[EncodedGroup]) -> list[EncodedGroup] | None:
-            return encoded if cursors.put_with_cursor(tx, encoded, cursor, event) else None
+            return encoded if put.put_with_cursor(tx, encoded, cursor, event) else None
 
         async def work() -> bool:
             stored = await self.encoding.write(groups, put_with_cursor)
@@ -462,21 +465,24 @@ class SQLStorage(Store):
             file.write_bytes(snapshot)
             self._blocking(lambda: self._resume(str(file), expected))
 
-    async def save(self, path: str, about: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        """Write a consistent snapshot to the SQLite file `path`, replacing it, without blocking writers.
+    async def save(self, folder: Path, about: Mapping[str, str], progress: OnProgress | None = None) -> Path:
+        """Write a consistent snapshot into a folder, over an older one, without blocking writers. Return its file.
 
         `about` is stored in the snapshot; `resume` compares it. `progress` is called from time to time, in any thread.
         """
-        await self._run(lambda: copy_to(self.engine, self.transactions.scope, path, about, progress))
+        file = await asyncio.to_thread(snapshot_file, folder, make=True)
+        await self._run(lambda: copy_to(self.engine, self.transactions.scope, str(file), about, progress))
+        return file
 
-    async def resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
-        """Load the snapshot at `path` into this buffer, wholly or not at all.
+    async def resume(self, folder: Path, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
+        """Load the snapshot in a folder into this buffer, wholly or not at all.
 
         Raises SnapshotError when the buffer isn't empty, or when the snapshot's `about` differs from
         `expected`, or it is incomplete. `progress` is called from time to time, in any thread.
         """
 
-        await self._run(lambda: self._resume(path, expected, progress))
+        file = await asyncio.to_thread(snapshot_file, folder)
+        await self._run(lambda: self._resume(str(file), expected, progress))
 
     async def _resume(self, path: str, expected: Mapping[str, str], progress: OnProgress | None = None) -> None:
         await copy_from(self.engine, self.transactions.scope, path, expected, progress)

@@ -31,14 +31,13 @@ from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
-from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.filling import Filling
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from replaybuf.storage.sql.tasks.handles import Parts, register_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
-from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import HISTORY, LOCK_SECONDS, RECONNECT_SECONDS
 from replaybuf.values.codec.payload import Codec
 

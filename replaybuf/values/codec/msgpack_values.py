@@ -24,7 +24,7 @@ import numpy as np
 from replaybuf.errors import RolloutError
 from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
-from replaybuf.values.codec.object_refs import RefValues
+from replaybuf.values.codec.library_values import RefValues
 from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, Parents, fields_of_one
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of

@@ -6,8 +6,14 @@ handlers. Nothing is pickled, and nothing that a payload names is imported or ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
 
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.values.codec import payload_format as form
@@ -18,7 +24,17 @@ from replaybuf.values.codec.blocks import (
     PartReader,
     from_pieces,
 )
-from replaybuf.values.codec.images import Images
+from replaybuf.values.codec.library_values import (
+    Fetched,
+    Images,
+    ObjectRefs,
+    RefValues,
+    RestoreRefs,
+    RestoreTensors,
+    Tensors,
+    UnfetchedError,
+    is_ref,
+)
 from replaybuf.values.codec.msgpack_values import (
     Packed,
     Packing,
@@ -28,12 +44,10 @@ from replaybuf.values.codec.msgpack_values import (
     needed_blocks,
     type_tags,
 )
-from replaybuf.values.codec.object_refs import Fetched, ObjectRefs, RefValues, RestoreRefs, UnfetchedError, is_ref
 from replaybuf.values.codec.packed_columns import Parents
 from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
-from replaybuf.values.codec.replacing import Replacing
-from replaybuf.values.codec.torch_tensors import RestoreTensors, Tensors
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
+from replaybuf.values.codec.value_types import SCALARS
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: The bytes of loaded blocks, by their position after the head.
@@ -244,3 +258,57 @@ class Codec:
         if isinstance(found, list):
             return [self.rollout_type.from_fields(fields) for fields in found]
         return self.rollout_type.from_columns(found, head.rollouts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replacing:
+    """Replaces the values that `is_one` recognises by `instead(value)`.
+
+    Instances of `opaque` classes are left unchanged.
+    """
+
+    is_one: Callable[[Any], bool]
+    instead: Callable[[Any], Any]
+    opaque: Container[type] = ()
+
+    def replace(self, value: Any) -> Any:
+        """Return the value with replacements in it, at any depth; only immutable containers are copied."""
+        kind = type(value)
+        if kind in SCALARS or kind in self.opaque:
+            return value
+        if self.is_one(value):
+            return self.instead(value)
+        if isinstance(value, dict):
+            self._replace(value.__setitem__, list(value.items()))
+        elif isinstance(value, list):
+            if not SCALARS.issuperset(map(type, value)):
+                self._replace(value.__setitem__, enumerate(value))
+        elif isinstance(value, (tuple, set, frozenset)):
+            return self._made_anew(value)
+        elif isinstance(value, np.ndarray):
+            if kind is np.ndarray and value.dtype.char == "O":
+                self._replace(value.__setitem__, list(np.ndenumerate(value)))
+        elif isinstance(value, BaseModel):
+            self.replace(value.__dict__)  # bypasses validators and frozen models
+            self.replace(value.__pydantic_extra__)
+        else:
+            if dataclasses.is_dataclass(kind):
+                fields = {one.name: getattr(value, one.name, None) for one in dataclasses.fields(kind)}
+                self._replace(partial(_set_attribute, value), fields.items())
+        return value
+
+    def _replace(self, put: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
+        for place, item in items:
+            if (replaced := self.replace(item)) is not item:
+                put(place, replaced)
+
+    def _made_anew(self, value: Any) -> Any:
+        replaced = [self.replace(item) for item in value]
+        if all(new is old for new, old in zip(replaced, value, strict=True)):
+            return value
+        return value._make(replaced) if hasattr(value, "_make") else type(value)(replaced)
+
+
+def _set_attribute(instance: Any, name: str, value: Any) -> None:
+    with contextlib.suppress(AttributeError, TypeError):  # an immutable instance keeps its value
+        object.__setattr__(instance, name, value)

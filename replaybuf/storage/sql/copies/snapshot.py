@@ -4,24 +4,28 @@ Rows are copied unchanged, in batches, from one transaction of the source, so th
 concurrent writes. Copies go between SQLite and PostgreSQL in both directions. The file is published under its name when
 complete.
 
-Payloads that are kept apart are copied whole.
+Payloads that are kept apart are copied whole, and their files are kept meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
-from replaybuf.common.atomic_file import partial_file, publish
+from replaybuf.common.file_systems import partial_file, publish
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import SnapshotError
+from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
+from replaybuf.storage.decoding import Places, in_thread, joined, names_its_arrays, read_tails
+from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
     check_facts,
@@ -33,7 +37,6 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     same_file,
     write_facts,
 )
-from replaybuf.storage.sql.copies.whole import BATCH_BYTES, keeping_files, read_whole
 from replaybuf.storage.sql.engine.database import Database, Steps
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
@@ -42,14 +45,20 @@ from replaybuf.storage.sql.schema.tables import group, lane, payload, prompt, ta
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.checkpoints import free_shift, make_room, raise_uid
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
-from replaybuf.storage.sql.statements.cursors import write_cursors
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
+from replaybuf.storage.sql.statements.files import SILENT_SECONDS, keep_files
 from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
-from replaybuf.storage.sql.statements.prompts import STATE, read_page
+from replaybuf.storage.sql.statements.ledger import STATE, read_page, write_cursors
 from replaybuf.storage.sql.statements.rows import rescoped_key
 
 _BATCH_GROUPS = 1000
+
+#: Bytes of payloads in memory at a time.
+_BATCH_BYTES = 16 << 20
+_RENEW_SECONDS = SILENT_SECONDS / 6
+#: Timeout for reading a batch's payloads from a place, in seconds.
+_PATIENCE = 60.0
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -72,7 +81,7 @@ async def copy_to(
         try:
             await target.write(lambda tx: create_schema(tx, path))
             async with (
-                keeping_files(source, scope),
+                _keeping_files(source, scope),
                 source.transaction(scope, write=False) as reading,
                 target.transaction(held, write=True) as writing,
             ):
@@ -80,7 +89,7 @@ async def copy_to(
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
-                    payloads = await read_whole([row["data"] for row in rows], places)
+                    payloads = await _read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
                 await _copy_rows(*ends, convert, progress)
@@ -195,7 +204,7 @@ def _bytes_of(groups: Sequence[Row]) -> int:
 
 def _next_size(groups: Sequence[Row]) -> int:
     """Return the number of groups of the next batch, from the sizes of these."""
-    return max(1, min(_BATCH_GROUPS, int(BATCH_BYTES * len(groups) / max(_bytes_of(groups), 1))))
+    return max(1, min(_BATCH_GROUPS, int(_BATCH_BYTES * len(groups) / max(_bytes_of(groups), 1))))
 
 
 def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -265,3 +274,63 @@ def _rows(tx: Transaction, table: Table, alias: str, source: str, **values: Any)
     names = [column.name for column in table.columns]
     found = tx.tuples(f"SELECT {', '.join(f'{alias}.{name}' for name in names)} {source}", **values)
     return [dict(zip(names, row, strict=True)) for row in found]
+
+
+# Whole payloads
+
+
+@asynccontextmanager
+async def _keeping_files(engine: Database, scope: Scope) -> AsyncIterator[None]:
+    """Keep all existing files during the block. Raises AccessError where there are any, with read-only access.
+
+    Raises SnapshotError at the end if they weren't kept all the time, so that some may have been deleted.
+    """
+    if not (await engine.read(lambda tx: tx.places(), scope))[0]:
+        yield
+        return
+    await engine.write(keep_files, scope)
+    lapsed = False
+
+    async def renew() -> None:
+        nonlocal lapsed
+        lapsed |= not await engine.write(keep_files, scope)
+
+    async def go_on() -> None:
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            with suppress(ReplayBufError):
+                await renew()
+
+    renewing = asyncio.create_task(go_on())
+    try:
+        yield
+        await renew()
+        if lapsed:
+            raise SnapshotError(
+                f"the database didn't answer for {SILENT_SECONDS:g} s, and what is kept apart of payloads may have "
+                "been deleted meanwhile: copy again"
+            )
+    finally:
+        renewing.cancel()
+
+
+async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
+    """Return whole payloads; if the part kept apart is damaged, only the database's part of the payload.
+
+    Raises PayloadStoreError where a place can't be reached.
+    """
+    whole = []
+    for one, tail in zip(payloads, await _tails_of(payloads, places), strict=True):
+        try:
+            whole.append(joined(one, tail))
+        except DecodeError:
+            whole.append(one[:-EXTENT_BYTES] if names_its_arrays(one) else one)
+    return whole
+
+
+async def _tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
+    """Return the tails of payloads that are kept apart, read in another thread. Raises PayloadStoreError."""
+    if not any(map(names_its_arrays, payloads)):
+        return [None] * len(payloads)
+    read = partial(read_tails, payloads, places, _PATIENCE)
+    return await in_thread(read, _PATIENCE, ", ".join(places[0].values()))

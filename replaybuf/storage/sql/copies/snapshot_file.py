@@ -1,7 +1,7 @@
-"""Facts of a snapshot file about its content, by which a damaged or partial file is detected.
+"""The file of a snapshot in its folder, and facts about its content, by which a damaged or partial file is detected.
 
-They are in `rb_info`. The last one is a digest of all rows, a sum of their checksums, which is compared before anything
-is loaded. An upgrade of the schema leaves an empty one.
+The facts are in `rb_info`. The last one is a digest of all rows, a sum of their checksums, which is compared before
+anything is loaded. An upgrade of the schema leaves an empty one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from replaybuf.common.checks import check_no_url
+from replaybuf.common.redact import redact_path
 from replaybuf.errors import SnapshotError, StorageError
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import translated
@@ -24,6 +26,8 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
 from replaybuf.storage.sql.schema.tables import DIGEST
+
+SNAPSHOT_FILE = "replaybuf.sqlite"
 
 #: The name of the buffer that was saved.
 BUFFER = "buffer"
@@ -35,6 +39,27 @@ _BITS = (1 << 64) - 1
 
 #: Runs a function of a transaction.
 Run = Callable[..., Awaitable[Any]]
+
+
+def snapshot_file(folder: Path, *, make: bool = False) -> Path:
+    """Return the snapshot file of a folder; with `make`, create the folder for a new one. Raises SnapshotError.
+
+    Without `make`, raises SnapshotError if there is no snapshot.
+    """
+    check_no_url(folder)
+    file, shown = folder / SNAPSHOT_FILE, f"{redact_path(str(folder)):.200}"
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        elif folder.is_file():
+            inside = redact_path(str(folder.parent))
+            raise SnapshotError(f"{shown} is a file: give the folder that it is in, {inside}", reason="missing")
+        elif not file.is_file():
+            raise SnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}", reason="missing")
+    except OSError as error:
+        what = "make" if make else "look into"
+        raise SnapshotError(f"can't {what} the folder {shown} for the snapshot: {error.strerror}") from error
+    return file
 
 
 async def _digest(run: Run) -> tuple[str, int]:

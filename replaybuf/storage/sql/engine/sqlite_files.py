@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from replaybuf.common.file_systems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.common.redact import redact
+from replaybuf.common.units import brief
 from replaybuf.errors import AccessError, LockedError, ReplayBufError, StorageError
-from replaybuf.rules.words import brief
-from replaybuf.storage.places.filesystems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.storage.sql.schema import VERSION_TABLE
 
 _Identity = tuple[int, int] | None

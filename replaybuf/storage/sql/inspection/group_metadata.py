@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import InputError
+from replaybuf.rules.causes import never_put
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.values.rollouts.statuses import Status
 
@@ -33,6 +34,13 @@ def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
     """Return the names of the tasks of one buffer or of all."""
     _, rows = tx.table("SELECT DISTINCT buffer, task_name FROM rb_lane")
     return sorted({task for owner, task in rows if buffer in (None, owner)})
+
+
+def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
+    """Return a sentence about a named task that doesn't exist, with the tasks that do; "" for one that does."""
+    if task is None or task in (tasks := tasks_of(tx, buffer)):
+        return ""
+    return ". ".join(never_put(task, tasks)) if tasks else "nothing was ever put into this buffer"
 
 
 def opened_buffers(tx: Transaction) -> list[str]:
@@ -209,6 +217,14 @@ def place_in_group(row: Mapping[str, Any]) -> str | None:
     """Return the group that a rollout fills, and the rollout's place there, from 1: `a 2/4`; None for whole groups."""
     size = row["group_size"]
     return None if size is None else f"{row['key']} {row['group_index'] + 1}/{size}"
+
+
+def listed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the metadata of groups with the fields of their table: the place of a rollout, an error as prompt."""
+    return [
+        row | {"place": place_in_group(row), "archived_at": archived_at(row), "prompt": row["error"] or row["prompt"]}
+        for row in rows
+    ]
 
 
 def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:

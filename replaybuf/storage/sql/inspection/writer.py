@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from replaybuf.common.progress import OnProgress
 from replaybuf.errors import ConfigError, InputError, LockedError, StorageError
 from replaybuf.storage.sql.copies.snapshot import copy_to
-from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts
+from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts, snapshot_file
 from replaybuf.storage.sql.engine import locks, open_database
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.driver_errors import translated
@@ -119,8 +119,9 @@ def _check_owner(tx: Transaction, where: str) -> None:
         check_revision(revision, where)
 
 
-def save_snapshot(reader: Reader, name: str, file: str, tell: OnProgress) -> None:
-    """Write a snapshot of a buffer, for buffers of any policy, with all payloads kept apart."""
+def save_snapshot(reader: Reader, name: str, folder: Path, tell: OnProgress) -> Path:
+    """Write a snapshot of a buffer, for buffers of any policy, with all payloads kept apart. Return its file."""
+    file = snapshot_file(folder, make=True)
     # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
     notes = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
@@ -129,11 +130,12 @@ def save_snapshot(reader: Reader, name: str, file: str, tell: OnProgress) -> Non
         engine = open_database(Access(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only))
         try:
             scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, file, {}, tell)
+            await copy_to(engine, scope, str(file), {}, tell)
         finally:
             await engine.dispose()
 
     asyncio.run(save())
+    return file
 
 
 def opens_read_only(reader: Reader) -> bool:
@@ -177,10 +179,14 @@ def forget_buffer(reader: Reader, name: str) -> None:
         writer.write(forget)
 
 
-def saved_buffer(file: str) -> tuple[str, str | None]:
-    """Return a snapshot's name of the buffer, and its policy, None for any. Raises SnapshotError or StorageError."""
-    facts = asyncio.run(read_snapshot_facts(file))
-    return facts[BUFFER], facts.get("policy")
+def saved_buffer(folder: Path) -> tuple[Path, str, str | None]:
+    """Return the file of a snapshot, its name of the buffer, and its policy, None for any.
+
+    Raises SnapshotError or StorageError.
+    """
+    file = snapshot_file(folder)
+    facts = asyncio.run(read_snapshot_facts(str(file)))
+    return file, facts[BUFFER], facts.get("policy")
 
 
 @dataclass(frozen=True, slots=True)

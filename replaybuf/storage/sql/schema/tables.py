@@ -12,7 +12,7 @@ Payloads are immutable and separate; only narrow metadata changes:
     rb_tally    the tallies of each lane, as a sum over shards: one per connection, to avoid lock contention
     rb_buffer   a row for each buffer that was ever restored or resumed: its epoch, which fences off earlier users
     rb_cursor   the dataset positions of prompt ledgers: now (checkpoint 0), and at each checkpoint
-    rb_prompt   the states of prompts in datasets that are read in an order by difficulty (`statements.prompts`)
+    rb_prompt   the states of prompts in datasets that are read in an order by difficulty (`statements.ledger`)
     rb_checkpoint  a row for each step checkpoint, with its lanes and their tallies
     rb_info     facts about the store, such as the policy that a snapshot was written under, or a host's boot time
                 (`sqlite_dialect`), and counters (SQLite: the last uid; PostgreSQL: each connection's commit stamp)

@@ -24,12 +24,12 @@ from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of
 from replaybuf.storage.sql.statements.leases import return_all
+from replaybuf.storage.sql.statements.ledger import restore_prompts
 from replaybuf.storage.sql.statements.matching import WITH_KEYS, WITH_UIDS
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.parts import forget_names, settle_names
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.prompts import restore_prompts
 from replaybuf.storage.sql.statements.rows import GroupRow, read_rows
 from replaybuf.storage.values import Checkpoint, missing_checkpoint
 from replaybuf.values.rollouts.rollout import ASIDE

@@ -21,9 +21,9 @@ from pydantic_core import to_json
 from sqlalchemy import Column, Table
 from sqlalchemy.dialects import postgresql
 
+from replaybuf.common.units import brief, listed
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.rules.words import brief, listed
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent
 from replaybuf.storage.sql.engine.postgres_dialect import NOW, array, texts
 from replaybuf.storage.sql.engine.transaction import Transaction

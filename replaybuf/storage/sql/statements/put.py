@@ -27,7 +27,8 @@ from replaybuf.storage.sql.statements.eviction import (
 from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes, need_lanes, start_steps
-from replaybuf.storage.sql.statements.leases import hold, rows_of
+from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
+from replaybuf.storage.sql.statements.ledger import move_cursor, note_drawn, note_judged
 from replaybuf.storage.sql.statements.matching import WITH_KEYS
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
@@ -42,10 +43,9 @@ from replaybuf.storage.sql.statements.new_rows import (
 from replaybuf.storage.sql.statements.parts import lock_parts, place_part
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note_again
-from replaybuf.storage.sql.statements.prompts import note_judged
 from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
 from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, scoped_key
-from replaybuf.storage.values import NewGroup
+from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.values.rollouts.statuses import Status
 
 
@@ -96,6 +96,46 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
     return [outcome for run in _independent(groups, limits) for outcome in _put_together(tx, run)]
+
+
+def claim(
+    tx: Transaction,
+    groups: Sequence[EncodedGroup],
+    moved: Cursor,
+    seconds: float,
+    epochs: Mapping[int, int] | None = None,
+) -> tuple[list[GroupRow], int, float] | None:
+    """Move a cursor and put groups under a lease; return their rows, and the lease's token and end.
+
+    None if another process or a restore has moved the cursor. `epochs` has those of prompts that are drawn by order.
+    """
+    if not move_cursor(tx, moved):
+        return None
+    if epochs is not None:
+        note_drawn(tx, moved.name, moved.version + 1, epochs)
+    for one in groups:
+        check_size(tx, one)
+    uids = store(tx, groups, evicting=False)
+    rows = rows_of(tx, uids)
+    for row, encoded in zip(rows, groups, strict=True):
+        row.payload = encoded.payload
+    token, until = begin_lease(tx, seconds)
+    hold(tx, rows, token, until, groups[0].group.worker if groups else None)
+    return rows, token, until
+
+
+def put_with_cursor(
+    tx: Transaction, groups: Sequence[EncodedGroup], moved: Cursor, event: EventKind | None = None
+) -> bool:
+    """Move a cursor and put groups; return False, and do nothing, if another process has moved it."""
+    if not move_cursor(tx, moved):
+        return False
+    for outcome in put_groups(tx, groups):
+        if isinstance(outcome, ReplayBufError):
+            raise outcome
+    if groups and event is not None:
+        note_again(tx, event, adds=True, worker=groups[0].group.worker, groups=len(groups), detail=moved.name)
+    return True
 
 
 def _independent(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[EncodedGroup]]:

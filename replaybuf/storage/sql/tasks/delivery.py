@@ -20,9 +20,8 @@ from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, 
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.take import by_home, consume_at_end, draw_behind_fence
-from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.heartbeats import Presence
-from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import Draw, Leased, StorageItem
 
 _logger = logging.getLogger("replaybuf.draws")

@@ -18,9 +18,8 @@ from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
 from replaybuf.storage.sql.statements.rows import read_rows
-from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
-from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import NewGroup, Part, StorageItem
 from replaybuf.values.rollouts.normalise import Normalised, normalise, normalise_fit
 from replaybuf.values.rollouts.segments import entries_of, flat, segmented

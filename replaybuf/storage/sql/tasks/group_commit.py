@@ -20,12 +20,11 @@ from replaybuf.storage.sql.engine.thread import Call, DatabaseThread
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored, put_behind_fence
-from replaybuf.storage.sql.tasks.encoding import Encoding
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import FileBatch
-from replaybuf.storage.sql.tasks.transactions import Transactions
+from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
-from replaybuf.values.codec.object_refs import UnfetchedError
+from replaybuf.values.codec.library_values import UnfetchedError
 
 #: The most groups, and bytes of payloads, of one commit.
 MAX_GROUPS = 512

@@ -23,8 +23,8 @@ from replaybuf.storage.sql.engine import open_database
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.urls import url_or_path
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
+from replaybuf.values.codec.payload import Replacing
 from replaybuf.values.codec.payload_format import head_size
-from replaybuf.values.codec.replacing import Replacing
 
 #: Default timeout for reads from a place, in seconds.
 PATIENCE = 60.0

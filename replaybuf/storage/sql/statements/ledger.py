@@ -1,21 +1,24 @@
-"""What is known of the prompts of ledgers with an order: the epoch in which each was drawn last, and its rewards.
+"""Prompt ledgers: their cursors, and what is known of the prompts of ledgers with an order.
 
-A row is a prompt's state from a checkpoint on, `since`, to the next row of the prompt, so that a checkpoint copies
-nothing. Claims (`cursors`) stamp what has changed with the version of their cursor: who has read the states at a
-version reads later only what changed since. Rewards that are stored in between are PENDING until the next claim.
+That is the epoch in which each prompt was drawn last, and its rewards. A row is a prompt's state from a checkpoint on,
+`since`, to the next row of the prompt, so that a checkpoint copies nothing. Claims (`put.claim`) stamp what has changed
+with the version of their cursor: who has read the states at a version reads later only what changed since. Rewards that
+are stored in between are pending until the next claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.fence import FENCE, Row, join
 from replaybuf.storage.sql.statements.past import newest
-from replaybuf.storage.values import NewGroup
+from replaybuf.storage.values import Cursor, NewGroup
 
 #: The stamp of changes since the last claim: more than any version of a cursor.
-PENDING = 1 << 62
+_PENDING = 1 << 62
 
 STATE = ("item", "epoch", "times", "rollouts", "reward", "squares", "last")
 _READ = ", ".join(STATE)
@@ -23,6 +26,39 @@ _PAGE_SIZE = 5000
 _SAME = "{0}.buffer = {1}.buffer AND {0}.name = {1}.name AND {0}.item = {1}.item"
 _NOW = f"""buffer = :buffer AND NOT EXISTS (
     SELECT 1 FROM rb_prompt p WHERE {_SAME.format("p", "rb_prompt")} AND p.since > rb_prompt.since)"""  # noqa: S608
+
+
+def read_cursor(tx: Transaction, name: str) -> Cursor:
+    """Return the cursor of this name; version 0 if there is none."""
+    [(*fence, version, position, value)] = tx.tuples(_CURSOR, buffer=tx.scope.buffer, cursor=name)
+    join(tx, Row(*fence))
+    found = Cursor(name) if version is None else Cursor(name, version, position, value)
+    return replace(found, epoch=tx.scope.epoch)
+
+
+_CURSOR = f"""SELECT fence.*, c.version, c.position, c.value FROM ({FENCE}) AS fence
+LEFT JOIN rb_cursor c ON c.buffer = :buffer AND c.checkpoint = 0 AND c.name = :cursor"""  # noqa: S608
+_INSERT = """INSERT INTO rb_cursor (buffer, name, checkpoint, version, position, value)
+VALUES (:buffer, :name, 0, :version, :position, :value)"""
+_MOVE = """UPDATE rb_cursor SET version = :version, position = :position, value = :value
+WHERE buffer = :buffer AND name = :name AND checkpoint = 0 AND version = :known"""
+
+
+def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:
+    """Write cursors into a buffer that has none."""
+    if cursors:
+        tx.each(_INSERT, [(tx.scope.buffer, one.name, one.version, one.position, one.value) for one in cursors])
+
+
+def move_cursor(tx: Transaction, moved: Cursor) -> bool:
+    """Write the cursor unless it was moved since its read, or the buffer restored; return whether it was written."""
+    if moved.epoch != tx.scope.epoch:
+        return False
+    values = {"version": moved.version + 1, "position": moved.position, "value": moved.value}
+    if moved.version == 0:
+        sql = f"{_INSERT} ON CONFLICT DO NOTHING"
+        return tx.change(sql, buffer=tx.scope.buffer, name=moved.name, **values) > 0
+    return tx.change(_MOVE, buffer=tx.scope.buffer, name=moved.name, known=moved.version, **values) > 0
 
 
 def read_changed(tx: Transaction, name: str, known: int) -> Sequence[Sequence[Any]]:
@@ -49,7 +85,7 @@ def note_drawn(tx: Transaction, name: str, version: int, epochs: Mapping[int, in
 def note_judged(tx: Transaction, groups: Iterable[NewGroup]) -> None:
     """Add the rewards of finished groups to what is known of their prompts."""
     found = [one.judged for one in groups if one.judged is not None]
-    _change(tx, [(name, item, PENDING, None, 1, n, sums, *more, sums / n) for name, item, n, sums, *more in found])
+    _change(tx, [(name, item, _PENDING, None, 1, n, sums, *more, sums / n) for name, item, n, sums, *more in found])
 
 
 def _change(tx: Transaction, changes: list[tuple[Any, ...]]) -> None:
@@ -87,7 +123,7 @@ _PRUNE = f"""DELETE FROM rb_prompt WHERE buffer = :buffer AND name = :name AND i
     AND p.since < (SELECT min(id) FROM rb_checkpoint WHERE buffer = :buffer))"""  # noqa: S608
 _STAMP = f"""UPDATE rb_prompt SET changed = :version WHERE (buffer, name, item, since) IN (
     SELECT buffer, name, item, since FROM rb_prompt
-    WHERE buffer = :buffer AND name = :name AND changed = {PENDING} {{skip}})"""  # noqa: S608
+    WHERE buffer = :buffer AND name = :name AND changed = {_PENDING} {{skip}})"""  # noqa: S608
 
 
 def restore_prompts(tx: Transaction, checkpoint: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import FIELDS, OPERATORS
-from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, tasks_of
+from replaybuf.rules.query import FIELDS, OPERATORS, query_of
+from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, listed, tasks_of, unknown_task
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
 from replaybuf.storage.sql.inspection.lives import life_of, timeline, why_unknown
@@ -17,7 +17,6 @@ from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.view.columns import GROUPS, TIMELINE
 from replaybuf.view.conversation import SHADES, conversation_of, field_of, strip
-from replaybuf.view.queries import listed, query_of, unknown_task
 from replaybuf.web.page_tables import SIZE, Ask, NotThereError, table_of
 
 STATUSES = tuple(map(str, Status))

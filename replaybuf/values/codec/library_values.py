@@ -1,0 +1,311 @@
+"""Values of optional libraries in payloads: torch tensors, PIL images, Ray ObjectRefs.
+
+None of these libraries is imported for writing: a value can't be one of theirs unless the library was imported.
+
+A tensor is `[dtype, shape, bytes]`, with torch's name of the dtype and the bytes in C order. The bytes are an array of
+uint8 in the tensor's own memory, if that is on the CPU and contiguous, and a restored tensor shares the memory of the
+array that was read: no copy in between.
+
+An image is `[mode, [width, height], pixels, info]`; the pixels are an array of bytes (`codec.blocks`). One that was
+opened from a file is restored as a plain `PIL.Image.Image`.
+
+An ObjectRef is the value of its object, which outlives the cluster. Packing looks the values up and never blocks: if
+one is missing, the codec reports it (`UnfetchedError`), and a caller that may block fetches all of them in one call and
+encodes again. After a put, `Codec.release` replaces ObjectRefs in the caller's rollouts by None. Ray deletes an object
+when no process holds an ObjectRef to it; those held elsewhere stay valid.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from replaybuf.errors import DecodeError, RolloutError
+from replaybuf.values.codec.blocks import StandIn
+from replaybuf.values.codec.value_types import IMAGE, OBJECT_REF, SCALARS, TENSOR, AnyArray, Decoder, Encoder, type_tag
+
+RestoreTensors = Literal["torch", "numpy"]
+RestoreRefs = Literal["ref", "value"]
+#: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
+Fetched = dict[Any, Any]
+
+_MAX_DIMENSIONS: Final = 64
+#: The dtypes that can be stored, with the bytes of an item.
+_ITEM_SIZES: Final = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+#: The modes that can be stored, with the bytes of a pixel ("1" packs eight into one).
+_PIXELS: Final = {"1": 1, "L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
+#: The largest dimension of an image without pixels; PIL allocates memory for each of its lines.
+_LONGEST_EMPTY: Final = 1 << 16
+
+
+# torch tensors
+
+
+class Tensors:
+    """Encodes tensors. They are restored on the CPU, as tensors or, without torch, as arrays (bfloat16 as float32).
+
+    dtype and shape are kept; strides, `requires_grad`, `grad` and the graph aren't.
+    """
+
+    def __init__(self, restore_as: RestoreTensors) -> None:
+        build = _build_tensor if restore_as == "torch" else _build_array
+        self.decoders: Mapping[int, Decoder] = {TENSOR: partial(_restore_tensor, build)}
+
+    def encoder(self, kind: type) -> Encoder | None:
+        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        if tensor is None or not issubclass(kind, tensor):
+            return None
+        if kind is tensor:
+            return type_tag(TENSOR), _tensor_parts
+        raise TypeError(
+            f"a tensor of the subclass {kind.__module__}.{kind.__qualname__} can't be stored: convert it with "
+            ".as_subclass(torch.Tensor), or a distributed one with .full_tensor()"
+        )
+
+
+def _restore_tensor(build: Decoder, content: Any) -> Any:
+    name, shape, raw = content
+    return raw.as_tensor(name, shape, build) if isinstance(raw, StandIn) else build(content)
+
+
+def _tensor_parts(tensor: Any) -> list[Any]:
+    torch: Any = sys.modules["torch"]
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_quantized or tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
+        raise TypeError(
+            "a tensor that is quantised, nested, sparse or on the device 'meta' can't be stored: convert it with "
+            ".dequantize(), .unbind() or .to_dense()"
+        )
+    if name not in _ITEM_SIZES:
+        raise TypeError(
+            f"a tensor of dtype {name} can't be stored: convert it with .to(), or .view(torch.uint8) to keep its bytes"
+        )
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = whole.as_strided((whole.numel(),), (1,))  # strides of dimensions of size 1 are arbitrary
+    raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return [name, list(tensor.shape), raw]
+
+
+def _checked_tensor(content: Any) -> tuple[str, list[int], AnyArray]:
+    """Return the parts of a content. ValueError or TypeError for an invalid content."""
+    name, shape, items = content
+    if name not in _ITEM_SIZES:
+        raise ValueError(f"unknown dtype of a tensor: {name!r:.80}")
+    if type(items) is not np.ndarray or items.dtype != np.uint8 or items.ndim != 1:
+        raise ValueError("no bytes of a tensor")
+    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError("no shape of a tensor")
+    if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * _ITEM_SIZES[name] != len(items):
+        raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {name} can't have {len(items)} bytes")
+    return name, shape, items
+
+
+def _build_tensor(content: Any) -> Any:
+    name, shape, items = _checked_tensor(content)
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError as error:
+        raise DecodeError(
+            "it holds a torch tensor, and torch isn't installed here: install it, or read tensors as arrays "
+            "(tensors='numpy')"
+        ) from error
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        raise DecodeError(
+            f"it holds a tensor of dtype {name}, which torch {torch.__version__} doesn't have: upgrade it"
+        )
+    return torch.from_numpy(items).view(dtype).reshape(shape) if len(items) else torch.empty(shape, dtype=dtype)
+
+
+def _build_array(content: Any) -> AnyArray:
+    name, shape, items = _checked_tensor(content)
+    if name == "bfloat16":
+        return (items.view("<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+    return items.view(name).reshape(shape)
+
+
+# PIL images
+
+
+class Images:
+    """Encodes PIL images, with mode, size, pixels, and the text, bytes and numbers of `info`.
+
+    With `as_plain` an image is read as its mode and size where PIL isn't installed.
+    """
+
+    def __init__(self, *, as_plain: bool = False) -> None:
+        self._as_plain = as_plain
+        self.decoders: Mapping[int, Decoder] = {IMAGE: self._restore}
+
+    def encoder(self, kind: type) -> Encoder | None:
+        image = getattr(sys.modules.get("PIL.Image"), "Image", None)
+        return (type_tag(IMAGE), _image_parts) if image is not None and issubclass(kind, image) else None
+
+    def _restore(self, content: Any) -> Any:
+        mode, (width, height), raw, info = content
+        if type(raw) is not np.ndarray or raw.dtype != np.uint8 or type(info) is not dict:
+            raise ValueError("no pixels of an image")
+        if _pixel_bytes(mode, width, height) != raw.size:
+            raise ValueError(f"an image of mode {mode!r:.80} can't have {raw.size} bytes")
+        try:
+            pil: Any = importlib.import_module("PIL.Image")
+        except ImportError as error:
+            if self._as_plain:
+                return {"mode": mode, "size": (width, height)}
+            raise DecodeError("it holds a PIL image, and PIL isn't installed here: pip install pillow") from error
+        image = pil.frombytes(mode, (width, height), raw.data if raw.size else b"")
+        image.info = info
+        return image
+
+
+def _image_parts(image: Any) -> list[Any]:
+    if getattr(image, "n_frames", 1) > 1:
+        raise TypeError(
+            f"an image of {image.n_frames} frames can't be stored: store the present one (.copy()) or a list of them "
+            "([frame.copy() for frame in PIL.ImageSequence.Iterator(image)])"
+        )
+    if image.mode not in _PIXELS:
+        raise TypeError(f"an image of mode {image.mode} can't be stored: convert it to one of {', '.join(_PIXELS)}")
+    _pixel_bytes(image.mode, *image.size)
+    raw = np.frombuffer(image.tobytes(), np.uint8)
+    info = {key: value for key, value in image.info.items() if type(key) is str and _is_plain(value)}
+    return [image.mode, list(image.size), raw, info]
+
+
+def _pixel_bytes(mode: Any, width: Any, height: Any) -> int:
+    """Return the bytes of an image's pixels. ValueError for an invalid mode or size."""
+    if mode not in _PIXELS or type(width) is not int or type(height) is not int or min(width, height) < 0:
+        raise ValueError(f"no image: mode {mode!r:.80}, size {width!r:.40} x {height!r:.40}")
+    if min(width, height) == 0 and max(width, height) > _LONGEST_EMPTY:
+        raise ValueError(f"an image without pixels of size {width} x {height}")
+    line = (width + 7) // 8 if mode == "1" else width * _PIXELS[mode]
+    return line * height
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in SCALARS or (type(value) is tuple and SCALARS.issuperset(map(type, value)))
+
+
+# Ray ObjectRefs
+
+
+class UnfetchedError(RolloutError):
+    """The rollouts hold ObjectRefs whose values have to be fetched first: `refs`."""
+
+    def __init__(self, refs: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.refs = tuple(refs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Replaces the value of an object that can't be fetched."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class RefValues:
+    """The values of ObjectRefs for one encoding, and the ObjectRefs without a value that it met."""
+
+    values: Fetched
+    missing: dict[Any, None] = field(default_factory=dict)
+
+    def of(self, ref: Any) -> Any:
+        """Return the value of an ObjectRef, None if it is missing. TypeError if its object can't be fetched."""
+        if ref not in self.values:
+            self.missing[ref] = None
+            return None
+        value = self.values[ref]
+        if isinstance(value, _Problem):
+            raise TypeError(f"the object of {ref!r:.100} can't be fetched: {value.text}")
+        return value
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the fetched value of an ObjectRef."""
+        if is_ref(value) and not isinstance(found := self.values.get(value), _Problem):
+            yield " (the object of an ObjectRef)", found
+
+
+class ObjectRefs:
+    """Encodes ObjectRefs. They are restored as new ones (`ref`), or as the values of their objects (`value`).
+
+    A new object belongs to the reading process. `timeout` is that of fetching the objects of a group, in seconds.
+    """
+
+    def __init__(self, restore_as: RestoreRefs, timeout: float) -> None:
+        self._timeout = timeout
+        self.decoders: Mapping[int, Decoder] = {OBJECT_REF: _put_object if restore_as == "ref" else lambda value: value}
+
+    def encoder(self, kind: type) -> Encoder | None:
+        ray = _ray()
+        # Packing replaces the ObjectRef by its value (`RefValues`).
+        return (type_tag(OBJECT_REF), lambda value: value) if ray and issubclass(kind, ray.ObjectRef) else None
+
+    def fetch(self, refs: Sequence[Any]) -> Fetched:
+        """Return the values of these ObjectRefs, by one call of Ray. Blocks for up to the timeout.
+
+        An object that can't be fetched has a problem as its value, which encoding reports with its place.
+        """
+        ray = _ray()
+        if ray is None or not ray.is_initialized():  # ray.get would start a cluster of its own
+            return dict.fromkeys(refs, _Problem("Ray isn't running in this process any more"))
+        try:
+            return dict(zip(refs, ray.get(list(refs), timeout=self._timeout), strict=True))
+        except Exception as error:  # of Ray, or of the task that makes an object
+            return dict.fromkeys(refs) | self._problems(ray, refs, error)
+
+    def _problems(self, ray: Any, refs: Sequence[Any], error: Exception) -> Fetched:
+        """Return the problem of each object that can't be fetched, after the timeout for all of them."""
+        late = isinstance(error, ray.exceptions.GetTimeoutError)
+        problems: Fetched = {}
+        for ref in refs:
+            try:
+                ray.get(ref, timeout=0)
+            except Exception as own:
+                if late or not isinstance(own, ray.exceptions.GetTimeoutError):
+                    problems[ref] = self._problem(own)
+        return problems or dict.fromkeys(refs, self._problem(error))
+
+    def _problem(self, error: Exception) -> _Problem:
+        if type(error).__name__ == "GetTimeoutError":
+            return _Problem(f"it was not there after {self._timeout:g} s (object_ref_timeout)")
+        cause = getattr(error, "cause", None)  # the task's error, without the worker's traceback
+        shown = cause if isinstance(cause, Exception) else error
+        return _Problem(f"{type(shown).__name__}: {str(shown).strip().partition(chr(10))[0][:300]}")
+
+
+def is_ref(value: Any) -> bool:
+    """Return whether this is an ObjectRef."""
+    ray = _ray()
+    return ray is not None and isinstance(value, ray.ObjectRef)
+
+
+def _put_object(value: Any) -> Any:
+    ray = _ray()
+    if ray is None or not ray.is_initialized():  # ray.put would start a cluster of its own
+        raise DecodeError(
+            "it holds a Ray ObjectRef, and Ray isn't running in this process: call ray.init() before, or read its "
+            "objects as values (object_refs='value')"
+        )
+    return ray.put(value)
+
+
+def _ray() -> Any:
+    """Return Ray if it has been imported completely."""
+    ray = sys.modules.get("ray")
+    return ray if hasattr(ray, "ObjectRef") and hasattr(ray, "is_initialized") else None
