@@ -7,7 +7,7 @@ from replaybuf.produce.prompt_records import JSONLines, to_rollout
 from replaybuf.produce.rollout_worker import produce_loop, publish, published, wait_published
 from replaybuf.produce.sampler import LedgerCounts, Sampler, batch_sizes
 from replaybuf.produce.strategies import AsyncProduceStrategy, ProduceStrategy, SyncProduceStrategy
-from replaybuf.rules.train_state import TrainState
+from replaybuf.rules.circumstances import TrainState
 
 __all__ = [
     "AgentLoop",

@@ -23,9 +23,8 @@ from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
 from replaybuf.produce.generations import Generations
 from replaybuf.produce.sampler import Sampler, overwrite
 from replaybuf.produce.strategies import PRODUCE_TIMEOUT, AsyncProduceStrategy
-from replaybuf.rules.circumstances import IN_FLIGHT
+from replaybuf.rules.circumstances import IN_FLIGHT, TRAINER, TrainState
 from replaybuf.rules.limits import Level
-from replaybuf.rules.train_state import TRAINER, TrainState
 from replaybuf.rules.transitions import Tally, level_of, total
 
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so

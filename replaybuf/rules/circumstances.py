@@ -1,4 +1,4 @@
-"""The circumstances of waits in a buffer: tallies, leases, live workers, and other waits.
+"""The circumstances of waits in a buffer: tallies, leases, live workers, other waits, and the trainer's state.
 
 All are plain values, read by a store (`storage.sql.inspection.wait_facts`) or known to a process itself: all but the
 time and the tallies may be missing. Times are in seconds since the epoch, by the store's clock.
@@ -7,16 +7,15 @@ time and the tallies may be missing. Times are in seconds since the epoch, by th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from replaybuf.common.checks import check_step, check_whole
+from replaybuf.errors import InputError
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever, total
 from replaybuf.values.rollouts.statuses import Status
-
-if TYPE_CHECKING:
-    from replaybuf.rules.train_state import TrainState
 
 #: The statuses of groups that producers lease: to generate, continue or regenerate them.
 IN_FLIGHT = (Status.INIT, Status.ABORTED, Status.EXPIRED)
@@ -27,6 +26,9 @@ SILENT_SECONDS = 60.0
 LIVE_SECONDS = 15.0
 #: Groups still arrive if the last one was put within this many seconds.
 _PAUSE = 30.0
+
+#: The name of the cursor of the trainer's state, in the table in which prompt ledgers keep their positions.
+TRAINER = "replaybuf:trainer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,45 @@ class Wait:
     deadline: float | None = None
     limits: Limits | None = None
     at_least: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    """The trainer's state, for workers: `train_step` is its next step, `model_step` that of its newest weights.
+
+    `weights` locates the weights (a path, a URL, a name that the workers understand). `finished` is true after the
+    trainer's last step.
+    """
+
+    train_step: int
+    model_step: int
+    weights: str | None = None
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "train_step", check_whole(self.train_step, "train_step"))
+        object.__setattr__(self, "model_step", check_step(self.model_step, "model_step"))
+        if self.weights is not None and not isinstance(self.weights, str):
+            raise InputError(f"weights must be a text that says where they are, or None, got {self.weights!r:.100}")
+        if not isinstance(self.finished, bool):
+            raise InputError(f"finished must be true or false, got {self.finished!r:.100}")
+
+    def encode(self) -> bytes:
+        """Return the state as the store keeps it."""
+        import msgpack  # type: ignore[import-untyped]  # slow, and needed only here
+
+        return bytes(msgpack.packb(asdict(self)))
+
+    @classmethod
+    def decode(cls, value: bytes) -> TrainState:
+        """Decode a state from `encode`. Raises InputError for anything else."""
+        import msgpack
+
+        try:
+            fields: Any = msgpack.unpackb(value)
+            return cls(**fields)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise InputError(f"this is not what a trainer has published: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from replaybuf import FencedError, NotReadyError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import InputError
 from replaybuf.produce import Sampler, SyncProduceStrategy, TrainState, batch_sizes, publish, published, wait_published
-from replaybuf.rules.train_state import TRAINER
+from replaybuf.rules.circumstances import TRAINER
 from tests.frameworks import Sample
 from tests.produce.conftest import ScriptedLoop, prompts
 from tests.produce.laws import drawn, ids, questions

@@ -6,8 +6,7 @@ import time
 from contextlib import suppress
 
 from replaybuf.errors import InputError
-from replaybuf.rules.circumstances import Circumstances
-from replaybuf.rules.train_state import TRAINER, TrainState
+from replaybuf.rules.circumstances import TRAINER, Circumstances, TrainState
 from replaybuf.storage.reports import Waiting, WorkerEvent
 from tests.reference.state import Memory
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from replaybuf.rules.causes import diagnose
-from replaybuf.rules.circumstances import Circumstances, Held, Restored, Taking, Wait, Worker
+from replaybuf.rules.circumstances import Circumstances, Held, Restored, Taking, TrainState, Wait, Worker
 from replaybuf.rules.diagnosis import Diagnosis, Reason
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.train_state import TrainState
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.values.rollouts.rollout import Status
 

@@ -10,19 +10,26 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replaybuf.common.worker_name import is_gone
 from replaybuf.errors import InputError
-from replaybuf.rules.circumstances import LIVE_SECONDS, Circumstances, Held, Restored, Taking, Wait, Worker
+from replaybuf.rules.circumstances import (
+    LIVE_SECONDS,
+    TRAINER,
+    Circumstances,
+    Held,
+    Restored,
+    Taking,
+    TrainState,
+    Wait,
+    Worker,
+)
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import read_tallies
 from replaybuf.values.rollouts.statuses import Status
-
-if TYPE_CHECKING:
-    from replaybuf.rules.train_state import TrainState
 
 # Losses are those of this period, and everything before is known from the minute recorded before it.
 _LATELY_SECONDS = 3600
@@ -173,11 +180,9 @@ def _read_last_puts(tx: Transaction, buffer: str, drawn: Mapping[str, Any] | Non
 def read_trainer(tx: Transaction, buffer: str) -> TrainState | None:
     """Return the state that the trainer has published; None if there is none, or one of another version."""
     cursors = "SELECT value FROM rb_cursor WHERE buffer = :buffer AND name = :name AND checkpoint = 0"
-    value = tx.value(cursors, buffer=buffer, name="replaybuf:trainer")
-    if value is None:  # saves the import
+    value = tx.value(cursors, buffer=buffer, name=TRAINER)
+    if value is None:
         return None
-    from replaybuf.rules.train_state import TrainState
-
     with suppress(InputError):  # withdrawn
         return TrainState.decode(bytes(value))
     return None
