@@ -26,6 +26,7 @@ _FIXTURES = {
     "hostile",
     "empty",
     "dipped",
+    "started",
     "where",
     "places",
     "copies",
@@ -230,9 +231,9 @@ _LONG = (
     "examples/test_runs.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_runs.py::test_a_mistake*arguments[12]*",  # the first mistake
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut
-    "query/test_sql.py::test_the_largest_queries_run*many ranges*",  # the other large ones
-    "query/test_sql.py::test_the_largest_queries_run*postgresql-*lists*",  # on SQLite, whose limits are lower
-    "query/test_sql.py::test_the_largest_queries_run*lists of tags*",  # lists
+    "query/test_sql.py::test_the_largest_queries_run*many*",  # the other large ones
+    "query/test_sql.py::test_the_largest_queries_run*postgresql-wide and*",  # on SQLite
+    "contract/test_contract.py::TestSqlite::test_old_ones_are_as_random*kept*",  # archived ones
     "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
     "places/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
     "places/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
@@ -316,6 +317,7 @@ _FAST = (
     "chunks/",
     "codec/",
     "contract/test_contract.py::TestSqlite",
+    "contract/test_contract.py::TestModel",
     "produce/",
     "query/",
     "rollouts/",

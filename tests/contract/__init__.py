@@ -13,10 +13,11 @@ One that outlives its process, or that several processes share, keeps `DurableCo
 fixture: `same_place(storage, codec)` returns a further storage over the same data, with the same rules, whether or not
 the first one is open.
 
-Laws about groups and metadata are tested on the storage itself, those about rules of the buffer (staleness, expiry,
-waiting) on a `ReplayBuffer` over it. The laws of chance (`chances.py`) take long. A database whose draws are compared
-with those of the model (`tests/storage/test_same_draws.py`) can do without them: `ExactContract` is the rest. Of that,
-`TransactionLaws` are left where random operations are compared with the model, too (`tests/side_by_side`).
+Laws about groups and metadata are tested on the storage itself, those about rules of the buffer (expiry, waiting) on a
+`ReplayBuffer` over it. What is here is what random operations beside the model (`tests/side_by_side`) don't show:
+waits, calls at the same time, time, damage, several storages over one place, and what errors say. The model keeps the
+laws of chance, which take long, and a database whose draws are its draws (`tests/storage/test_same_draws.py`) can do
+without them: `ExactContract` is the rest. Of that, `TransactionLaws` rest on how a database locks and tells others.
 """
 
 from pathlib import Path

@@ -144,15 +144,6 @@ class WeightLaws(Harness):
             for item in (await buffer.sample({"math": 3}, beta=beta))["math"]:
                 assert odds(item) == pytest.approx([item.priority / 8, (4 * item.priority / 8) ** -beta])
 
-    async def test_weights_of_other_policies(self, open_buffer: OpenBuffer) -> None:
-        """p is 1/N and the weight 1, whatever the priorities are."""
-        for policy in ("uniform", "fifo"):
-            buffer = await open_buffer(policy)
-            for priority in (0, 1, 5, 2):
-                await fill(buffer, 1, priority=priority)
-            for item in (await buffer.sample({"math": 4}, beta=0.7))["math"]:
-                assert odds(item) == pytest.approx([1 / 4, 1])
-
     async def test_groups_of_priority_zero_come_last(self, open_buffer: OpenBuffer) -> None:
         """No draw fails or is short because of them."""
         buffer = await open_buffer("prioritized", seed=1, max_times_sampled=0)
@@ -163,16 +154,6 @@ class WeightLaws(Harness):
             assert set(batch[:2]) == set(weighty)
             assert batch[2] in idle
         assert sorted(await drawn(buffer, 9)) == sorted(idle + weighty)
-
-    async def test_weights_of_groups_of_priority_zero(self, open_buffer: OpenBuffer) -> None:
-        """p is one over their number."""
-        buffer = await open_buffer("prioritized", seed=1)
-        await fill(buffer, 1, priority=3)
-        await fill(buffer, 4, priority=0)
-        first, *rest = (await buffer.sample({"math": 5}, beta=1))["math"]
-        assert odds(first) == pytest.approx([1, 1 / 5])
-        for item in rest:
-            assert odds(item) == pytest.approx([1 / 4, 4 / 5])
 
     async def test_extreme_priorities_lose_no_batch(self, open_buffer: OpenBuffer) -> None:
         """A weight beyond all floats is infinite."""
@@ -329,14 +310,13 @@ class ChanceLaws(Harness):
 class NarrowedChanceLaws(Harness):
     """Draws with a query, for which a database has two ways."""
 
-    @RANDOM
     @pytest.mark.parametrize("is_sparse", [False, True])
     async def test_draws_with_a_where_are_as_random(
-        self, open_buffer: OpenBuffer, policy: str, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+        self, open_buffer: OpenBuffer, is_sparse: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Among the groups that match, in the order of keys or afresh; and draws of all stay as random after them."""
         monkeypatch.setattr(ordering.Source, "is_sparse", lambda *_: is_sparse)
-        buffer = await open_buffer(policy, seed=8, max_times_sampled=0)
+        buffer = await open_buffer("prioritized", seed=8, max_times_sampled=0)
         tagged = await fill(buffer, 4, tags={"a": 1})
         others = await fill(buffer, 4)
         narrowed = await tally(buffer, tagged, 100, where={"tags.a": 1})

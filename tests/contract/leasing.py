@@ -11,7 +11,6 @@ import pytest
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import GroupError, InputError, LeaseLostError, NotReadyError
-from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
     SOON,
     Harness,
@@ -41,20 +40,6 @@ async def lease_of(buffer: ReplayBuffer, size: int = 1, seconds: float = LONG) -
 
 class LeaseLaws(Harness):
     """What becomes of leased groups when their consumer says so."""
-
-    async def test_leased_groups_are_hidden(self, buffer: ReplayBuffer) -> None:
-        """From draws, reads, counts and deletions; the batch has them, with their metadata."""
-        uids = await fill(buffer, 3)
-        async with buffer.lease_batch({"math": 2}, seconds=LONG) as lease:
-            assert ids(lease.batch["math"]) == [0, 1]
-            assert [item.uid for item in lease.items["math"]] == uids[:2]
-            assert (lease.counts, sorted(lease.open)) == ({"math": 2}, uids[:2])
-            assert [item.uid for item in await found(buffer)] == uids[2:]
-            assert (len(buffer), await buffer.count("math", "completed"), await buffer.count_where({})) == (1, 1, 1)
-            assert await total(buffer, "leased") == 2
-            assert await buffer.delete({}) == 1
-            assert await buffer.get(9, "math") == []
-        assert await total(buffer, "leased") == 0
 
     async def test_leaving_the_block_acknowledges(self, buffer: ReplayBuffer) -> None:
         """The groups have left the buffer, as if they had been taken."""
@@ -94,30 +79,6 @@ class LeaseLaws(Harness):
             await task
         assert [item.deliveries for item in await found(buffer)] == [0, 0]
 
-    async def test_a_block_that_is_cancelled_again_and_again_gives_back(self, buffer: ReplayBuffer) -> None:
-        """As scopes of anyio do it, in each turn of the event loop; so does one that was about to acknowledge."""
-        await fill(buffer, 2)
-
-        async def work() -> None:
-            async with buffer.lease_batch({"math": 1}, seconds=LONG):
-                begun.set()
-                await leaving.wait()
-
-        for leaves in (False, True):
-            begun, leaving = asyncio.Event(), asyncio.Event()
-            task = asyncio.create_task(work())
-            await set_by(begun, task)
-            if leaves:
-                leaving.set()
-                await asyncio.sleep(0)
-            for _ in range(20):
-                task.cancel()
-                await asyncio.sleep(0)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await total(buffer, "leased") == 0
-            assert (await total(buffer, "taken"), await total(buffer, "returned")) == (leaves, 1)
-
     async def test_an_error_that_names_a_group_fails_that_one_alone(self, buffer: ReplayBuffer) -> None:
         """The others come back uncounted; also those of an exception group, and where none is of the lease."""
         uids = await fill(buffer, 4)
@@ -128,18 +89,6 @@ class LeaseLaws(Harness):
                     raise error if count else ExceptionGroup("of two", [error])
         items = await found(buffer)
         assert [(item.uid, item.deliveries) for item in items] == [(uid, int(uid in uids[1:3])) for uid in uids]
-
-    async def test_groups_may_be_settled_one_by_one(self, buffer: ReplayBuffer) -> None:
-        """Some acknowledged, some given back; the end of the block acknowledges the rest."""
-        uids = await fill(buffer, 4)
-        async with buffer.lease_batch({"math": 4}, seconds=LONG) as lease:
-            await lease.acknowledge(uids[:1])
-            assert await lease.give_back(uids[1:2], failed="no good") == 1
-            assert await lease.give_back(uids[2:3]) == 1
-            assert lease.open == {uids[3]}
-            assert [item.deliveries for item in await found(buffer)] == [1, 0]
-        assert [item.uid for item in await found(buffer)] == uids[1:3]
-        assert await total(buffer, "taken") == 2
 
     async def test_a_group_is_settled_once(self, buffer: ReplayBuffer) -> None:
         """Settled groups, and those of other leases, are refused, and nothing happens to the others."""
@@ -229,23 +178,6 @@ class LeaseLaws(Harness):
         lease = await asyncio.wait_for(task, SOON)
         assert ids(lease.batch["math"]) == [0, 1]
         await lease.acknowledge()
-
-    async def test_too_many_deliveries_set_a_group_aside(self, open_buffer: OpenBuffer) -> None:
-        """As FAILED, with the reason of the last one; a new status clears both."""
-        buffer = await open_buffer(max_deliveries=2)
-        await fill(buffer, 1)
-        for reason in ("out of memory", "nan loss"):
-            assert await buffer.count("math", "completed") == 1
-            await (await lease_of(buffer)).give_back(failed=reason)
-        item = await only(buffer)
-        assert (item.status, item.deliveries) == (Status.FAILED, 2)
-        assert item.error is not None
-        assert "2 times" in item.error
-        assert "nan loss" in item.error
-        assert await total(buffer, "set_aside") == 1
-        await buffer.update({}, status="completed")
-        item = await only(buffer)
-        assert (item.status, item.deliveries, item.error) == (Status.COMPLETED, 0, None)
 
 
 #: A lease that ends soon, in seconds.

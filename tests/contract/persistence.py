@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import CheckpointError, InputError, SnapshotError, StorageError
+from replaybuf.errors import SnapshotError, StorageError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.copies.snapshot_file import SNAPSHOT_FILE
-from replaybuf.storage.values import Cursor
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids, plain, rollout
 from tests.contract.leasing import LONG
@@ -49,29 +48,6 @@ async def everything(buffer: ReplayBuffer) -> list[Any]:
 
 class PersistenceLaws(Harness):
     """save, resume, state_dict and load_state_dict."""
-
-    @pytest.mark.parametrize("way", ["snapshot", "state"])
-    async def test_a_group_with_an_expired_rollout_expires_there_as_it_would_have_here(
-        self, open_buffer: OpenBuffer, tmp_path: Path, way: str
-    ) -> None:
-        """One that expired and was requeued doesn't at the next refresh; one that was put with it does, once."""
-        buffer, fresh = await open_buffer(), await open_buffer()
-        await buffer.put([rollout(1, response_model_steps=[1])], "math", current_train_step=2)
-        await buffer.refresh_staleness(task_stale_thresholds={"math": 3}, current_train_step=9)
-        await buffer.put([rollout(2, status=Status.EXPIRED), rollout(3, status=Status.ABORTED)], "code")
-        await buffer.update({"task_name": "math"}, status="aborted")
-        if way == "state":
-            fresh.load_state_dict(buffer.state_dict())
-        else:
-            await buffer.save(tmp_path / "saved")
-            await fresh.resume(tmp_path / "saved")
-        thresholds = {"math": 9, "code": 9}
-        for one in (buffer, fresh):
-            counts = [
-                await one.refresh_staleness(task_stale_thresholds=thresholds, current_train_step=step)
-                for step in (10, 11)
-            ]
-            assert counts == [{"math": 0, "code": 1}, {"math": 0, "code": 0}]
 
     async def test_a_snapshot_replaces_an_older_one(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """Of saves into one folder the last counts, and nothing else is left there."""
@@ -207,32 +183,6 @@ class CheckpointLaws(Harness):
         assert held_by(buffer) == before
         assert await everything(buffer) == seen
 
-    async def test_keep_new_brings_archived_groups_back(self, open_buffer: OpenBuffer) -> None:
-        """Groups that were put and taken since are completed again, where the archive has kept them."""
-        buffer = await open_buffer("fifo", archive_groups=10)
-        await buffer.put(group(1), "math")
-        await buffer.checkpoint(1)
-        await buffer.put(group(2), "math")
-        await buffer.put(group(3, status=Status.ARCHIVED), "math")
-        assert ids(await buffer.get(9, "math")) == [1, 2]
-        await buffer.restore(1, keep_new=True)
-        assert len(buffer) == 2
-        assert ids([item.item for item in await found(buffer) if item.status == Status.ARCHIVED]) == [3]
-        assert ids(await buffer.get(9, "math")) == [1, 2]
-
-    async def test_cursors_are_part_of_a_checkpoint(self, buffer: ReplayBuffer) -> None:
-        """They go back with a restore, and stay where they are with keep_new."""
-        storage = buffer.storage
-        assert await storage.move_cursor(Cursor("a", 0, 3, b"three"))
-        await buffer.checkpoint(1)
-        await storage.move_cursor(Cursor("a", 1, 5, b"five"))
-        await storage.move_cursor(Cursor("b", 0, 1, b"one"))
-        await buffer.restore(1, keep_new=True)
-        assert (await storage.cursor("a")).value == b"five"
-        await buffer.restore(1)
-        assert await storage.cursor("a") == Cursor("a", 1, 3, b"three")
-        assert await storage.cursor("b") == Cursor("b")
-
     async def test_the_checkpoints_made_last_are_kept(self, open_buffer: OpenBuffer) -> None:
         """As many as the buffer's setting; a checkpoint of the same step replaces the older one."""
         storage = (await open_buffer()).storage
@@ -241,19 +191,6 @@ class CheckpointLaws(Harness):
             await buffer.put(group(number), "math")
             await buffer.checkpoint(step)
         assert [(made.step, made.groups) for made in await buffer.checkpoints()] == [(1, 3), (3, 4)]
-
-    async def test_a_missing_checkpoint_changes_nothing(self, buffer: ReplayBuffer) -> None:
-        """And a step that is none is refused."""
-        await fill_in_every_way(buffer)
-        before = held_by(buffer)
-        for call in (buffer.restore(99), buffer.restore(99, keep_new=True)):
-            with pytest.raises(CheckpointError):
-                await call
-        for step in (None, 1.5, "1", True):
-            for call in (buffer.checkpoint(step), buffer.restore(step)):  # type: ignore[arg-type]
-                with pytest.raises(InputError, match="step"):
-                    await call
-        assert held_by(buffer) == before
 
     async def test_a_restore_wakes_those_who_wait(self, buffer: ReplayBuffer) -> None:
         """Waits in the same buffer get groups that are back."""

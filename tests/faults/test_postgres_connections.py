@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -225,8 +226,15 @@ async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
     assert sorted([item.uid async for item in buffer.find({})]) == list(range(1, 24))
 
 
-@pytest.mark.parametrize("operation", ["put", "take"])
-@pytest.mark.parametrize("arrives", [True, False], ids=["the server sleeps", "the server isn't told"])
+@pytest.mark.parametrize(
+    ("operation", "arrives"),
+    [
+        pytest.param("put", True, id="put: the server sleeps"),
+        pytest.param("take", False, id="take: the server isn't told"),
+        pytest.param("put", False, id="put: the server isn't told", marks=pytest.mark.long),
+        pytest.param("take", True, id="take: the server sleeps", marks=pytest.mark.long),
+    ],
+)
 async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
     postgres_database: str, proxy: Proxy, arrives: bool, operation: str
 ) -> None:
@@ -307,18 +315,17 @@ async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, pr
     assert await take_all(buffer) == [0, 1]
 
 
-@pytest.mark.parametrize(("stored", "committed"), [(None, False), (6, False), (7, True)])
-async def test_a_transaction_was_committed_if_its_number_is_stored(
-    postgres_database: str, stored: int | None, committed: bool
-) -> None:
+async def test_a_transaction_was_committed_if_its_number_is_stored(postgres_database: str) -> None:
     """Whoever asks first of a row that isn't there, or has the number of the transaction before, gets the same."""
     async with build(postgres_database) as buffer:
         await fill(buffer, 1)
-        if stored is not None:
-            execute(postgres_database, f"INSERT INTO rb_info (name, number) VALUES ('connection x', {stored})")
-        engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp("connection x", 7))
-        for _ in range(2):
-            assert await buffer.storage.thread.run(lambda: engine._was_committed(attempt)) == committed
+        for name, stored in (("none", None), ("before", 6), ("its own", 7)):
+            if stored is not None:
+                execute(postgres_database, f"INSERT INTO rb_info (name, number) VALUES ('{name}', {stored})")
+            engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp(name, 7))
+            for _ in range(2):
+                was = await buffer.storage.thread.run(partial(engine._was_committed, attempt))
+                assert was == (stored == 7), name
 
 
 async def test_to_ask_whether_a_transaction_was_committed_has_an_end(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,14 +142,6 @@ def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Pa
     assert (found["level"], found["repairable"]) == ("ok", False)
     assert "without what is out of reach" in found["text"]
     assert "mount or put back" in run("checkpoint", "save", filled, tmp_path / "snapshot", code=1).stderr
-
-
-def test_saving_and_resuming_on_the_command_line(filled: str, place: Path, tmp_path: Path) -> None:
-    run("checkpoint", "save", filled, tmp_path / "whole")
-    other = f"sqlite:///{tmp_path}/other.db"
-    shutil.rmtree(place)
-    run("checkpoint", "resume", other, tmp_path / "whole")
-    assert run_json("show", other, 2, "--full")["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
 
 
 @pytest.mark.parametrize("value", [{"x": [np.arange(9000)]}, (np.arange(9000), "text"), {"in": np.arange(3)}])

@@ -171,7 +171,7 @@ def losses(run: Run, chance: random.Random, states: int, forgets: str | None = N
 
 
 @pytest.mark.parametrize("durability", ["full", "normal"])
-@pytest.mark.parametrize(("runs", "states"), [(1, 25), pytest.param(50, 100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("runs", "states"), [(1, 16), pytest.param(50, 100, marks=pytest.mark.long)])
 def test_a_power_cut_leaves_a_moment_of_the_run(shim: Path, durability: str, runs: int, states: int) -> None:
     wrong = []
     for seed in range(runs):
@@ -186,7 +186,7 @@ def test_a_sync_that_is_left_out_is_caught(shim: Path) -> None:
         assert next(losses(run, random.Random(0), 100, forgets), None), forgets
 
 
-@pytest.mark.parametrize(("runs", "states"), [(1, 12), pytest.param(50, 100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("runs", "states"), [(1, 8), pytest.param(50, 100, marks=pytest.mark.long)])
 def test_a_disk_that_fails_now_and_then_loses_nothing(shim: Path, runs: int, states: int) -> None:
     wrong = []
     for seed in range(runs):

@@ -104,7 +104,7 @@ def test_two_calls_are_as_one_after_the_other(
     assert not wrong, "\n\n".join(wrong[:5])
 
 
-@pytest.mark.parametrize("schedules", [6, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("schedules", [3, pytest.param(None, marks=pytest.mark.long)])
 def test_a_call_that_is_cancelled_is_done_or_undone(
     started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
 ) -> None:

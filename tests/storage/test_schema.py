@@ -231,7 +231,7 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
         await second.dispose()
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.long)])
 async def test_processes_create_one_database_together(two_urls: tuple[str, str], tmp_path: Path, count: int) -> None:
     """Several that open a new database at once all succeed, and it has one schema with all their groups."""
     url, _ = two_urls
