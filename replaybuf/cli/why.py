@@ -45,9 +45,10 @@ def why(
     "also".
 
     Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
-    out. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are those of
-    its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open when another
-    process restored it.
+    out, which comes first while nothing was drawn since. Of workers of one name those that are alive are shown, or else
+    the last one. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are
+    those of its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open
+    when another process restored it.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -68,13 +69,16 @@ def why(
     several = len(found) > 1
     for number, one in enumerate(found):
         write(["\n"] if number else [])
-        print_waits(one, several=several, about_a_draw=asked or task is not None)
+        further, about_a_draw = _further(one), asked or task is not None
+        if one.gave_up and not about_a_draw:
+            print_line(further.pop())
+        print_waits(one, several=several, about_a_draw=about_a_draw)
         if one.tasks:
             write(["\n"])
             print_table(one.tasks, TASKS, one.now)
         print_processes(one)
         write(["\n"])
-        for line in _further(one):
+        for line in further:
             print_line(line)
 
 
@@ -120,7 +124,8 @@ def _who(alike: Sequence[dict[str, Any]], found: Waits, of: str) -> str:
 
 def print_processes(found: Waits, *, several: bool = False) -> None:
     """Print who leases groups, and the workers; with the name of the buffer, if there are `several`."""
-    workers = found.workers[:_MOST_WORKERS]
+    newest = {one["name"]: one for one in reversed(found.workers)}
+    workers = [one for one in found.workers if one["state"] == "alive" or one is newest[one["name"]]][:_MOST_WORKERS]
     hosts = {one["host"] for one in workers}
     title = f"{escape_line(found.buffer)}\n" if several else ""
     shown = [one for one in PROCESSES if len(hosts) > 1 or one.name != "host"]

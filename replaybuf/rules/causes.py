@@ -63,7 +63,9 @@ def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]
     lacking = [Need(wait, "", about)]
     if wait.kind != "trainer":
         lacking = [need for task in wait.wants if (need := Need.of(wait, task, about)).missing]
-    explained = [(need, causes_of(need, table)) for need in lacking[:_TASKS_EXPLAINED]]
+    lacking = lacking[:_TASKS_EXPLAINED]
+    last = max((at for need in lacking if (at := about.last(need.task)) is not None), default=None)
+    explained = [(need, causes_of(replace(need, last=last), table)) for need in lacking]
     order = [*Reason]
     explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))
     return explained
@@ -303,24 +305,24 @@ def _absent(need: Need) -> Said:
     if not gone and about.now - last < _IDLE_SECONDS:
         return None
     since = f"{_ends_of(gone, about)}; " if gone else ""
-    return f"{since}{_needed(need)}", "Start again who is gone, and see in the logs of the others what they do"
+    return f"{since}{_needed(about, last)}", "Start again who is gone, and see in the logs of the others what they do"
 
 
-def _needed(need: Need) -> str:
-    about, last = need.about, need.about.last(need.task)
+def _needed(about: Circumstances, last: float | None) -> str:
+    """Return who could still put groups, and when the last one came; how many are missing is said by `head_of`."""
     parts = [people(sorted(one.name for one in about.alive), "is alive", "are alive")] if about.alive else []
     parts += [] if last is None else [f"the last group was put at {clock(last, about.now)}"]
-    return f"{', '.join(parts)}, and {need.missing:,} more {'is' if need.missing == 1 else 'are'} needed"
+    return f"{', '.join(parts)}, and more are needed"
 
 
 def _slow(need: Need) -> Said:
-    about = need.about
+    about, needed = need.about, _needed(need.about, need.last)
     if need.flying:
         return f"{are(need.flying)} being generated"
     if need.puts_alone and not need.is_covered:
-        return _needed(need), "Nobody else puts any: put more before the draw, or meanwhile in another task or process"
+        return needed, "Nobody else puts any: put more before the draw, or meanwhile in another task or process"
     known = about.alive or (not about.abandoned and about.last(need.task) is not None)
-    return _needed(need) if known else None
+    return needed if known else None
 
 
 def _full(need: Need) -> Said:

@@ -63,7 +63,8 @@ class Diagnosis:
 class Need:
     """The need of a wait in one task: `least` groups (or room for them), of which `available` can be drawn now.
 
-    Of the `stored` groups, `matching` match the query. A wait for the trainer has one need, of no task.
+    Of the `stored` groups, `matching` match the query. `last` is the time of the last put of all tasks that the wait
+    lacks groups of, None if unknown. A wait for the trainer has one need, of no task.
     """
 
     wait: Wait
@@ -73,6 +74,7 @@ class Need:
     stored: int = 0
     matching: int = 0
     available: int = 0
+    last: float | None = None
 
     @classmethod
     def of(cls, wait: Wait, task: str, about: Circumstances) -> Need:

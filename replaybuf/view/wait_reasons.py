@@ -58,6 +58,12 @@ class Waits:
     last_timeout: dict[str, Any] | None
 
     @property
+    def gave_up(self) -> bool:
+        """Whether the last wait that timed out is the last word: nobody waits, and nothing was drawn since."""
+        gave_up, drawn = self.last_timeout, self.last_draw
+        return bool(gave_up and not self.somebody_waits and (drawn is None or drawn["time"] < gave_up["time"]))
+
+    @property
     def nobody_draws(self) -> dict[str, Any] | None:
         """The taker that was seen last, if no taker is alive and it didn't end by itself."""
         takers = [one for one in self.workers if one["taken"]]

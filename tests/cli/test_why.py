@@ -379,18 +379,29 @@ async def _give_up(url: str) -> None:
             await later.take_batch({"math": 4}, timeout=0.2)
 
 
-def test_who_gave_up_is_in_the_last_line(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nothing was ever put; the first line is about a draw now."""
+async def _put_and_take(url: str, name: str) -> None:
+    async with ReplayBufferConfig(url=url, name=name, worker="trainer-1").build() as buffer:
+        await buffer.put(group(1), "math")
+        await buffer.take_batch({"math": 1})
+
+
+def test_who_gave_up_comes_first_until_somebody_draws(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing was ever put; then comes a draw now, and after a draw it is the last line."""
     monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.1)
     asyncio.run(_give_up(shared_url))
-    first, *_, last = run("why", shared_url, "--buffer", "later").stdout.splitlines()
-    assert first.startswith("If somebody drew now: Nothing is ready for any task")
+    first, second, *_ = run("why", shared_url, "--buffer", "later").stdout.splitlines()
+    assert second.startswith("If somebody drew now: Nothing is ready for any task")
     said = r"last timeout: trainer-1, \ds ago, after \ds of waiting for groups: Nothing is ready for math .*"
-    assert re.fullmatch(said, last), last
-    assert "nothing was ever put into this buffer" in last
+    assert re.fullmatch(said, first), first
+    assert "nothing was ever put into this buffer" in first
+    assert run("why", shared_url).stdout.count("last timeout: trainer-1") == 1
     one, other = run_json("why", shared_url)
     assert (one["buffer"], one["last_timeout"]) == ("first", None)
     assert (other["last_timeout"]["worker"], other["last_timeout"]["task_name"]) == ("trainer-1", "math")
+    asyncio.run(_put_and_take(shared_url, "later"))
+    lines = run("why", shared_url, "--buffer", "later").stdout.splitlines()
+    assert re.fullmatch(said, lines[-1]), lines
+    assert [line.split()[-3:] for line in lines if re.match(r"trainer-1 +\d", line)] == [["1", "0", "1"]]  # last life
 
 
 _WAITS = """

@@ -238,7 +238,7 @@ def test_puts_and_draws_are_held_back_when_reverb_holds_them_back(limits: Limits
             "use at least 5",
         ),
         ({"archive_seconds": 0}, "archive must be a positive time"),
-        ({"archive_groups": 0}, "archive_groups"),
+        ({"archive_groups": 0}, "archive must be a whole number of at least 1"),
         ({"max_deliveries": -1}, "max_deliveries"),
     ],
 )
