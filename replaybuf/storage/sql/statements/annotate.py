@@ -138,7 +138,7 @@ ON CONFLICT (draw, uid, name) DO UPDATE SET rows = excluded.rows, data = exclude
 
 def _last_draws(tx: Transaction, uids: Collection[int], step: int | None) -> dict[int, tuple[int, int]]:
     """Return the last recorded draw of each group (for a train step), locked, and the group's number of rollouts."""
-    last = dict(map(tuple, tx.tuples(_LAST_DRAWS, uids=list(uids), buffer=tx.scope.buffer, step=step)))
+    last = dict(sorted(map(tuple, tx.tuples(_DRAWS, uids=list(uids), buffer=tx.scope.buffer, step=step))))
     found = {}
     for uid, draw, marks in tx.tuples(_LOCKED, uids=list(last), draws=list({*last.values()})):
         try:
@@ -150,9 +150,10 @@ def _last_draws(tx: Transaction, uids: Collection[int], step: int | None) -> dic
     return found
 
 
-_LAST_DRAWS = """SELECT p.uid, max(p.draw) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
+# Sorted here: PostgreSQL would sort for a GROUP BY.
+_DRAWS = """SELECT p.uid, p.draw FROM rb_past p JOIN rb_batch b ON b.id = p.draw
 WHERE p.uid {in:uids} AND p.draw > 0 AND b.buffer = :buffer
-    AND (CAST(:step AS bigint) IS NULL OR b.step = CAST(:step AS bigint)) GROUP BY p.uid"""
+    AND (CAST(:step AS bigint) IS NULL OR b.step = CAST(:step AS bigint))"""
 _LOCKED = """SELECT p.uid, p.draw, CAST(p.marks AS text) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
 WHERE p.uid {in:uids} AND p.draw {in:draws} AND p.draw > 0 {lock}"""
 
