@@ -142,7 +142,7 @@ async def test_a_put_whose_commit_is_ended_is_told_that_the_buffer_was_closed(sh
 
             await until(is_committing)
             buffer.storage.thread.post(lambda: [worker.cancel() for worker in commits._workers])
-            with pytest.raises(ClosedError):
+            with pytest.raises(ClosedError, match="may be stored, or not"):
                 await putting
 
 

@@ -57,6 +57,9 @@ _logger = logging.getLogger("replaybuf.thread")
 _running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 
 
+#: A call that close ended, of which nobody knows whether the database has done it, or still does.
+ENDED_EARLY = "the buffer was closed before this call had ended; what it was to write may be stored, or not"
+
 # The states of a call. Its result is the caller's once it was received. If the caller goes while it is running (GONE),
 # or offered (REFUSED), it is the database's thread's, which undoes what was done (ENDED).
 _RUNNING, _OFFERED, _RECEIVED, _GONE, _REFUSED, _ENDED = range(6)
@@ -321,7 +324,7 @@ class DatabaseThread:
             if not call.is_gone:
                 call.outcome = await work()
         except asyncio.CancelledError:  # the thread ends
-            call.error = ClosedError("the buffer was closed before this operation ended; nothing of it was stored")
+            call.error = ClosedError(ENDED_EARLY)
         except BaseException as error:
             call.error = error
             if isinstance(error, OutcomeUnknownError) and call.undo is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from replaybuf.errors import ClosedError
 from replaybuf.storage.sql.engine.driver_errors import is_refusal
-from replaybuf.storage.sql.engine.thread import Call, DatabaseThread
+from replaybuf.storage.sql.engine.thread import ENDED_EARLY, Call, DatabaseThread
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored, put_behind_fence
@@ -263,7 +263,7 @@ class GroupCommit:
 
     def _fail(self, batch: list[_Pending], error: BaseException) -> None:
         """Resolve the puts of an interrupted batch with the error, so that none waits for ever."""
-        problem = ClosedError() if isinstance(error, asyncio.CancelledError) else error
+        problem = ClosedError(ENDED_EARLY) if isinstance(error, asyncio.CancelledError) else error
         self._answer([(pending, problem) for pending in batch if pending.outcome is None])
 
     def _answer(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
