@@ -215,8 +215,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     @field_validator("archive", "unfit")
     @classmethod
-    def _is_a_retention(cls, kept: int | timedelta | str | None) -> Any:
-        _parse_kept(kept)
+    def _is_a_retention(cls, kept: int | timedelta | str | None, info: Any) -> Any:
+        groups, seconds = _parse_kept(kept)
+        Limits(**{f"{info.field_name}_groups": groups, f"{info.field_name}_seconds": seconds})  # type: ignore[arg-type]
         return kept
 
     @field_validator("policy", "remover")
@@ -229,7 +230,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         return hash((type(self), self.url, self.name))  # other fields may have unhashable values
 
     def build(self) -> ReplayBuffer[R]:
-        """Return the buffer that this config describes; it connects at first use.
+        """Return the buffer that this config describes; `async with` opens its database, or else the first call.
 
         Raises ConfigError, also for limits with which nothing could ever be drawn.
         """
@@ -276,7 +277,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             raise ConfigError(str(error)) from None
 
     def build_sync(self) -> SyncReplayBuffer[R]:
-        """Return the buffer as `build` does, for callers without `await`: the same calls, which block."""
+        """Return the buffer as `build` does, for callers without `await`, opened by `with`: the same calls block."""
         return SyncReplayBuffer(self.build())
 
     def rules(self) -> Rules:

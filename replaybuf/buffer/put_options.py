@@ -15,6 +15,7 @@ from replaybuf.common.checks import (
     check_tags,
     check_task_name,
     check_whole,
+    shown,
 )
 from replaybuf.common.units import named
 from replaybuf.errors import InputError
@@ -169,5 +170,5 @@ def _checked_place(entries: int, options: FillOptions) -> tuple[str, int, int | 
 def check_dropped(dropped: Any) -> list[StorageItem] | None:
     """Return the list to which groups that leave are added, or None. Raises InputError."""
     if dropped is not None and not isinstance(dropped, list):
-        raise InputError(f"dropped must be a list, to which the groups that leave are added, got {dropped!r:.100}")
+        raise InputError(f"dropped must be a list, to which the groups that leave are added, got {shown(dropped)}")
     return dropped

@@ -56,7 +56,6 @@ class Putting:
         self._checked = checks_of(self.rollout_type.statuses)
         self._timeout = check_timeout(timeout)
         self._free = free_object_refs
-        self._warned: set[str] = set()  # kinds of warnings
 
     async def put(
         self,
@@ -242,7 +241,7 @@ class Putting:
         if normal.status == Status.INIT and is_new and is_finished(normal.fields):
             normal.doubts["init"] = _LOOK_COMPLETE
         for kind, sentence in normal.doubts.items():
-            self._warn(kind, f"a group of task {named(task_name)} {sentence}")
+            self.waits.warn(kind, f"a group of task {named(task_name)} {sentence}", _logger)
 
     async def _rest(self, new: NewGroup, unfit: Sequence[Any]) -> NewGroup:
         """Return the unfit rollouts that a group goes without, as a group of their own."""
@@ -263,21 +262,16 @@ class Putting:
         """Warn once of a refresh to an earlier train step than the last one, and of one of a task without groups."""
         for task in refresh.rules.keys() - refresh.tasks if refresh.tasks else ():
             meant = ". ".join(never_put(task, sorted(refresh.tasks)))
-            self._warn(f"task {task}", f"refresh_staleness of task {named(task)}: {meant}")
+            self.waits.warn(f"refresh of {task}", f"refresh_staleness of task {named(task)}: {meant}", _logger)
         for task, step in refresh.earlier.items():
             if step > refresh.train_step:
-                self._warn(
+                self.waits.warn(
                     "refresh",
                     f"refresh_staleness of task {named(task)} went back from train step {step} to "
                     f"{refresh.train_step}, so its groups look fresher than they are; a run that goes on from a "
                     "checkpoint restores the buffer to it, and a new run has a buffer of its own",
+                    _logger,
                 )
-
-    def _warn(self, kind: str, sentence: str) -> None:
-        """Log a warning, once for each kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _logger.warning("%s (said once)", sentence)
 
     async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.

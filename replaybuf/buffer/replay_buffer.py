@@ -35,6 +35,7 @@ from replaybuf.common.checks import (
     check_task_name,
     check_whole,
     refused,
+    shown,
 )
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.worker_name import working_as
@@ -243,6 +244,8 @@ class ReplayBuffer(Generic[R]):
         for what, given in (("task_name", names), ("each", more)):
             if len(given) != len(groups):
                 raise InputError(f"{what} has {len(given)} entries for {len(groups)} groups: give one for each")
+        if not all(isinstance(own, Mapping) for own in more):
+            raise InputError(f"each must be a list of dicts with options of puts, got {shown(each)}")
         merged = [FillOptions(**{**options, **own}) for own in more]
         return await self.putting.put_many(groups, names, merged, timeout)
 
@@ -260,7 +263,7 @@ class ReplayBuffer(Generic[R]):
         The same as `take_batch` for one task: with a timeout it waits for `batch_size` groups, or for `at_least`. A
         size of 0 or less gives an empty list.
         """
-        batch, _ = await self.take_batch({task_name: batch_size}, group_status=group_status, **options)
+        batch, _ = await self.take_batch({check_task_name(task_name): batch_size}, group_status=group_status, **options)
         return batch.get(task_name, [])
 
     async def take_batch(
@@ -483,9 +486,9 @@ class ReplayBuffer(Generic[R]):
     @traced("replaybuf.refresh_staleness", lambda expired: {"expired": sum(expired.values())})
     async def refresh_staleness(
         self,
-        *,
         task_stale_thresholds: Mapping[str, int | None],
         current_train_step: int,
+        *,
         task_token_stale_thresholds: Mapping[str, int | None] | None = None,
         expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
         statuses: Iterable[StatusLike] | None = None,

@@ -134,7 +134,7 @@ class Waits:
             limits = self._storage.rules.limits
             stay = limits.archives or limits.keeps(Status.COMPLETED, 1)
             if draw.replay and not stay and all(item.times_sampled <= 1 for some in drawn.values() for item in some):
-                self._warn("mix", _NOTHING_STAYS)
+                self.warn("mix", _NOTHING_STAYS)
             return
         unknown = drawn.keys() - self._known_tasks
         if unknown and time.monotonic() - self._tasks_at >= _READ_AGAIN_SECONDS:
@@ -143,13 +143,13 @@ class Waits:
                 self._known_tasks.update(Circumstances(time.time(), await self._storage.tallies()).tasks)
             for task in unknown - self._known_tasks if self._known_tasks else ():
                 meant = ". ".join(never_put(task, sorted(self._known_tasks)))
-                self._warn(f"task {task}", f"a draw of task {named(task)} found nothing: {meant}")
+                self.warn(f"task {task}", f"a draw of task {named(task)} found nothing: {meant}")
 
-    def _warn(self, kind: str, sentence: str) -> None:
+    def warn(self, kind: str, sentence: str, logger: logging.Logger = _logger) -> None:
         """Log a warning, once for each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
-            _logger.warning("%s (said once)", sentence)
+            logger.warning("%s (said once)", sentence)
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> bool:
         """Wait until the groups that the draw needs are available; return whether they were missing before.

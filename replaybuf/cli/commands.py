@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import io
 import os
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import import_module
@@ -35,6 +36,9 @@ _UsageError: Any = typer.BadParameter.__base__
 # The exit code of a program ended by SIGPIPE, as shells report it.
 _BROKEN_PIPE = 128 + 13
 _INTERRUPTED = 128 + 2
+
+# Help isn't narrower than 50 characters by itself, which a narrower terminal would break within words.
+_HELP_WIDTH = {"terminal_width": width} if (width := shutil.get_terminal_size().columns - 2) < 50 else {}
 
 # Each command: the module and function, imported when the command is called, and its line in the list of commands.
 COMMANDS = {
@@ -125,7 +129,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100, **_HELP_WIDTH},
 )
 
 

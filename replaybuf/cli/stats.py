@@ -48,7 +48,7 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
     "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
     come back with the next call that takes groups. Rollouts, tokens (of the responses) and size (of the payloads) are
     those of both. Reward, staleness and age are those of groups: the mean reward, the mean and the largest staleness in
-    train steps, the time since the oldest and the newest was put.
+    train steps (of groups with responses), the time since the oldest and the newest was put.
 
     The second table counts groups and draws so far, whichever process caused them, under the names that
     buffer.metrics() gives them; a restore takes the counts back to its checkpoint. What never happened is left out.
@@ -56,7 +56,7 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
     groups that were too old by then (expired). "expired" counts those that became too old in the buffer.
 
     Below are the prompts drawn from each dataset, each counted once however often it was handed out; where the trainer
-    says that it is; the last checkpoint; and the size of the database, with the WAL of a SQLite file. Where payloads
+    says that it is; the last checkpoint; and the size of the database with the WAL of a SQLite file. Where payloads
     are kept apart, the bytes are those of the files, each of which goes with its last group.
 
     With --format json all of it is there, for each buffer what buffer.metrics() gives; csv has the rows of the first
@@ -135,7 +135,7 @@ def serve(
 
     The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
     server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
-    that is printed. Ctrl-C ends it. It needs the extra web: pip install starlette uvicorn jinja2.
+    that is printed. Ctrl-C ends it. It needs other packages: pip install starlette uvicorn jinja2.
 
     \b
     Examples:
@@ -193,7 +193,8 @@ def _print_stats(found: dict[str, Any], now: datetime) -> None:
         of = f" of {name}" if several else ""
         lines += _where(metrics, of)
     size, waiting = units.size(database["bytes"]), units.number(database["unswept_payloads"])
-    lines.append(f"database {size}, {waiting} unswept payloads, schema {database['schema']}")
+    wal = f" ({units.size(database['wal_bytes'])} of it WAL)" if database["wal_bytes"] else ""
+    lines.append(f"database {size}{wal}, {waiting} unswept payloads, schema {database['schema']}")
     write(["\n"] if rows or totals else [])
     for line in [*lines, *(_place_text(url, place) for url, place in database["places"].items())]:
         print_line(line)
@@ -225,8 +226,8 @@ _ADDED_UP = ("groups", "leased", "overdue", "rollouts", "response_tokens", "byte
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of totals; means over tasks would be meaningless."""
     total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in _ADDED_UP}
-    total |= {name: max(row[name] for row in rows) for name in ("max_staleness", "newest")}
-    total |= {"oldest": min(row["oldest"] for row in rows)}
+    total |= {"oldest": min(row["oldest"] for row in rows), "newest": max(row["newest"] for row in rows)}
+    total["max_staleness"] = max((one for row in rows if (one := row["max_staleness"]) is not None), default=None)
     return {"buffer": "", "task_name": "total", "status": "", "reward": None, "staleness": None, **total}
 
 

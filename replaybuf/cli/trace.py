@@ -19,6 +19,7 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, place_of, timeline, uids_text, why_unknown
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
+from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
 from replaybuf.view.steps import STEPS, STEPS_SHOWN, Step, Steps, no_groups, read_step, read_steps
 from replaybuf.view.workers import Workers, by_task_columns
@@ -139,6 +140,8 @@ def _steps(
             _print_by_task(found.workers)
             write(["\n"])
     output.rows(found.rows if output.for_people else [asdict(one) for one in found.rows], STEPS, found.now)
+    if unusable := [one.step for one in found.rows if one.reward is None]:
+        output.note(f"no usable reward (a finite number) in any group of step {units.some(unusable)}")
     if found.earlier is not None:
         output.note(f"more steps: --before {found.earlier}, or --limit all")
     if found.known.without_step:
@@ -236,11 +239,13 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
 
 def _life_facts(life: Life) -> dict[str, str | None]:
     put, row = life.origin, life.row
+    is_unfinished = row is not None and row["status"] not in (Status.COMPLETED, Status.ARCHIVED)
+    unusable = "" if is_unfinished else "no usable one (a finite number)"
     return {
         "buffer": put.buffer if life.several else None,
         "put by": put.worker,
         "weights": None if put.oldest_model_step is None else f"of step {put.oldest_model_step}",
-        "reward": None if put.reward is None else f"{put.reward:.3f}",
+        "reward": unusable if put.reward is None else f"{put.reward:.3f}",
         "now": place_of(life),
         "replaces": uids_text(life.replaces),
         "made from": uids_text(life.made_from),

@@ -35,6 +35,14 @@ _LONGEST_TIME = 10**9
 _MAX_REASON = 2000
 
 
+def shown(value: Any) -> str:
+    """Return the beginning of a value's repr, for an error; its type if there is none, as of lists nested too deep."""
+    try:
+        return f"{value!r:.100}"
+    except Exception:
+        return f"a {type(value).__name__} that can't be shown"
+
+
 def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError, as Python does, for an option that a call doesn't have, with the one that was probably meant."""
     names = list(known)
@@ -82,21 +90,21 @@ def check_key(key: Any) -> str | None:
 def check_storable(text: str, what: str) -> str:
     """Check that both databases can store a text, of any length."""
     if not _storable(text):
-        raise InputError(f"{what} {text!r:.100} holds a NUL or a lone surrogate, which no database can store")
+        raise InputError(f"{what} {shown(text)} holds a NUL or a lone surrogate, which no database can store")
     return text
 
 
 def check_count(number: int, what: str) -> int:
     """Check a count: a whole number that fits into a column of 32 bits."""
     if not 0 <= number < _INT32:
-        raise InputError(f"{what} is {number!r:.60}; it must be from 0 to {_INT32 - 1}")
+        raise InputError(f"{what} is {shown(number)}; it must be from 0 to {_INT32 - 1}")
     return number
 
 
 def check_staleness(staleness: int, what: str = "staleness") -> int:
     """Check the staleness of a group or a rollout: the difference of two train steps."""
     if abs(staleness) >= MAX_STEP:
-        raise InputError(f"{what} is {staleness!r:.60}, which is no difference of training steps")
+        raise InputError(f"{what} is {shown(staleness)}, which is no difference of training steps")
     return staleness
 
 
@@ -154,7 +162,7 @@ def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | 
     if isinstance(value, str) and _storable(value):
         return str(value)
     raise InputError(
-        f"{what} is {value!r:.100}: {kind} is a str (without NUL), a 64-bit int, a finite float, a bool or None"
+        f"{what} is {shown(value)}: {kind} is a str (without NUL), a 64-bit int, a finite float, a bool or None"
     )
 
 
@@ -165,7 +173,7 @@ def check_priority(priority: Any, what: str = "priority") -> float:
         number = _number(priority.item())
     if number is not None and 0 <= number <= _HIGHEST:
         return float(number)
-    raise InputError(f"{what} must be a finite number of at least 0, got {priority!r:.100}")
+    raise InputError(f"{what} must be a finite number of at least 0, got {shown(priority)}")
 
 
 def check_priorities(priorities: Any) -> dict[int, float]:
@@ -186,7 +194,7 @@ def check_uids(uids: Any, what: str) -> tuple[int, ...]:
     numbers = tuple(map(whole, check_list(uids, what)))
     for number in numbers:
         if number is None or not 0 <= number < _INT64:
-            raise InputError(f"{what} must be uids of groups, which are whole numbers; got {uids!r:.100}")
+            raise InputError(f"{what} must be uids of groups, which are whole numbers; got {shown(uids)}")
     return tuple(number for number in numbers if number is not None)
 
 
@@ -196,7 +204,7 @@ def check_exponent(beta: Any) -> float | None:
         return None
     number = _number(beta)
     if number is None or not 0 <= number <= 100:
-        raise InputError(f"beta must be a number of at least 0 (usually at most 1), or None, got {beta!r:.100}")
+        raise InputError(f"beta must be a number of at least 0 (usually at most 1), or None, got {shown(beta)}")
     return float(number)
 
 
@@ -204,7 +212,7 @@ def check_seconds(seconds: Any, what: str) -> float:
     """Check a positive, finite time in seconds."""
     number = _number(seconds)
     if number is None or not 0 < number <= _LONGEST_TIME:
-        raise InputError(f"{what} must be a number of seconds above 0 (at most {_LONGEST_TIME}), got {seconds!r:.100}")
+        raise InputError(f"{what} must be a number of seconds above 0 (at most {_LONGEST_TIME}), got {shown(seconds)}")
     return float(number)
 
 
@@ -216,9 +224,9 @@ def check_sizes(sizes: Any) -> dict[str, int]:
     for name, size in sizes.items():
         number = whole(size)
         if number is None:
-            raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {size!r:.100}")
+            raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {shown(size)}")
         if number < 0:
-            raise InputError(f"the size of task {check_task_name(name)!r} must be at least 0, got {size!r:.100}")
+            raise InputError(f"the size of task {check_task_name(name)!r} must be at least 0, got {shown(size)}")
         checked[check_task_name(name)] = min(number, _MANY)
     return checked
 
@@ -230,7 +238,7 @@ def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
     elif (number := whole(at_least)) is not None:
         checked = {name: max(0, number) for name, size in sizes.items() if size}
     else:
-        raise InputError(f"at_least must be a whole number, or a dict of them by task, got {at_least!r:.100}")
+        raise InputError(f"at_least must be a whole number, or a dict of them by task, got {shown(at_least)}")
     for name, least in checked.items():
         if least > sizes.get(name, 0):
             raise InputError(f"at_least {least} of task {name} is more than the {sizes.get(name, 0)} asked for")
@@ -241,13 +249,13 @@ def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
     """Check the `mix` of a draw; return the numbers of groups by task that are drawn again."""
     given = check_by_task(mix, "mix")
     if given.keys() != {"replay"}:
-        raise InputError(f'mix must be {{"replay": share}}, or {{"replay": {{task: share}}}}, got {mix!r:.100}')
+        raise InputError(f'mix must be {{"replay": share}}, or {{"replay": {{task: share}}}}, got {shown(mix)}')
     shares = given["replay"] if isinstance(given["replay"], Mapping) else dict.fromkeys(sizes, given["replay"])
     for task, share in check_by_task(shares, "mix['replay']").items():
         if not isinstance(share, (int, float)) or (number := _number(share)) is None or not 0 <= number <= 1:
-            raise InputError(f"mix: the share of task {task!r:.100} must be a number from 0 to 1, got {share!r:.100}")
+            raise InputError(f"mix: the share of task {shown(task)} must be a number from 0 to 1, got {shown(share)}")
         if task not in sizes:
-            raise InputError(f"mix names the task {task!r:.100}, of which no groups are asked for")
+            raise InputError(f"mix names the task {shown(task)}, of which no groups are asked for")
     return {task: round(shares[task] * size) for task, size in sizes.items() if task in shares}
 
 
@@ -255,7 +263,7 @@ def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
     number = whole(limit)
     if limit is not None and (number is None or number < 0):
-        raise InputError(f"limit must be a number of groups of at least 0, or None, got {limit!r:.100}")
+        raise InputError(f"limit must be a number of groups of at least 0, or None, got {shown(limit)}")
     return None if number is None else min(number, _MANY)
 
 
@@ -263,7 +271,7 @@ def check_step(step: Any, what: str) -> int:
     """Check a train step."""
     number = whole(step)
     if number is None or abs(number) >= MAX_STEP:
-        raise InputError(f"{what} must be a whole number (a training step), got {step!r:.100}")
+        raise InputError(f"{what} must be a whole number (a training step), got {shown(step)}")
     return number
 
 
@@ -271,7 +279,7 @@ def check_whole(number: Any, what: str, least: int = 0, error: type[ReplayBufErr
     """Check a whole number of at least `least`, below 2**53. Raises this error for anything else."""
     checked = whole(number)
     if checked is None or not least <= checked < MAX_STEP:
-        raise error(f"{what} must be a whole number of at least {least}, below 2**53, got {number!r:.100}")
+        raise error(f"{what} must be a whole number of at least {least}, below 2**53, got {shown(number)}")
     return checked
 
 
@@ -287,7 +295,7 @@ def check_threshold(threshold: Any, what: str) -> int | None:
     number = whole(threshold)
     if number is None or number <= 0:
         raise InputError(
-            f"{what} must be positive, a whole number of training steps; got {threshold!r:.100}; "
+            f"{what} must be positive, a whole number of training steps; got {shown(threshold)}; "
             "1 draws only what the present weights have made (on-policy), None switches the limit off"
         )
     return min(number, MAX_STEP)
@@ -339,7 +347,7 @@ def check_list(values: Any, what: str) -> list[Any]:
             return list(values)
         except TypeError:  # an array without dimensions
             pass
-    raise InputError(f"{what} must be a list, got {values!r:.100}")
+    raise InputError(f"{what} must be a list, got {shown(values)}")
 
 
 def check_folder(path: Any) -> Path:
@@ -350,7 +358,7 @@ def check_folder(path: Any) -> Path:
     except TypeError:
         good = False
     if not good:
-        raise InputError(f"expected the path of a folder, got {path!r:.100}")
+        raise InputError(f"expected the path of a folder, got {shown(path)}")
     check_no_url(folder)
     return folder.absolute()
 
@@ -362,7 +370,7 @@ def check_source(source: Any) -> str:
     except TypeError:
         text = None
     if type(text) is not str or not text or not _storable(text):
-        raise InputError(f"expected the path of a file, got {source!r:.100}")
+        raise InputError(f"expected the path of a file, got {shown(source)}")
     return os.path.abspath(text)
 
 
@@ -378,12 +386,12 @@ def check_timeout(timeout: Any) -> float:
         return math.inf
     number = _number(timeout)
     if number is None or not number >= 0:
-        raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {timeout!r:.100}")
+        raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {shown(timeout)}")
     return float(number) if number <= _HIGHEST else math.inf
 
 
 def check_reason(reason: Any) -> str | None:
     """Check the reason for giving groups back: a text that every database can store, or None."""
     if reason is not None and not isinstance(reason, str):
-        raise InputError(f"failed must be a text that says why, or None, got {reason!r:.100}")
+        raise InputError(f"failed must be a text that says why, or None, got {shown(reason)}")
     return None if reason is None else reason.encode("utf-8", "replace").decode().replace("\x00", "?")[:_MAX_REASON]

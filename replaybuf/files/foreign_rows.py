@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
-from replaybuf.common.checks import check_task_name
+from replaybuf.common.checks import check_task_name, shown
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, InputError
 from replaybuf.files.row_format import FileGroup, Placed, Row, is_number
@@ -51,14 +51,14 @@ class ColumnMapping:
     def __post_init__(self) -> None:
         columns = self.fields.items() if isinstance(self.fields, Mapping) else [(None, None)]
         if not all(type(name) is str for pair in columns for name in pair):
-            raise InputError(f'fields must be a dict such as {{"response": "completion"}}, got {self.fields!r:.100}')
+            raise InputError(f'fields must be a dict such as {{"response": "completion"}}, got {shown(self.fields)}')
         if self.names is not None and not self.as_they_are:
             for name in self.fields:
                 _check_name(name, self.names)
         if self.task is not None:
             check_task_name(self.task, "as_task")
         if self.key is not None and type(self.key) is not str:
-            raise InputError(f"key must be the name of a column, got {self.key!r:.100}")
+            raise InputError(f"key must be the name of a column, got {shown(self.key)}")
 
 
 def _check_name(name: str, names: frozenset[str]) -> None:
@@ -121,7 +121,7 @@ def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]
             for index, one in enumerate(members):
                 where = f"{place}, rollouts[{index}]"
                 if type(one) is not dict:
-                    raise FileError(f"{where} is {one!r:.60}; expected an object with the fields of a rollout")
+                    raise FileError(f"{where} is {shown(one)}; expected an object with the fields of a rollout")
                 own = {name: value for name, value in one.items() if value is not None or name not in row}
                 yield _Member((None, number, ""), where, *_rollout(where, row | own, mapped))
 
@@ -132,9 +132,9 @@ def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
     priority = metadata.get("priority", 1.0)
     key = metadata.get("key")
     if not is_number(priority):
-        raise FileError(f"{place}: priority is {priority!r:.60}; expected a number")
+        raise FileError(f"{place}: priority is {shown(priority)}; expected a number")
     if key is not None and type(key) not in (str, int):
-        raise FileError(f"{place}: the key is {key!r:.60}; expected a text or a whole number")
+        raise FileError(f"{place}: the key is {shown(key)}; expected a text or a whole number")
     if metadata.get("tags") is not None and type(metadata["tags"]) is not dict:
         raise FileError(f"{place}: tags is {metadata['tags']!r:.60}; expected an object")
     rollouts = [member.rollout for member in members]
@@ -186,7 +186,7 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
         rollout |= row
     elif row:
         if type(extra := rollout.get("extra_fields") or {}) is not dict:
-            raise FileError(f"{place}: extra_fields is {extra!r:.60}; expected an object")
+            raise FileError(f"{place}: extra_fields is {shown(extra)}; expected an object")
         rollout["extra_fields"] = {**extra, **row}
         notices.append(
             f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}"
@@ -214,7 +214,7 @@ def _take_conversation(place: str, rollout: Row, row: Row, columns: Mapping[str,
     texts = [_text_of(one) for one in found if type(one) is dict and one.get("role") == "assistant"]
     if not texts:
         name = columns.get("response", "response")
-        raise FileError(f"{place}: {name} is {given!r:.60}; expected a text, or messages, one of them an assistant's")
+        raise FileError(f"{place}: {name} is {shown(given)}; expected a text, or messages, one of them an assistant's")
     rollout["response"] = texts[-1]
     row[MESSAGES] = given
 
@@ -285,7 +285,7 @@ def _status(place: str, rollout: Row, mapped: ColumnMapping) -> Status:
     status = OUR_STATUSES.get(value) if isinstance(value, str) else None
     if status is None:
         raise FileError(
-            f"{place}: status is {value!r:.60}; expected one of {', '.join(Status)} (or give all one: as_status=, "
+            f"{place}: status is {shown(value)}; expected one of {', '.join(Status)} (or give all one: as_status=, "
             "--as-status)"
         )
     return status

@@ -17,7 +17,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 from pydantic import BaseModel
 
-from replaybuf.common.checks import whole
+from replaybuf.common.checks import shown, whole
 from replaybuf.errors import InputError
 
 _GO_ON = "go on with the dataset and the settings of the run, or give the ledger another name="
@@ -296,14 +296,14 @@ def _order_text(seed: _Seed) -> str:
     """Return the order of a dataset with this seed in words."""
     if isinstance(seed, list):
         return f"with order= and shuffle={str(seed)[1:-1]:.100}"
-    return "without shuffle" if seed is None else f"with shuffle={seed!r:.100}"
+    return "without shuffle" if seed is None else f"with shuffle={shown(seed)}"
 
 
 def seed_of(shuffle: Any) -> int | None:
     """Return the seed of a shuffle. Raises InputError."""
     seed = whole(shuffle)
     if shuffle is not None and (seed is None or not 0 <= seed < 1 << 64):
-        raise InputError(f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shuffle!r:.100}")
+        raise InputError(f"shuffle must be a seed, a whole number from 0 to 2**64 - 1, or None, got {shown(shuffle)}")
     return seed
 
 

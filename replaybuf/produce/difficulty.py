@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from replaybuf.common.checks import shown
 from replaybuf.errors import InputError
 from replaybuf.produce.datasets import PromptDataset, RandomAccess, seed_of
 from replaybuf.storage.values import Cursor
@@ -70,7 +71,7 @@ class OrderedPrompts(PromptDataset):
         super().__init__(dataset, epochs, RandomAccess(dataset, self._seed))
         found: Order | None = ORDERS.get(order) if isinstance(order, str) else order
         if not callable(found) or isinstance(found, type):
-            raise InputError(f"order must be 'varied', 'unsolved', Unsolved(...), or a function, got {order!r:.100}")
+            raise InputError(f"order must be 'varied', 'unsolved', Unsolved(...), or a function, got {shown(order)}")
         self._order = found
         self._at = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
         self._clear()
@@ -139,7 +140,7 @@ class OrderedPrompts(PromptDataset):
         except ValueError as error:  # also that of an unknown field
             raise InputError(f"order= raised {error!r:.200} (the fields are {STATISTICS.names})") from error
         if given.shape != places.shape or given.dtype.kind not in "fiub" or np.isnan(given).any():
-            raise InputError(f"order= must return a number for each of {len(places)} prompts, got {given!r:.100}")
+            raise InputError(f"order= must return a number for each of {len(places)} prompts, got {shown(given)}")
         with np.errstate(over="ignore"):
             bits = (given.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
             upper = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.put_options import PutOptions
 from replaybuf.common.cancellation import shielded
-from replaybuf.common.checks import Tags
+from replaybuf.common.checks import Tags, shown
 from replaybuf.errors import InputError
 from replaybuf.storage.values import UNSET, StorageItem, Unset
 from replaybuf.values.rollouts.rollout import Status
@@ -46,7 +46,7 @@ class Prompt:
 
     def __repr__(self) -> str:
         number = self._kind.get(flat(self.group)[0], "group_id") if self.group else None
-        group = "" if number is None else f", group {number!r:.50}"
+        group = "" if number is None else f", group {shown(number)}"
         return f"<Prompt {self.uid} of {self.task_name}{group}, attempt {self.attempt}>"
 
     @property

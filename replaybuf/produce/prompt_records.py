@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from pydantic import ValidationError
 
+from replaybuf.common.checks import shown
 from replaybuf.errors import FileError, InputError, RolloutError
 from replaybuf.files.foreign_rows import FIELDS
 from replaybuf.files.sources import numbered_lines, parsed
@@ -31,7 +32,7 @@ class JSONLines:
     def __init__(self, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
         several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         if isinstance(several, (bytes, bytearray)) or not isinstance(several, Iterable):
-            raise InputError(f"expected the path of a JSONL file, or a list of them, got {paths!r:.100}")
+            raise InputError(f"expected the path of a JSONL file, or a list of them, got {shown(paths)}")
         self.paths = tuple(map(_check_path, several))
         if not self.paths:
             raise InputError("the list of JSONL files is empty")
@@ -83,7 +84,7 @@ def _check_path(path: Any) -> Path:
         file = Path(path).absolute()  # the reading process may have another working directory
         is_there = file.is_file()
     except (TypeError, ValueError) as error:
-        raise InputError(f"expected the path of a JSONL file, got {path!r:.100}") from error
+        raise InputError(f"expected the path of a JSONL file, got {shown(path)}") from error
     if not is_there:
         raise InputError(f"there is no file {file}")
     return file
@@ -128,7 +129,7 @@ def to_rollout(record: Any) -> RolloutState:
         return record.model_copy(deep=True)
     if not isinstance(record, Mapping):
         raise RolloutError(
-            f"expected a record of a prompt, got {type(record).__name__}: {record!r:.100}; {_UNDERSTOOD}"
+            f"expected a record of a prompt, got {type(record).__name__}: {shown(record)}; {_UNDERSTOOD}"
         )
     fields = {name: _plain(value) for name, value in record.items()}
     if fields.get("message") is not None:
@@ -189,9 +190,9 @@ def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
 def _with_extra(fields: dict[str, Any], name: Any, value: Any) -> dict[str, Any]:
     extra = fields.get("extra_fields") or {}
     if not isinstance(extra, dict):
-        raise RolloutError(f"extra_fields must be a dict, got {type(extra).__name__}: {extra!r:.100}")
+        raise RolloutError(f"extra_fields must be a dict, got {type(extra).__name__}: {shown(extra)}")
     if not isinstance(name, str):
-        raise RolloutError(f"the names of a record's fields must be texts, got {name!r:.100}")
+        raise RolloutError(f"the names of a record's fields must be texts, got {shown(name)}")
     if name in extra:
         raise RolloutError(
             f"the field {name!r} belongs to extra_fields, which has one of that name; rename one of them"
@@ -203,12 +204,12 @@ def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise RolloutError(
             f'{name} must be a list of messages, such as [{{"role": "user", "content": "7+5="}}], got '
-            f"{type(messages).__name__}: {messages!r:.100}"
+            f"{type(messages).__name__}: {shown(messages)}"
         )
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RolloutError(
-                f'{name}[{number}] is {message!r:.100}: a message is a dict with a "role", which is a text'
+                f'{name}[{number}] is {shown(message)}: a message is a dict with a "role", which is a text'
             )
     return messages
 

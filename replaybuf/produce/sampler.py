@@ -31,6 +31,7 @@ from replaybuf.common.checks import (
     check_task_name,
     check_timeout,
     check_whole,
+    shown,
     whole,
 )
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
@@ -110,7 +111,7 @@ class Sampler:
     ) -> None:
         times = whole(epochs)
         if epochs is not None and (times is None or times < 0):
-            raise InputError(f"epochs must be a whole number, or None for no end, got {epochs!r:.100}")
+            raise InputError(f"epochs must be a whole number, or None for no end, got {shown(epochs)}")
         self.buffer: ReplayBuffer = buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
@@ -272,7 +273,7 @@ class Sampler:
                 f"make_group or make_rollout: {error}"
             ) from error
         if not rollouts:
-            raise InputError(f"make_group gave an empty group for {item!r:.200}")
+            raise InputError(f"make_group gave an empty group for {shown(item)}")
         for rollout in rollouts:
             self.rollout_type.set_status(rollout, Status.INIT)
         return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
@@ -333,7 +334,7 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     size, known = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
     for task, weight in known.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise InputError(f"the weight of task {task!r:.100} must be a number of at least 0, got {weight!r:.100}")
+            raise InputError(f"the weight of task {shown(task)} must be a number of at least 0, got {shown(weight)}")
     largest = max(known.values(), default=0)
     if not largest:
         raise InputError("the weight of at least one task must be above 0")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.common.checks import shown
 from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
@@ -76,7 +77,7 @@ class ProduceStrategy(ReadableConfig):
     @classmethod
     def _plain_function(cls, hook: Any) -> Any:
         if hook is not None and not callable(hook):
-            raise ValueError(f"expected a function, or 'module:function', got {hook!r:.100}")
+            raise ValueError(f"expected a function, or 'module:function', got {shown(hook)}")
         if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(type(hook), "__call__", None)):  # noqa: B004
             raise ValueError("it must be a plain function, not a coroutine (async def): nobody would wait for it")
         return hook

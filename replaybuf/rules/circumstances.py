@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from replaybuf.common.checks import check_step, check_whole
+from replaybuf.common.checks import check_step, check_whole, shown
 from replaybuf.errors import InputError
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, expired_ever, total
@@ -68,9 +68,9 @@ class TrainState:
         object.__setattr__(self, "train_step", check_whole(self.train_step, "train_step"))
         object.__setattr__(self, "model_step", check_step(self.model_step, "model_step"))
         if self.weights is not None and not isinstance(self.weights, str):
-            raise InputError(f"weights must be a text that says where they are, or None, got {self.weights!r:.100}")
+            raise InputError(f"weights must be a text that says where they are, or None, got {shown(self.weights)}")
         if not isinstance(self.finished, bool):
-            raise InputError(f"finished must be true or false, got {self.finished!r:.100}")
+            raise InputError(f"finished must be true or false, got {shown(self.finished)}")
 
     def encode(self) -> bytes:
         """Return the state as the store keeps it."""

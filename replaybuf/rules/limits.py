@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
+from replaybuf.common.checks import shown
 from replaybuf.common.units import are, groups
 from replaybuf.errors import ConfigError
 from replaybuf.rules.policies import FIFOPolicy, ReplayPolicy
@@ -159,7 +160,7 @@ class Rate:
 
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} must be a positive number, got {value!r:.100}")
+        raise ConfigError(f"{name} must be a positive number, got {shown(value)}")
 
 
 OnFull = Literal["evict", "block", "reject"]
@@ -211,7 +212,7 @@ class Limits:
             _check_count(name, getattr(self, name), least)
         for name, least in (("capacity", 1), ("archive_groups", 1), ("unfit_groups", 0)):
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), least)
+                _check_count(name.removesuffix("_groups"), getattr(self, name), least)
         for name, seconds in (
             ("archive", self.archive_seconds),
             ("unfit", self.unfit_seconds),
@@ -422,4 +423,4 @@ _rate = lru_cache(100)(Rate)
 
 def _check_count(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r:.100}")
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {shown(value)}")

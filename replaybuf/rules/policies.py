@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
-from replaybuf.common.checks import whole
+from replaybuf.common.checks import check_list, shown, whole
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import ConfigError, QueryError
 from replaybuf.rules.query import FIELDS
@@ -138,7 +138,7 @@ def check_field(name: str, place: str) -> None:
     if not isinstance(name, str) or name not in FIELDS:
         near = difflib.get_close_matches(str(name)[:100], FIELDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise QueryError(f"can't order by {name!r:.100}{hint} (fields: {', '.join(FIELDS)})", place)
+        raise QueryError(f"can't order by {shown(name)}{hint} (fields: {', '.join(FIELDS)})", place)
 
 
 class ReplayPolicy:
@@ -225,7 +225,7 @@ def check_seed(seed: object) -> int:
     """Return the seed if it is a 64-bit integer. Raises ConfigError otherwise."""
     number = whole(seed)
     if number is None or not 0 <= number < 2**64:
-        raise ConfigError(f"seed must be a whole number of at least 0, below 2**64, got {seed!r:.100}")
+        raise ConfigError(f"seed must be a whole number of at least 0, below 2**64, got {shown(seed)}")
     return number
 
 
@@ -241,12 +241,12 @@ def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | 
             found.seed = check_seed(seed)
     if not isinstance(found, ReplayPolicy):
         if found is not None:
-            raise ConfigError(f"policy {policy!r:.200} is no ReplayPolicy; it must be one, or a subclass of it")
+            raise ConfigError(f"policy {shown(policy)} is no ReplayPolicy; it must be one, or a subclass of it")
         known = ", ".join(sorted(POLICIES))
         near = difflib.get_close_matches(str(policy), POLICIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        shown = redact_path(policy) if isinstance(policy, str) else policy
-        raise ConfigError(f"unknown policy {shown!r:.200}{hint} (there are {known}, or your own as 'module:Class')")
+        named = redact_path(policy) if isinstance(policy, str) else policy
+        raise ConfigError(f"unknown policy {named!r:.200}{hint} (there are {known}, or your own as 'module:Class')")
     for attribute in ("name", "order"):
         if not getattr(found, attribute, None):
             raise ConfigError(f"the policy {type(found).__name__} has no {attribute}")
@@ -273,7 +273,7 @@ def parse_order(order_by: str | OrderTerm | Iterable[str | OrderTerm] | None) ->
     elif isinstance(order_by, (str, OrderTerm)):
         terms = [_parse_term(order_by)]
     elif isinstance(order_by, Iterable):
-        terms = [_parse_term(term) for term in order_by]
+        terms = [_parse_term(term) for term in check_list(order_by, "order_by")]
     else:
         raise QueryError(f"expected a field name or a list of them, got {type(order_by).__name__}", "order_by")
     return (*terms, OrderTerm("timestamp_id"))

@@ -37,6 +37,7 @@ class EventKind(StrEnum):
     LEASE_LAPSED = "lease_lapsed"  # a lease expired, and its groups are available again
     GIVEN_BACK = "given_back"  # released by a failed consumer; `detail` says why
     SET_ASIDE = "set_aside"  # became FAILED: undecodable, or leased too often
+    LEFT_OUT = "left_out"  # unfit rollouts of a group, which goes without them: `detail` says which group they are now
     EXPIRED = "expired"  # in a refresh to `step`
     DELETED = "deleted"  # by a query
     REQUEUED = "requeued"  # failed, filtered or expired groups made available again

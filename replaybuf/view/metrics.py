@@ -147,7 +147,7 @@ OF_BUFFER = (
 OF_DATABASE = (
     _gauge("info", "info/*", "The version that these metrics come from; always 1.", "version"),
     _gauge("up", "up", "Always 1; absent while the figures can't be read."),
-    _gauge("database_bytes", "database/bytes", "Size of the database on disk."),
+    _gauge("database_bytes", "database/bytes", "Size of the database on disk, with SQLite's WAL."),
     _gauge("unswept_payloads", "database/unswept_payloads", "Payloads of groups that are gone, not deleted yet."),
     _gauge("payload_files", "database/places/*/files", "Files or objects with payloads that are kept apart.", "place"),
     _gauge("payload_file_bytes", "database/places/*/bytes", "Bytes of these files.", "place"),
@@ -180,10 +180,12 @@ def read_figures(
 
 def figures_of(tx: Transaction, buffer: str | None, scanned: int | None = None) -> dict[str, Any]:
     """Return the figures of one buffer of a database, or of all, as `read_figures` does; `scanned` may be None."""
+    size, wal = tx.database_bytes()
     return {
         "database": {
             "schema": tx.revision(),
-            "bytes": tx.database_bytes(),
+            "bytes": size,
+            "wal_bytes": wal,
             "unswept_payloads": count_unswept(tx),
             "places": {place.pop("url"): place for place in list_places(tx)},
         },

@@ -53,7 +53,7 @@ class Overview:
     """Groups and totals of each task, the history of some hours and the rates of the last minutes.
 
     `last_worker` is the name of the one that was seen last if no process has the buffer open. `batches` are the last
-    draws, `events` the last ones that people should know of.
+    draws, `events` the last ones that people should know of; `wal_bytes` of the `bytes` are a SQLite file's WAL.
     """
 
     tasks: list[dict[str, Any]]
@@ -63,6 +63,7 @@ class Overview:
     checkpoint: dict[str, Any] | None
     events: list[dict[str, Any]]
     bytes: int
+    wal_bytes: int
     places: list[dict[str, Any]]
     last_worker: str | None
 
@@ -91,7 +92,7 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
         [{**one, "taken_at": time_of(one["taken_at"])} for one in batches],
         next(iter(newest(tx, "checkpoints", buffer, 1)), None),
         read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE}')"),
-        tx.database_bytes(),
+        *tx.database_bytes(),
         list_places(tx),
         None if last is None else last.name,
     )
@@ -174,11 +175,12 @@ def rates_now(history: Sequence[Minute]) -> Rates | None:
 # Events
 
 #: Kinds of events that every run has, which tell nobody anything.
-_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED))
+_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED, EventKind.LEFT_OUT))
 _WHAT: Mapping[str, str] = {
     EventKind.LEASE_LAPSED: "lease over",
     EventKind.GIVEN_BACK: "given back",
     EventKind.SET_ASIDE: "set aside",
+    EventKind.LEFT_OUT: "left out",
     EventKind.REFUSED: "refused",
     EventKind.CHECKPOINT: "checkpoint of step {step}",
     EventKind.CHECKPOINT_DROPPED: "old checkpoint of step {step} pruned",

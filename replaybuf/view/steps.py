@@ -218,17 +218,18 @@ class Step:
 
     @property
     def reward_text(self) -> str:
-        """The mean reward, its range, and that of the steps before."""
-        one = self.summary
+        """The mean reward, its range, that of the steps before, and the number of groups without a usable one."""
+        one, without = self.summary, sum(group["reward"] is None for group in self.groups)
+        unusable = f"no usable reward in {without} of {units.number_of(len(self.groups), 'group')}" if without else ""
         if one.reward is None:
-            return ""
+            return unusable
         text = f"{one.reward:.3f} ({one.min_reward:.3f} to {one.max_reward:.3f})"
         if self.reward_before is not None:
             side, moved = "below" if one.reward < self.reward_before else "above", abs(one.reward - self.reward_before)
             steps = "step" if self.steps_before == 1 else f"{self.steps_before} steps"
             compared = "as in" if round(moved, 3) == 0 else f"{moved:.3f} {side}"
             text += f", {compared} the {steps} before ({self.reward_before:.3f})"
-        return text
+        return f"{text}; {unusable}" if unusable else text
 
 
 def read_step(

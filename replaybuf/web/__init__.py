@@ -8,4 +8,4 @@ the server needs come with the extra `web`.
 from replaybuf.common.checks import import_optional
 
 for _package in ("starlette.applications", "uvicorn", "jinja2"):
-    import_optional(_package, "the page needs the packages of the extra web: pip install starlette uvicorn jinja2")
+    import_optional(_package, "the page needs other packages: pip install starlette uvicorn jinja2")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from functools import partial
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,7 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "find: a long order": (find(order_by="x" * 10**6), QueryError, "order_by: can't order by 'x{50}"),
     "find: order twice": (find(order_by="--uid"), QueryError, "did you mean 'uid'"),
     "find: order by list": (find(order_by=[[]]), QueryError, "order_by: expected a field name"),
+    "find: order by an array": (find(order_by=np.array(5)), InputError, "order_by must be a list, got array"),
     "find: order by term": (find(order_by=OrderTerm([])), QueryError, "can't order by"),  # type: ignore[arg-type]
     "delete: None": (lambda b: b.delete(None), QueryError, "expected a query"),  # type: ignore[arg-type]
     "delete: SQL": (lambda b: b.delete("1 = 1"), QueryError, "expected a query"),  # type: ignore[arg-type]
@@ -223,6 +225,7 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
         InputError,
         "task 'math' has no entry in task_stale_thresholds",
     ),
+    "put_many: each": (lambda b: b.put_many([rollouts()], TASK, each=[5]), InputError, "each must be a list of dicts"),  # type: ignore[list-item]
     "save: None": (lambda b: b.save(None), InputError, "path of a folder"),  # type: ignore[arg-type]
     "save: NUL": (lambda b: b.save("a\0b"), InputError, "path of a folder"),
     "resume: a name too long": (
@@ -295,6 +298,52 @@ async def test_bad_arguments_are_refused_and_change_nothing(kept: ReplayBuffer) 
             await call(kept)
         assert len(str(caught.value)) < 1000, name
         assert [item async for item in kept.find({})] == before, name
+
+
+class Silent:
+    def __repr__(self) -> str:
+        raise ValueError("this can't be shown")
+
+
+#: Calls with a value of any kind in one place.
+ANYWHERE: list[Callable[[Any], Call]] = [
+    put,
+    lambda value: put([value]),
+    lambda value: put(task_name=value),
+    *(
+        partial(lambda name, value: put(**{name: value}), name)
+        for name in ("key", "tags", "priority", "status", "model_step", "stale_threshold", "group", "size")
+    ),
+    lambda value: put(tags={"a": value}),
+    lambda value: put(rollouts() * 2, parents=[None, value]),
+    lambda value: put(timeout=value),
+    lambda value: lambda b: b.get(1, value),
+    lambda value: lambda b: b.get(value, TASK),
+    lambda value: lambda b: b.get(1, TASK, value),
+    lambda value: lambda b: b.get(1, TASK, where=value),
+    lambda value: lambda b: b.get(1, TASK, at_least=value),
+    lambda value: lambda b: b.get(1, TASK, mix=value),
+    lambda value: lambda b: b.get(1, TASK, mix={"replay": value}),
+    lambda value: lambda b: leased(b, seconds=value),
+    lambda value: lambda b: leased(b, deferred=[value]),
+    lambda value: find({"reward": value}),
+    lambda value: find({"reward": {"$in": value}}),
+    lambda value: find(order_by=value),
+    lambda value: find(limit=value),
+    lambda value: refresh({TASK: value}),
+    lambda value: lambda b: b.update_priorities({1: value}),
+    lambda value: lambda b: b.annotate({1: {"a": value}}),
+    lambda value: lambda b: b.count_statuses(value, []),
+    lambda value: lambda b: b.checkpoint(value),
+    lambda value: lambda b: b.save(value),
+]
+
+
+@pytest.mark.parametrize("value", [reduce(lambda inner, _: [inner], range(5000), []), Silent()], ids=["deep", "silent"])
+async def test_what_has_no_repr_is_refused_as_anything_else_is(kept: ReplayBuffer, value: Any) -> None:
+    for call in ANYWHERE:
+        with pytest.raises(ReplayBufError):
+            await call(value)(kept)
 
 
 async def test_a_state_that_is_damaged_or_no_longer_fits_is_refused(kept: ReplayBuffer) -> None:

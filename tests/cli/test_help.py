@@ -262,6 +262,13 @@ def test_sentences_are_wrapped_at_words(filled: str, columns: int) -> None:
     assert max(map(len, shown.splitlines())) <= columns
 
 
+@pytest.mark.parametrize("path", ["", "ls", "checkpoint", "checkpoint make"])
+def test_help_fits_a_narrow_terminal(path: str) -> None:
+    """But for the examples, which are commands to copy."""
+    lines = on_a_terminal(*path.split(), "--help", columns=40).splitlines()
+    assert [line for line in lines if len(line) > 40 and not line.startswith("    replaybuf ")] == []
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -73,6 +73,41 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     assert page.get("/workers").text.count('class="number bad"') == 1
 
 
+async def _without_rewards(url: str) -> None:
+    async with ReplayBufferConfig(url=url, archive=9).build() as buffer:
+        for step, rewards in enumerate([(1.0, float("nan")), (float("nan"), "high"), (1.0, 0.5)], 1):
+            items = [RolloutState(message=[], response="7", reward=reward) for reward in rewards]
+            await buffer.put(items, "math", current_train_step=step)
+            await buffer.take_batch({"math": 1}, current_train_step=min(step, 2))
+
+
+def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(url: str) -> None:
+    asyncio.run(_without_rewards(url))
+    first, second, third = (run("show", url, uid).stdout for uid in (1, 2, 3))
+    assert "1.000; no usable reward in 1 of 2 rollouts\n" in first
+    assert "-; no usable reward in 2 of 2 rollouts\n" in second
+    assert "0.750\n" in third
+    assert "0.750 (0.750 to 0.750), 0.250 below the step before (1.000); no usable reward in 1 of 2 groups" in " ".join(
+        run("trace", url, "step", 2).stdout.split()
+    )
+    assert "reward       no usable one" in run("trace", url, "uid", 2).stdout
+    assert "no usable reward" in client_of(url).get("/groups/2").text
+
+
+async def _one_short(url: str) -> int | None:
+    async with ReplayBufferConfig(url=url).build() as buffer:
+        statuses = Status.COMPLETED, Status.FAILED, Status.COMPLETED
+        items = [RolloutState(message=[], response="7", reward=1.0, status=status) for status in statuses]
+        return await buffer.put(items, "math", min_size=2)
+
+
+def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
+    uid = asyncio.run(_one_short(url))
+    [rest] = [row["uid"] for row in run_json("ls", url, "--status", "failed")]
+    for one in (uid, rest):
+        assert f"1 failed of group {uid}, now group {rest}" in run("trace", url, "uid", one).stdout
+
+
 def test_a_task_and_a_worker_choose_steps_and_groups(url: str) -> None:
     asyncio.run(_bad_at_code(url))
     steps = run_json("trace", url, "--task", "code", "--worker", "gen-3", "--limit", 3)

@@ -235,7 +235,7 @@ ATTEMPTS: dict[str, Attempt] = {
     "update": lambda buffer: buffer.update({}, priority=2),
     "update_priorities": lambda buffer: buffer.update_priorities({1: 2.0}),
     "annotate": lambda buffer: buffer.annotate({1: {"kl": 2.0}}),
-    "refresh": lambda buffer: buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9),
+    "refresh": lambda buffer: buffer.refresh_staleness({"math": 1}, 9),
     "dropped put": lambda buffer: buffer.put(
         group(9, seq_staleness=5), "math", stale_threshold=4, expired_groups_retryable=False
     ),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from replaybuf.buffer.sync import run
+from replaybuf.common.checks import shown
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table
@@ -51,7 +52,7 @@ class Client:
     def table(self, name: str) -> Table:
         """Return a table. Raises InputError if there is none of this name."""
         if not isinstance(name, str) or name not in self._tables:
-            raise InputError(f"there is no table {name!r:.100}; there are {', '.join(self._tables)}")
+            raise InputError(f"there is no table {shown(name)}; there are {', '.join(self._tables)}")
         return self._tables[name]
 
     def insert(
@@ -63,7 +64,7 @@ class Client:
         FullError is raised, and the tables before it keep their items.
         """
         if not isinstance(priorities, Mapping) or not priorities:
-            raise InputError(f"priorities must be a dict with the priority for each table, got {priorities!r:.100}")
+            raise InputError(f"priorities must be a dict with the priority for each table, got {shown(priorities)}")
         chosen = {self.table(name): priority for name, priority in priorities.items()}
         return {table.name: run(table.insert(data, priority, timeout=timeout)) for table, priority in chosen.items()}
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from replaybuf.common.checks import check_priority
+from replaybuf.common.checks import check_priority, shown
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.rules.policies import (
     FIFOPolicy,
@@ -82,7 +82,7 @@ class Prioritized(Selector):
     def __post_init__(self) -> None:
         exponent = self.priority_exponent
         if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not 0 <= exponent < math.inf:
-            raise ConfigError(f"priority_exponent must be a number of at least 0, got {exponent!r:.100}")
+            raise ConfigError(f"priority_exponent must be a number of at least 0, got {shown(exponent)}")
 
     @property
     def policy(self) -> type[ReplayPolicy]:  # type: ignore[override]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from replaybuf.common.checks import check_whole
+from replaybuf.common.checks import check_whole, shown
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.rules.balance import packed_rows
 from replaybuf.storage.values import StorageItem
@@ -101,7 +101,7 @@ def _reward(where: str, given: Any, key: str) -> float:
     reward = reward_value(given, key)
     if reward is None:
         hint = _OTHER_NAMES.format(name="reward") if given is None else ""
-        raise RolloutError(f"{where} has no reward: expected a finite number, got {given!r:.50}{hint}")
+        raise RolloutError(f"{where} has no reward: expected a finite number, got {shown(given)}{hint}")
     return reward
 
 

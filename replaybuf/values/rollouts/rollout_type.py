@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from replaybuf.common.checks import shown
 from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
 from replaybuf.values.rollouts.annotations import choices_of, types_in
 from replaybuf.values.rollouts.rewards import SCORE
@@ -96,7 +97,7 @@ def checked(cls: Any, where: str) -> type[Any]:
         if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
             hint = ", whose fields aren't its whole content: store it with a converter (converters=)"
         raise ConfigError(
-            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {cls!r:.200}{hint}"
+            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {shown(cls)}{hint}"
         )
     return cls  # type: ignore[no-any-return]
 
@@ -146,7 +147,7 @@ class RolloutType:
         reward_key: str = SCORE,
     ) -> None:
         if not isinstance(reward_key, str) or not reward_key:
-            raise ConfigError(f"reward_key must be the name of a part of a dict reward, got {reward_key!r:.100}")
+            raise ConfigError(f"reward_key must be the name of a part of a dict reward, got {shown(reward_key)}")
         self.cls = cls
         self.reward_key = reward_key
         #: Whether a warning about a reward that isn't a number was logged: once is enough.
@@ -154,7 +155,7 @@ class RolloutType:
         shape = shape_of(cls)
         if shape is None or issubclass(cls, tuple):
             raise ConfigError(
-                f"rollout_type must be dict, a TypedDict, a pydantic model or a dataclass, not {cls!r:.200}"
+                f"rollout_type must be dict, a TypedDict, a pydantic model or a dataclass, not {shown(cls)}"
             )
         self._shape = shape
         self.names = shape.names
@@ -257,7 +258,7 @@ class RolloutType:
         status = self.statuses.get(value)
         if status is None:
             raise RolloutError(
-                f"status is {value!r:.200}; expected one of {', '.join(Status)}, or one that the config maps to one of "
+                f"status is {shown(value)}; expected one of {', '.join(Status)}, or one that the config maps to one of "
                 f"them: statuses={{{_key_of(value)!r:.50}: ...}}"
             )
         return status
@@ -331,12 +332,12 @@ class RolloutType:
 
     def deferrable(self, names: Iterable[Any]) -> frozenset[str]:
         """Return these names of fields whose arrays can be read later. Raises InputError."""
-        chosen = frozenset(names)
-        for name in sorted(map(str, chosen)):
+        chosen = frozenset(name if isinstance(name, str) else shown(name) for name in names)
+        for name in sorted(chosen):
             if name not in self.names and not self.is_dict and not self._shape.extra:
                 near = get_close_matches(name, self.names, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"it has {_listed(self.names)}"
-                raise InputError(f"deferred: {self.cls.__qualname__} has no field {name!r:.100}; {hint}")
+                raise InputError(f"deferred: {self.cls.__qualname__} has no field {shown(name)}; {hint}")
             if name in {self._theirs.get(one, one) for one in _MASKED_BY}:
                 raise InputError(
                     f"deferred: {name} is needed to mask the tokens that are too old, so it is always read; defer the "
@@ -396,14 +397,14 @@ def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | 
     theirs: dict[str, str | None] = {}
     for ours, name in fields.items():
         if ours not in OUR_FIELDS:
-            raise ConfigError(f"fields: {ours!r:.100} is no field that replaybuf uses; there are {_listed(OUR_FIELDS)}")
+            raise ConfigError(f"fields: {shown(ours)} is no field that replaybuf uses; there are {_listed(OUR_FIELDS)}")
         if name is not None and name not in shape.names and not shape.extra:
             raise ConfigError(
-                f"fields: {ours} is mapped to {name!r:.100}, which {shape.cls.__qualname__} doesn't have; it has "
+                f"fields: {ours} is mapped to {shown(name)}, which {shape.cls.__qualname__} doesn't have; it has "
                 f"{_listed(shape.names)}"
             )
         if name is not None and name in theirs.values():
-            raise ConfigError(f"fields: two names are mapped to {name!r:.100}")
+            raise ConfigError(f"fields: two names are mapped to {shown(name)}")
         theirs[ours] = name
     # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
     hidden = {name: None for name in theirs.values() if name in OUR_FIELDS and name not in theirs}

@@ -8,6 +8,7 @@ from itertools import islice
 from statistics import fmean
 from typing import Any, Final
 
+from replaybuf.common.checks import shown
 from replaybuf.errors import RolloutError
 
 _LISTS: Final = frozenset({list, tuple})
@@ -46,7 +47,7 @@ class Segments:
                     rollouts.append(begun if parent is None else rollouts[parent])
                     begun += parent is None
                 continue
-            raise RolloutError(f"parents[{place}] is {parent!r:.60}; {problem}")
+            raise RolloutError(f"parents[{place}] is {shown(parent)}; {problem}")
         object.__setattr__(self, "rollouts", rollouts)
 
     def rewards(self, of_segments: Sequence[float | None]) -> list[float | None]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, StrEnum
 from typing import Any, Final, TypeAlias
 
+from replaybuf.common.checks import shown
 from replaybuf.errors import ConfigError, InputError
 
 
@@ -78,7 +79,7 @@ class Statuses:
         for theirs, ours in (own or {}).items():
             status = _by_text(ours, table)
             if status is None:
-                raise ConfigError(f"statuses: {theirs!r:.100} is mapped to {ours!r:.100}; {_there_are()}")
+                raise ConfigError(f"statuses: {shown(theirs)} is mapped to {shown(ours)}; {_there_are()}")
             mapped[_folded(theirs)] = status
         self._table: dict[Any, Status] = {**table, **mapped}
         self._own_texts = {status: text for text, status in reversed(mapped.items()) if isinstance(text, str)}
@@ -93,7 +94,7 @@ class Statuses:
         """Return the Status of a value, as `get` does. Raises InputError."""
         status = self.get(value)
         if status is None:
-            raise InputError(f"unknown status {value!r:.200}; {_there_are()}, and those of the config's statuses=")
+            raise InputError(f"unknown status {shown(value)}; {_there_are()}, and those of the config's statuses=")
         return status
 
     def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:

@@ -146,13 +146,14 @@ class Transaction:
         """Return the places of payloads by id, and the unique id of the database that owns their payloads."""
         return dict(map(tuple, self.tuples("SELECT id, url FROM rb_place"))), self.value(_OWNER)
 
-    def database_bytes(self) -> int:
-        """Return the size of the database on disk."""
+    def database_bytes(self) -> tuple[int, int]:
+        """Return the size of the database on disk with its WAL, and that of the WAL, 0 on a server, which has one."""
         found = self.value(_SIZE[self.dialect.name])
         if self.dialect.name == "postgresql":
-            return int(found)
+            return int(found), 0
         files = (Path(f"{found}{suffix}") for suffix in ("", "-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        database, wal = (file.stat().st_size if file.exists() else 0 for file in files)
+        return database + wal, wal
 
     def seconds(self) -> float:
         """Return the time of the store's clock, which decides when leases end, in seconds since the epoch."""

@@ -85,7 +85,8 @@ class Listing:
 @dataclass(slots=True)
 class Described:
     """Metadata of a group and its rollouts, with the `annotations` of the last draw that has any: values, or figures of
-    arrays; the time of the read, and whether other buffers exist."""
+    arrays; the time of the read, and whether other buffers exist. `unrewarded` of its completed rollouts have no reward
+    that is a finite number."""
 
     group: dict[str, Any]
     rollouts: list[dict[str, Any]]
@@ -127,7 +128,9 @@ def describe_group(tx: Transaction, uid: int) -> Described | None:
         figures = dict(zip(("mean", "min", "max", "tokens"), (value, *array), strict=True))
         noted.setdefault(position, {})[name] = figures if figures["tokens"] is not None else text or value
     rollouts = [row | {"annotations": noted.get(row["position"], {})} for row in tx.rows(_ROLLOUTS, uids=[uid])]
-    return Described(found[0] | {"annotations": noted.get(None, {})}, rollouts, tx.now(), len(buffers_of(tx)) > 1)
+    unrewarded = sum(row["status"] == Status.COMPLETED and row["reward"] is None for row in rollouts)
+    group = found[0] | {"annotations": noted.get(None, {}), "unrewarded": unrewarded}
+    return Described(group, rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
 def list_oldest(
@@ -236,7 +239,8 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
     def step(name: str, of: str = "") -> str:
         return "" if group[name] is None else f"{of}{group[name]:,}"
 
-    until = group["leased_until"]
+    until, without = group["leased_until"], group["unrewarded"]
+    unusable = f"; no usable reward in {without} of {units.number_of(group['rollouts'], 'rollout')}" if without else ""
     return {
         "buffer": group["buffer"],
         "status": group["status"],
@@ -245,7 +249,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "rollout of": place_in_group(group) or "",
         "task": group["task_name"],
         "staleness": units.number(group["staleness"]),
-        "reward": units.number(group["reward"], 3),
+        "reward": f"{units.number(group['reward'], 3)}{unusable}",
         "priority": f"{group['priority']:g}",
         "times sampled": units.number(group["times_sampled"]),
         "created": when(group["created_at"]),

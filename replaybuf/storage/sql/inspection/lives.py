@@ -140,8 +140,8 @@ def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> 
 
 # The timeline
 
-#: Texts for kinds of events in a group's history; other kinds are shown by name.
-_KINDS = {"lease_lapsed": "lease over, back", "given_back": "given back", "set_aside": "set aside"}
+#: Texts for kinds of events in a group's history; other kinds are shown by their names.
+_KINDS = {"lease_lapsed": "lease over, back"}
 
 _RETURNS = ("lease_lapsed", "given_back")
 
@@ -160,7 +160,9 @@ def timeline(life: Life) -> list[dict[str, Any]]:
         elif one.lease is not None and one.settled == one.groups:
             rows.append(_row(one.taken_at, "consumed", one.worker, one.step, "its lease was acknowledged since"))
     for event in life.events:
-        rows.append(_row(event.at, _KINDS.get(event.kind, event.kind), event.worker, event.step, event.detail))
+        rows.append(
+            _row(event.at, _KINDS.get(event.kind, event.kind.replace("_", " ")), event.worker, event.step, event.detail)
+        )
     if life.row is not None and life.row["status"] == Status.ARCHIVED:
         at = max([life.row["archived_at"], *(one.taken_at for one in life.draws)])  # a draw is recorded afterwards
         rows = [row for row in rows if row["what"] != "consumed"]

@@ -83,13 +83,15 @@ FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name,
 
 
 def rows_of_lanes(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
-    """Return a row of figures for each buffer, task and status, of one buffer or of all."""
+    """Return a row for each buffer, task and status, of one buffer or of all; INIT and EXPIRED have no staleness."""
     leased = list_leased(tx, buffer, tx.seconds())
     overdue = {(one.buffer, one.task_name, str(one.status)): one.overdue for one in leased}
     rows = tx.rows(_GROUPS, buffer=buffer)
     for row in rows:
         lane = (row["buffer"], row["task_name"], str(row["status"]))
         row |= {"staleness": float(row["staleness"]), "response_tokens": row["response_tokens"] or 0}
+        if row["status"] in (Status.INIT, Status.EXPIRED):
+            row |= {"staleness": None, "max_staleness": None}
         row["overdue"] = overdue.get(lane, 0)
     rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
     return rows

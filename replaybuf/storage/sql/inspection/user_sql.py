@@ -298,8 +298,9 @@ events: a row for each thing that happens seldom: a lease that lapsed, groups se
 id | integer | later ones have higher ones
 buffer | text
 happened_at | time | when
-kind | text | `lease_lapsed`, `given_back`, `set_aside`, `expired`, `deleted`, `requeued`, `refused`, `imported`,
-    `checkpoint`, `checkpoint_dropped`, `restored`, `gave_up`, `dataset_ended`
+kind | text | `lease_lapsed`, `given_back`, `set_aside`, `left_out` (unfit rollouts of a group, as one of their own),
+    `expired`, `deleted`, `requeued`, `refused`, `imported`, `checkpoint`, `checkpoint_dropped`, `restored`, `gave_up`,
+    `dataset_ended`
 task_name | text | of what task, if of one
 worker | text | that did it, or held the groups
 step | integer | train step: of a refresh, a checkpoint or a restore

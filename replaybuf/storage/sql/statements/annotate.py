@@ -13,7 +13,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from replaybuf.common import units
-from replaybuf.common.checks import check_list, check_plain, check_uids
+from replaybuf.common.checks import check_list, check_plain, check_uids, shown
 from replaybuf.errors import InputError
 from replaybuf.storage.decoding import DAMAGE, damaged
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -108,7 +108,7 @@ def _value(what: str, value: Any) -> Any:
 def _annotation(group: str, name: Any, values: Sequence[Any], *, whole: bool) -> Annotation:
     """Return an annotation of a whole group, or of each of its rollouts, None for those without."""
     if not isinstance(name, str) or not name.isidentifier() or len(name) > _MOST_CHARACTERS:
-        raise InputError(f"{group}: the name {name!r:.100} must be an identifier, as a variable of Python has one")
+        raise InputError(f"{group}: the name {shown(name)} must be an identifier, as a variable of Python has one")
     arrays: list[Any] = [one for one in values if isinstance(one, np.ndarray)]
     if arrays and (whole or len(arrays) < sum(one is not None for one in values)):
         raise InputError(

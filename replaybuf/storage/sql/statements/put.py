@@ -42,7 +42,7 @@ from replaybuf.storage.sql.statements.new_rows import (
 )
 from replaybuf.storage.sql.statements.parts import lock_parts, place_part
 from replaybuf.storage.sql.statements.past import newest
-from replaybuf.storage.sql.statements.presence import note_again
+from replaybuf.storage.sql.statements.presence import note, note_again
 from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
 from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, scoped_key
 from replaybuf.storage.values import Cursor, NewGroup
@@ -190,8 +190,10 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         remove_replaced(tx, gone, leaving)
     uids = store(tx, [groups[place] for place in kept], not stays_leased, made_from, leaving)
     keep_leaving(tx, leaving)
-    if uids and groups[0].rest is not None:
-        store(tx, [groups[0].rest])
+    if uids and (rest := groups[0].rest) is not None:
+        both = [*uids, *store(tx, [rest])]
+        left = f"{len(rest.group.rollouts)} {rest.group.status} of group {both[0]}, now group {both[-1]}"
+        note(tx, EventKind.LEFT_OUT, worker=first.worker, task_name=first.task_name, uids=both, detail=left)
     note_judged(tx, (groups[place].group for place in kept))
     if stays_leased and uids:
         held = replaced[0]
