@@ -1,6 +1,6 @@
 """Databases with very many small groups.
 
-Ten thousand groups go through `put`; the others are copies of their rows with new uids, made by SQL, because a million
+A seed of groups goes through `put`; the others are copies of their rows with new uids, made by SQL, because a million
 puts would take minutes and leave the same rows. Model steps 0 to 99 are spread evenly, so that each refresh to the next
 train step, with a threshold of 100, expires one group in a hundred.
 """
@@ -22,14 +22,13 @@ SEED = 10_000
 THRESHOLD = groups.TRAIN_STEP
 
 
-async def fill_many(url: str, count: int) -> None:
-    """Put `count` small groups (a multiple of 10,000) and refresh them once, as a run does at every step."""
+async def fill_many(url: str, count: int, seed: int = SEED) -> None:
+    """Put `count` small groups (a multiple of the seed) and refresh them once, as a run does at every step."""
     async with open_buffer(url) as buffer:
-        for start in range(0, SEED, 500):
-            for step in range(start // 100, start // 100 + 5):
-                await put_all(buffer, [groups.small() for _ in range(100)], model_step=step)
-        if count > SEED:
-            await multiply(buffer, SEED, count)
+        for step in range(100):
+            await put_all(buffer, [groups.small() for _ in range(seed // 100)], model_step=step)
+        if count > seed:
+            await multiply(buffer, seed, count)
         await refresh(buffer, groups.TRAIN_STEP)
         if (found := await buffer.count(TASK, "completed")) != count:
             raise RuntimeError(f"{found} groups where {count} should be")

@@ -17,11 +17,8 @@ ATTACKS = [
     "%s %(x)s :x ? $1 %",
     "\\'; SELECT 1",
     "a.b[0].$c",
-    "' OR '1'='1",
-    "{}",
-    "x\n",
+    "{}\n",
     "\u2028',)",
-    "`${x}`",
 ]
 
 
@@ -74,7 +71,7 @@ async def attacked(buffer: ReplayBuffer, attack: str) -> None:
     assert await buffer.count_where({"task_name": {"$ne": attack}}) == before
 
 
-@pytest.mark.parametrize("name", ["a%41.db", "a b.db", "a#b.db", "a?b.db", "a'b\".db", "a&b=c.db", "ä;.db", "-x.db"])
+@pytest.mark.parametrize("name", ["a%41.db", "a b#.db", "a?b.db", "a'b\".db", "ä&b=c;.db"])
 async def test_every_name_of_a_file_can_be_written(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name.removesuffix(".db")
     folder.mkdir()

@@ -251,7 +251,7 @@ def _no_name_is_known(*_args: object, **_options: object) -> None:
 @pytest.mark.parametrize("url", SLIPS)
 def test_a_known_slip_in_a_url_shows_no_password(url: str) -> None:
     assert leaks("geheim", shown_by_library(url)) == []
-    for command in COMMANDS:
+    for command in COMMANDS[SLIPS.index(url) :: 6]:  # others: random ones, below
         assert leaks("geheim", shown_by_command(url, command)) == [], command
 
 

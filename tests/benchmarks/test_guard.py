@@ -101,7 +101,7 @@ def test_figures_of_both_databases_are_kept() -> None:
     }
 
 
-GROUPS = 20_000
+GROUPS, SEED = 20_000, 1000
 
 
 class Catching(Hook):
@@ -115,7 +115,7 @@ class Catching(Hook):
 
 
 async def _check(url: str) -> None:
-    await fill_many(url, GROUPS)
+    await fill_many(url, GROUPS, SEED)
     found = await explain_all(url)
     purposes = {explained.purpose for explained in found}
     assert purposes >= {

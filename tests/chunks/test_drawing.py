@@ -282,7 +282,7 @@ STEPS = st.lists(st.one_of(PUTS, PUTS, PUTS, PUTS, ADVANCES, OPENS), min_size=20
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=6, suppress_health_check=FIXTURES)
+@settings(max_examples=4, suppress_health_check=FIXTURES)
 @given(model=MODELS, steps=STEPS)
 def test_model__random_interleavings_agree(kind: str, lend: Callable[[], str], model: Model, steps: list[Any]) -> None:
     options = {"capacity": model.capacity, "max_staleness": model.max_staleness}

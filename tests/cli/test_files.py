@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ import pytest
 from replaybuf.common.progress import progress_bar
 from replaybuf.storage.sql.backend import SQLStorage
 from tests.cli.conftest import run, run_json
-from tests.cli.test_save import groups_of
+from tests.cli.test_save import ACROSS, groups_of
+from tests.scripts import Script
 from tests.stores import build, fill
 
 
+@ACROSS
 def test_what_was_exported_is_what_is_imported(filled: str, shared_url: str, tmp_path: Path) -> None:
-    """From any database into any."""
     [done] = run_json("export", filled, tmp_path / "a.jsonl.gz")
     rows = groups_of(filled)
     assert (done["groups"], done["rollouts"], done["left"]) == (len(rows), 4 * len(rows), 0)
@@ -42,10 +42,11 @@ def test_a_dry_run_says_what_would_be_imported_and_makes_nothing(filled: str, tm
 
 def test_rows_go_into_pipes(file: Path) -> None:
     """stdout holds rows alone."""
-    program = [sys.executable, "-m", "replaybuf"]
+    program = 'sys.argv[0] = "replaybuf"; from replaybuf.cli import main; main()'
     options = ["--where", '{"staleness": {"$gte": 3}}', "--order-by", "-uid"]
-    exported = subprocess.run([*program, "export", file, "-", *options], capture_output=True, check=True)
-    rows = [json.loads(line) for line in exported.stdout.splitlines()]
+    code, out, _ = Script(program, "export", file, "-", *options).end()
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
     uids = [row["group.uid"] for row in rows]
     assert uids == sorted(uids, reverse=True) != []
 

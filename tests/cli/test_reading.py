@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from replaybuf.errors import AccessError
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from tests.cli.conftest import run, run_json
+from tests.scripts import Script
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("checkpoint", "ls")]
 
@@ -105,8 +103,6 @@ def test_a_reader_of_a_log_sees_one_state(file: Path) -> None:
 
 # As root nothing is read-only, so these run in a process that becomes nobody first, with all that it needs imported.
 _AS_NOBODY = """
-import os, sys
-import rich.table, rich.text, rich.console, rich.box, rich.cells
 from sqlalchemy.dialects.sqlite import pysqlite
 from replaybuf.cli.commands import app
 if os.getuid() == 0:
@@ -128,12 +124,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ls_as_nobody(file: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+def ls_as_nobody(file: Path, path: Path) -> tuple[int, str, str]:
     path.parent.chmod(0o555)
     try:
-        command = [sys.executable, "-c", _AS_NOBODY, str(file), str(path)]
-        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+        return Script(_AS_NOBODY, file, path).end()
     finally:
         path.parent.chmod(0o755)
 
@@ -141,9 +135,9 @@ def ls_as_nobody(file: Path, path: Path) -> subprocess.CompletedProcess[str]:
 def test_a_read_only_folder_is_read(file: Path, folder: Path) -> None:
     path = Path(shutil.copy(file, folder))
     path.chmod(0o444)
-    done = ls_as_nobody(file, path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2].startswith(' {"uid": ')
+    code, out, problems = ls_as_nobody(file, path)
+    assert code == 0, problems
+    assert out.splitlines()[-2].startswith(' {"uid": ')
 
 
 def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, folder: Path) -> None:
@@ -152,18 +146,17 @@ def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, folder: Path) 
     path = Path(shutil.copy(file, folder))
     shutil.copy(f"{file}-wal", folder)
     writer.close()
-    done = ls_as_nobody(file, path)
-    assert done.returncode == 1
-    assert "write-ahead log (run.db-wal)" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    code, _, problems = ls_as_nobody(file, path)
+    assert (code, len(problems.splitlines())) == (1, 1)
+    assert "write-ahead log (run.db-wal)" in problems
 
 
 def test_a_file_without_permission_is_a_clear_error(file: Path, folder: Path) -> None:
     path = Path(shutil.copy(file, folder))
     path.chmod(0)
-    done = ls_as_nobody(file, path)
-    assert done.returncode == 1
-    assert "check the permissions" in done.stderr
+    code, _, problems = ls_as_nobody(file, path)
+    assert code == 1
+    assert "check the permissions" in problems
 
 
 @pytest.mark.parametrize("filled", ["postgres"], indirect=True)

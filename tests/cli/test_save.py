@@ -25,8 +25,15 @@ def groups_of(url: object) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in ("buffer", "created_at")} for row in rows]
 
 
+#: From each database into the other.
+ACROSS = pytest.mark.parametrize(
+    ("filled", "shared_url"), [("sqlite", "postgresql"), ("postgres", "sqlite")], indirect=True
+)
+
+
+@ACROSS
 def test_what_was_saved_is_what_is_resumed(filled: str, shared_url: str, tmp_path: Path) -> None:
-    """From any database into any, counts included."""
+    """Counts included."""
     [saved] = run_json("checkpoint", "save", filled, tmp_path / "backup")
     rows = groups_of(filled)
     assert (saved["groups"], saved["bytes"]) == (len(rows), sum(row["bytes"] for row in rows))

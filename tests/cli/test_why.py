@@ -32,7 +32,7 @@ from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_circumstances
-from tests.cli.conftest import BACKENDS, run, run_json, start
+from tests.cli.conftest import BACKENDS, run, run_json
 from tests.postgres import execute, new_database
 from tests.produce.conftest import ScriptedLoop, forever, ledger_of
 from tests.scripts import Script
@@ -125,7 +125,6 @@ SCENES = [
         before=_refresh,
         also=_GONE,
     ),
-    Scene(Reason.UNFIT, "4 of the 4 groups put were filtered", killed=put(4, status=Status.FILTERED), also=_GONE),
     Scene(
         Reason.UNFIT,
         "4 of the 4 groups put failed, with gen-2 (4); the last error: no such tool: calculator",
@@ -160,7 +159,6 @@ SCENES = [
         before=_sample,
         options={"max_times_sampled": 0, "samples_per_insert": 1.0, "error_buffer": (0, 100)},
     ),
-    Scene(Reason.OTHER_STATUS, "6 groups are there, but of another status: 6 init", alive=put(6, status=Status.INIT)),
     Scene(
         Reason.FINISHED,
         "(2 of 4): no prompt of math is left to draw: of the 3 drawn, 2 are finished, 1 in flight",
@@ -212,7 +210,7 @@ async def _play(role: str, url: str, seed: int) -> None:
             if (part := _part(role, scene)) is not None:
                 config = ReplayBufferConfig(url=url, name=name, worker=role, policy="fifo", **scene.options)
                 playing.append(asyncio.ensure_future(part(await stack.enter_async_context(config.build()))))
-        await asyncio.wait(playing, timeout=1)
+        await asyncio.wait(playing, timeout=0.5)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         for one in playing:
@@ -313,8 +311,6 @@ def test_the_reason_is_named_in_the_first_line(
             assert scenes[name].says in text.partition(f"; task {next(iter(scenes[name].wants))}:")[0], text
         reasons = {row["buffer"]: row["reason"] for found in run_json("why", url) for row in found["waits"][:1]}
         assert reasons == {name: scene.reason for name, scene in scenes.items()}
-        anyone = next(iter(scenes))
-        assert answer(url, anyone).startswith(answers[anyone].partition(" since")[0])
         if backend == "sqlite":
             check_page({scene.reason: answers[name] for name, scene in scenes.items() if scene.reason == Reason.LEASED})
 
@@ -354,13 +350,6 @@ def lines_of(answer: str) -> list[str]:
 def test_every_reason_is_on_the_page() -> None:
     page = PAGE.read_text("utf-8")
     assert [reason for reason in Reason if f"`{reason}`" not in page] == []
-
-
-def answer(url: str, buffer: str) -> str:
-    """What a person reads who asks, in a process of its own."""
-    out, problems = start("why", url, "--buffer", buffer).communicate(timeout=30)
-    assert problems == ""
-    return out
 
 
 def test_where_nobody_waits_it_is_about_a_draw_now(filled: str) -> None:

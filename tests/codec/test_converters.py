@@ -12,7 +12,7 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.values.codec import value_types as ext
@@ -62,6 +62,7 @@ CODEC = Codec(RolloutType(dict), converters=CONVERTERS)
 BOXES = Codec(DICTS.rollout_type, converters={Box: CONVERTERS[Box]})
 
 
+@settings(max_examples=40)
 @given(values)
 def test_what_a_converter_returns_comes_back_as_it_was(value: Any) -> None:
     assert round_trip([Box((Box(value), 1))], BOXES) == [Box((Box(value), 1))]

@@ -104,7 +104,7 @@ MUTATED = [
 ]
 
 
-@pytest.mark.parametrize("examples", [300, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [150, pytest.param(100_000, marks=pytest.mark.long)])
 def test_changed_payloads_with_a_right_checksum_raise_nothing_else(examples: int) -> None:
     @given(st.sampled_from(MUTATED), st.data())
     @settings(deadline=None, max_examples=examples, database=None)
@@ -155,14 +155,14 @@ wire = st.recursive(
 
 
 @given(wire)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_any_msgpack_with_a_right_checksum_raises_nothing_else(value: Any) -> None:
     decodes_or_decode_error(hostile_field(value))
     decodes_or_decode_error(sealed(msgpack.packb(value), 2))
 
 
 @given(st.integers(0, 9), wire, st.integers(0, 3))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_any_column_with_a_right_checksum_raises_nothing_else(kind: int, content: Any, rows: int) -> None:
     decodes_or_decode_error(sealed(msgpack.packb(["a", kind, content, "b", 0, 1]), rows))
     decodes_or_decode_error(sealed(msgpack.packb(["a", columns.ARRAYS, kind]), rows, table=content, blocks=[bytes(64)]))

@@ -46,17 +46,17 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
             await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
 
     asyncio.run(put())
-    output, code = run_demo(tmp_path, url, "--steps", "4")
+    output, code = run_demo(tmp_path, url, "--steps", "2")
     assert code == 0, output
-    assert_trained_once(tmp_path, 4, output)
-    assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 4 steps \(\d+ s\)\n", output)
-    assert len(re.findall(r"^step [1-4]/4: reward 0\.\d\d; groups trained \d+; ", output, re.MULTILINE)) == 4
+    assert_trained_once(tmp_path, 2, output)
+    assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 2 steps \(\d+ s\)\n", output)
+    assert len(re.findall(r"^step [12]/2: reward 0\.\d\d; groups trained \d+; ", output, re.MULTILINE)) == 2
     assert "\x1b" not in output
     assert PASSWORD not in output
     assert "***" not in output  # nobody can paste that
     assert ("(with PGPASSWORD)" in output) == (PASSWORD in url)
     assert not any(PASSWORD in path.read_text("latin-1") for path in (tmp_path / RUN).iterdir())
-    assert count(buffer_config(url), Status.ARCHIVED) == 4 * BATCH_GROUPS
+    assert count(buffer_config(url), Status.ARCHIVED) == 2 * BATCH_GROUPS
     looks = re.findall(r"^  (replaybuf .*)$", output, re.MULTILINE)
     assert [line.split()[1] for line in looks] == ["trace", "why", "show", "serve"]
     for line in looks[:3]:
@@ -79,20 +79,24 @@ def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):
     assert_trained_once(tmp_path, 8, output)
 
 
-def test_ctrl_c_ends_the_run_and_says_how_to_go_on(tmp_path):
+def test_a_run_that_was_killed_and_interrupted_goes_on(tmp_path):
+    """After `kill -9` of the trainer, and after Ctrl-C; its workers end with it, and each prompt is trained once."""
     url = f"sqlite:///{tmp_path}/demo.db"
-    with Demo(tmp_path, url, "--workers", "1", "--steps", "5") as demo:
+    with Demo(tmp_path, url, "--steps", "5") as demo:
         workers = demo.worker_pids()
         demo.wait_for_step(1)
+        demo.kill()
+        wait_until(lambda: not any(map(is_alive, workers)), 30)
+    with Demo(tmp_path, url, "--workers", "1", "--steps", "5") as demo:
+        workers = demo.worker_pids()
+        demo.wait_for_step(2)
         demo.process.send_signal(signal.SIGINT)
         output, code = demo.end()
     assert code == 130, output
     assert output.endswith("Stopped. Run the same command again to go on from here.\n")
     assert "Traceback" not in output
     assert not any(map(is_alive, workers))
-    output, code = run_demo(tmp_path, url, "--steps", "5")
-    assert code == 0, output
-    assert_trained_once(tmp_path, 5, output)
+    end_of(tmp_path, url, 5)
 
 
 def test_the_reward_rises(tmp_path):
@@ -164,11 +168,3 @@ def test_workers_killed_at_random_moments(tmp_path, shared_url):
     assert code == 0, output
     assert_trained_once(tmp_path, steps, output)
     assert not any(map(is_alive, workers))
-
-
-def test_workers_end_when_the_trainer_was_killed(tmp_path, shared_url):
-    with Demo(tmp_path, shared_url, "--steps", "5") as demo:
-        workers = demo.worker_pids()
-        demo.wait_for_step(1)
-        demo.kill()
-        wait_until(lambda: not any(map(is_alive, workers)), 5)

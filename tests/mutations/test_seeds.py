@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 
+import pytest
+
 from tests.mutations.seeds import MUTATIONS, NEAR, ROOT, Mutation
 
 
@@ -13,8 +15,12 @@ def _dump(source: str) -> str:
     return ast.dump(ast.parse(source))
 
 
-def test_their_texts_are_there_once_and_become_other_code() -> None:
+def test_their_texts_are_there_once() -> None:
     assert [problem for mutation in MUTATIONS if (problem := mutation.problem())] == []
+
+
+@pytest.mark.long
+def test_they_become_other_code() -> None:
     assert [mutation.name for mutation in MUTATIONS if _is_the_same(mutation)] == []
 
 

@@ -196,7 +196,7 @@ async def test_a_draw_that_fails_half_way_keeps_no_prompt(
         assert (await ledger.counts()).waiting == 2
 
 
-@pytest.mark.parametrize("waits", range(1, 8))
+@pytest.mark.parametrize("waits", [1, 3, 6])
 async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(url: str, waits: int) -> None:
     """Whether it was stored or not: the prompt can be saved, and finished."""
     async with build(url) as buffer:
@@ -212,7 +212,7 @@ async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(url: str
         assert (await ledger.counts()).finished == 1
 
 
-@pytest.mark.parametrize("times", [1, 2, 9])
+@pytest.mark.parametrize("times", [1, 9])
 async def test_a_prompt_that_is_given_back_by_a_cancelled_worker_comes_back(url: str, times: int) -> None:
     """With what was generated, however often the worker is cancelled meanwhile."""
     async with build(url) as buffer:

@@ -104,6 +104,7 @@ def place_after(source: PromptDataset, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(
     size=st.integers(1, 9),
     epochs=st.integers(1, 4),
@@ -132,6 +133,7 @@ def test_every_item_is_read_once_an_epoch_in_the_same_order_whatever_restarts(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(size=st.integers(1, 9), moves=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=9))
 def test_what_was_read_and_not_claimed_is_read_again(kind: str, size: int, moves: list[tuple[int, int]]) -> None:
     """Another worker was faster, with fewer items, or the caller was cancelled: the cursor is behind the dataset."""
