@@ -226,8 +226,6 @@ _LONG = (
     "demo/test_demo_run.py::test_killed_at_random*",  # examples
     "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
-    "demo/test_demo_run.py::test_a_run_may_be_cut*",
-    "demo/test_demo_run.py::test_the_reward_rises*",  # demo/test_start.py
     "examples/test_runs.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_runs.py::test_a_mistake*arguments[12]*",  # the first mistake
     "faults/test_postgres_network.py::*2-6*",  # a shorter cut

@@ -110,7 +110,6 @@ def test_an_empty_section_has_all_defaults(tmp_path: Path) -> None:
         ("url: sqlite://", "replay", "no section 'replay'"),
         ("- 1", None, "expected a mapping"),
         ("url: [", None, "can't read"),
-        ("url: " + "[" * 1_200, None, "can't read .*nested too deeply"),
         ("\n".join(" " * depth + "url:" for depth in range(1000)), None, "can't read .*nested too deeply"),
     ],
 )

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -26,30 +27,20 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_importing_replaybuf_loads_nothing_else() -> None:
-    modules = loaded_by("import replaybuf")
+def test_nothing_is_loaded_before_it_is_needed() -> None:
+    """Neither by the package, nor by its version and its errors; by a command no other; and nobody's classes."""
+    modules = loaded_by(
+        "import replaybuf\nassert {'ReplayBuffer', 'NotReadyError', '__version__'} <= set(dir(replaybuf))"
+    )
     assert not HEAVY & modules
     assert [name for name in modules if name.startswith("replaybuf")] == ["replaybuf"]
-
-
-def test_the_version_is_printed_without_loading_anything() -> None:
-    modules = loaded_by("sys.argv[1:] = ['--version']\nfrom replaybuf.cli import main\nmain()")
-    assert not HEAVY & modules
-
-
-def test_the_errors_load_no_dependency() -> None:
+    assert not HEAVY & loaded_by("sys.argv[1:] = ['--version']\nfrom replaybuf.cli import main\nmain()")
     assert not (HEAVY - {"replaybuf.errors"}) & loaded_by("from replaybuf import NotReadyError")
-
-
-def test_a_command_loads_no_other_command() -> None:
     modules = loaded_by(
         "sys.argv[1:] = ['demo', '--help']\nfrom replaybuf.cli import main\ntry: main()\nexcept SystemExit: pass"
     )
     assert "replaybuf.cli.demo" in modules
     assert not {"sqlalchemy", "numpy", "replaybuf.cli.stats", "replaybuf.cli.demo.trainer"} & modules
-
-
-def test_what_rollouts_may_be_made_with_is_loaded_for_its_own_classes() -> None:
     assert not {"attr", "attrs", "msgspec", "torch"} & loaded_by("import replaybuf.config, replaybuf.rules.balance")
 
 
@@ -105,14 +96,10 @@ def test_the_names_of_readme_are_among_them() -> None:
     assert names <= set(replaybuf.__all__)
 
 
-def test_dir_has_every_name_before_it_is_loaded() -> None:
-    loaded_by("import replaybuf\nassert {'ReplayBuffer', 'NotReadyError', '__version__'} <= set(dir(replaybuf))")
-
-
 def test_a_mistyped_name_is_told_its_neighbour() -> None:
-    code = "import replaybuf; replaybuf.RolloutStat"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "module 'replaybuf' has no attribute 'RolloutStat'. Did you mean: 'RolloutState'?" in done.stderr
+    with pytest.raises(AttributeError, match="module 'replaybuf' has no attribute 'RolloutStat'") as raised:
+        replaybuf.RolloutStat  # noqa: B018
+    assert "Did you mean: 'RolloutState'?" in "".join(traceback.format_exception(raised.value))
 
 
 def test_errors_are_pickled_by_the_module_that_defines_them() -> None:

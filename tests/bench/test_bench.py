@@ -56,13 +56,21 @@ def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str, capsys: py
     assert url.startswith("postgresql") or not list(Path(url.removeprefix("sqlite:///")).parent.glob("*.db*"))
 
 
-def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(url: str) -> None:
+def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the page of documentation has all rows that are printed of it."""
     found = bench(url, "--rate", 100, "--leases")
     assert found["per_second"]["due"] == 200
     assert found["seconds"] >= 0.18  # 20 groups, one each 10 ms
     assert found["calls"]["put"]["count"] == found["ledger"]["put"] == 40
     assert found["calls"]["acknowledge"]["count"] * 4 == found["ledger"]["taken"]
     assert found["ledger"]["balanced"] is True
+    print_results(found)
+    page = capsys.readouterr().out
+    assert re.search(r"^ledger +40 put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
+    assert _SHOWN is not None
+    assert rows(_SHOWN[1]) == rows(page)
 
 
 @pytest.mark.long
@@ -244,14 +252,6 @@ def rows(page: str) -> list[str]:
     """The names of the rows of a page of results, in order."""
     found = [_ROW.match(line) for line in page.splitlines()]
     return [(match[1] or match[2]).strip() for match in found if match]
-
-
-def test_the_page_of_documentation_shows_what_a_load_prints(tmp_path: Path) -> None:
-    small = ("--workers", 2, "--trainers", 1, "--group", "1x8", "--take", 4, "--rate", 50, "--leases", "--groups", 9)
-    page = run("bench", f"sqlite:///{tmp_path}/bench.db", *small).stdout
-    assert re.search(r"^ledger +18 put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
-    assert _SHOWN is not None
-    assert rows(_SHOWN[1]) == rows(page)
 
 
 @pytest.mark.parametrize("row", ["put", "take", "groups", "waits", "ledger", "errors"])

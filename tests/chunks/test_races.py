@@ -67,28 +67,6 @@ async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stor
             assert [await chunks.expected(W) for chunks in both] == [size, size]
 
 
-@pytest.mark.parametrize("size", [1, 3])
-async def test_race__several_senders_of_the_same_fragments(stores: Stores, size: int) -> None:
-    problems: set[str] = set()
-
-    async def sender(chunks: ChunkBuffer) -> None:
-        for index in range(1, 12):
-            try:
-                await send(chunks, [index])
-            except FragmentError as error:
-                problems.add(error.reason)
-
-    for seed in range(2):
-        stores.renew()
-        senders = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(3)]
-        await send(senders[0], [0])
-        await asyncio.gather(*map(sender, senders))
-        found = [numbers(chunk) for chunk in await stored(senders[0])]
-        assert found == [list(range(n, n + size)) for n in range(0, 12, size)]
-        assert await senders[1].expected(W) == 12
-    assert problems <= {"duplicate"}  # everyone sends in order
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 async def test_race__fetches_against_workers_against_the_model(stores: Stores, seed: int) -> None:
     """Nothing is drawn twice, or when it was too stale, and what is neither drawn nor too stale is there."""

@@ -104,6 +104,10 @@ def run_json(*args: object) -> Any:
     return json.loads(run(*args, "--format=json").stdout)
 
 
+#: The program, for a `Script` with these arguments.
+COMMAND = 'sys.argv[0] = "replaybuf"; from replaybuf.cli import main; main()'
+
+
 def start(*args: object, **settings: Any) -> subprocess.Popen[str]:
     """Start the program in a process of its own."""
     env = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": ""}

@@ -27,8 +27,6 @@ LACKING = {
     "no snapshots": ({b"pg_current_snapshot()": b"pg_current_snapshat()"}, None, "reads the buffer twice a second"),
     "no LISTEN": ({b"LISTEN ": b"LISTAN "}, None, "notice by polling"),
     "no SKIP LOCKED": ({b"SKIP LOCKED": b"SKIP LACKED"}, "take_batch", "syntax error"),
-    "no upserts": ({b"ON CONFLICT": b"ON CONFLACT"}, "", "syntax error"),
-    "no sequences": ({b"nextval(": b"naxtval("}, "put", "naxtval"),
 }
 _IDLE = "CREATE FUNCTION no_advisory_xact_lock(bigint) RETURNS void LANGUAGE sql AS 'SELECT'"
 

@@ -14,7 +14,7 @@ import pytest
 
 from replaybuf.common.progress import progress_bar
 from replaybuf.storage.sql.backend import SQLStorage
-from tests.cli.conftest import run, run_json
+from tests.cli.conftest import COMMAND, run, run_json
 from tests.cli.test_save import ACROSS, groups_of
 from tests.scripts import Script
 from tests.stores import build, fill
@@ -42,9 +42,8 @@ def test_a_dry_run_says_what_would_be_imported_and_makes_nothing(filled: str, tm
 
 def test_rows_go_into_pipes(file: Path) -> None:
     """stdout holds rows alone."""
-    program = 'sys.argv[0] = "replaybuf"; from replaybuf.cli import main; main()'
     options = ["--where", '{"staleness": {"$gte": 3}}', "--order-by", "-uid"]
-    code, out, _ = Script(program, "export", file, "-", *options).end()
+    code, out, _ = Script(COMMAND, "export", file, "-", *options).end()
     assert code == 0
     rows = [json.loads(line) for line in out.splitlines()]
     uids = [row["group.uid"] for row in rows]

@@ -49,16 +49,18 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 COMMANDS = list(commands())
 
 
+# They go on until they are stopped, or print one report.
+LIVE = [("demo",), ("serve",), ("watch",)]
+
+
 @pytest.mark.parametrize(("path", "command"), COMMANDS)
-def test_help_has_examples(path: tuple[str, ...], command: Any) -> None:
+def test_help_has_examples_and_a_text_for_every_option_also_of_the_format(path: tuple[str, ...], command: Any) -> None:
+    """None but the token has a variable."""
+    assert path in LIVE or "--format" in {option for parameter in command.params for option in parameter.opts}
     shown = run(*path, "--help").stdout
     assert f"\n    replaybuf {' '.join(path)} " in shown
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(("path", "command"), COMMANDS)
-def test_every_option_has_a_text_and_none_but_the_token_has_a_variable(path: tuple[str, ...], command: Any) -> None:
     for parameter in command.params:
         if parameter.name == "help":
             continue
@@ -77,15 +79,6 @@ def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -
     assert saved_buffer(tmp_path / "backup")[1:] == ("default", None)
     assert run("serve", tmp_path / "gone.db", env=env, code=1).stderr.startswith("Error: there is no database")
     run("rm", file, env={"REPLAYBUF_ALL": "1", "REPLAYBUF_YES": "1"}, code=1)
-
-
-# They go on until they are stopped, or print one report.
-LIVE = [("demo",), ("serve",), ("watch",)]
-
-
-@pytest.mark.parametrize(("path", "command"), [(path, command) for path, command in COMMANDS if path not in LIVE])
-def test_every_command_has_every_format(path: tuple[str, ...], command: Any) -> None:
-    assert "--format" in {option for parameter in command.params for option in parameter.opts}
 
 
 def test_the_url_may_come_from_the_variable(filled: str) -> None:

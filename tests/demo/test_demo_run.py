@@ -67,18 +67,6 @@ def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tm
     assert count(ReplayBufferConfig(url=url)) == 1
 
 
-def test_a_run_may_be_cut_short_and_prolonged(tmp_path, shared_url):
-    """More prompts were drawn than the shorter run needs; they are trained by the longer one."""
-    with Demo(tmp_path, shared_url, "--steps", "50") as demo:
-        demo.wait_for_step(2)
-    output, code = run_demo(tmp_path, shared_url, "--steps", "4")
-    assert code == 0, output
-    assert "prompts were trained, each of them once." in output or "Each of the 128 prompts" in output
-    output, code = run_demo(tmp_path, shared_url, "--steps", "8", "--workers", "1")
-    assert code == 0, output
-    assert_trained_once(tmp_path, 8, output)
-
-
 def test_a_run_that_was_killed_and_interrupted_goes_on(tmp_path):
     """After `kill -9` of the trainer, and after Ctrl-C; its workers end with it, and each prompt is trained once."""
     url = f"sqlite:///{tmp_path}/demo.db"
@@ -97,14 +85,6 @@ def test_a_run_that_was_killed_and_interrupted_goes_on(tmp_path):
     assert "Traceback" not in output
     assert not any(map(is_alive, workers))
     end_of(tmp_path, url, 5)
-
-
-def test_the_reward_rises(tmp_path):
-    output, code = run_demo(tmp_path, f"sqlite:///{tmp_path}/demo.db", "--steps", "60")
-    assert code == 0, output
-    first, last = re.search(r"Mean reward (\S+) -> (\S+) in 60 steps", output).groups()
-    assert float(first) < 0.1
-    assert float(last) > 0.15
 
 
 def on_both(by_default):

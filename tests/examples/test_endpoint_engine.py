@@ -115,34 +115,6 @@ async def test_a_stream_that_breaks_off_is_asked_for_again(endpoint: Endpoint, p
     assert len(endpoint.continued()) == (2 if partial else 0)
 
 
-async def test_streams_that_always_break_off_fail(endpoint: Endpoint) -> None:
-    group = group_of(1)
-    endpoint.script = lambda body, attempt: Script(at=1, drop=True)
-    async with engine_of(endpoint, server_timeout=30) as engine:
-        await engine.generate_group(group, partial=True)
-    assert group[0].status == Status.FAILED
-    assert group[0].error_msg.startswith("3 streams broke off, the last by RemoteProtocolError")  # type: ignore[union-attr]
-
-
-async def test_a_server_that_is_busy_is_asked_again(endpoint: Endpoint) -> None:
-    group = group_of()
-    endpoint.script = lambda body, attempt: Script(status=(503, 429, 200)[min(attempt, 3) - 1], text="busy")
-    async with engine_of(endpoint, server_timeout=30) as engine:
-        await engine.generate_group(group, partial=True)
-        engine.check(None)
-    assert all(map(whole, group))
-
-
-async def test_a_server_that_stays_away_ends_the_batch_and_keeps_the_rollouts(endpoint: Endpoint) -> None:
-    group = group_of()
-    endpoint.script = lambda body, attempt: Script(at=2, drop=True) if attempt == 1 else Script(status=503, text="away")
-    async with engine_of(endpoint) as engine:
-        await engine.generate_group(group, partial=True)
-        with pytest.raises(ProduceError, match=r"was away for 0\.5 s \(HTTP 503: away\); the prompts are kept"):
-            engine.check(None)
-    assert [(rollout.status, rollout.response_ids) for rollout in group] == [(Status.ABORTED, [0, 1])] * 2
-
-
 @pytest.mark.parametrize("status", [503])
 async def test_that_one_waits_for_the_server_is_said_each_time_that_it_goes(
     endpoint: Endpoint, capsys: pytest.CaptureFixture[str], status: int
@@ -189,14 +161,6 @@ async def test_what_the_server_can_not_do_fails_the_rollout(endpoint: Endpoint, 
     assert [rollout.status for rollout in group] == [Status.COMPLETED, Status.FAILED]
     assert str(group[1].error_msg).startswith(message)
     assert len(str(group[1].error_msg)) < 350
-
-
-async def test_a_prompt_without_a_ground_truth_fails(endpoint: Endpoint) -> None:
-    group = group_of(truth=None)
-    async with engine_of(endpoint) as engine:
-        await engine.generate_group(group, partial=True)
-    assert {rollout.status for rollout in group} == {Status.FAILED}
-    assert '"ground_truth"' in str(group[0].error_msg)
 
 
 ANSWERS = [

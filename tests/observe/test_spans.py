@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from replaybuf import FullError, LeaseLostError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import InputError, RolloutError
+from tests.scripts import run
 
 SECRET = "the prompt that nobody else may read"
 
@@ -195,7 +194,7 @@ def test_nothing_imports_opentelemetry() -> None:
         "with ReplayBufferConfig(url='memory://').build_sync() as buffer: buffer.take_batch({'math': 1})\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert run(code) == ""
 
 
 async def test_without_a_provider_there_is_no_span(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,14 +55,6 @@ async def test_ids_are_unique_over_epochs(buffer: ReplayBuffer) -> None:
     assert questions(found) == ["0", "1", "2"] * 3
 
 
-async def test_ids_are_unique_over_samplers_that_draw_at_once(url: str) -> None:
-    async with build(url) as buffer, build(url) as other:
-        buffers = [buffer, buffer if url == "memory://" else other]
-        samplers = [Sampler(one, prompts(10), TASK, epochs=3) for one in (*buffers, *buffers)]
-        found = [one for part in await asyncio.gather(*(drawn(one, 99) for one in samplers)) for one in part]
-        assert sorted(ids(found)) == list(range(30))
-
-
 async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
     """Their ids are theirs: those of prompts that come back stay."""
     async with build(shared_url) as buffer:
@@ -196,12 +188,6 @@ async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> No
         await wait_published(buffer, timeout=0.1)
     await publish(buffer, TrainState(1, 0))
     assert await published(buffer) == TrainState(1, 0)
-
-
-async def test_trainers_that_publish_at_once_do_not_hinder_each_other(buffer: ReplayBuffer) -> None:
-    states = [TrainState(step, step) for step in range(8)]
-    await asyncio.gather(*(publish(buffer, state) for state in states))
-    assert await published(buffer) in states
 
 
 async def test_waiting_ends_when_something_new_is_published(buffer: ReplayBuffer) -> None:

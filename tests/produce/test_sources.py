@@ -160,13 +160,6 @@ def test_an_epochs_order_depends_on_seed_and_epoch_and_never_changes() -> None:
     assert epoch_order(7, 2, 8).tolist() == [6, 2, 5, 7, 1, 0, 4, 3]
 
 
-def test_shuffled_epochs_have_orders_of_their_own() -> None:
-    found = read_all(PromptDataset(range(30), 3, 1))
-    epochs = [tuple(found[at : at + 30]) for at in (0, 30, 60)]
-    assert len({*epochs, tuple(range(30))}) == 4
-    assert epochs[1] == tuple(epoch_order(1, 1, 30))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_an_end_epoch_follows_epoch(kind: str) -> None:
     items, _ = sources(4)[kind](None).read(b"", 41)

@@ -39,13 +39,6 @@ async def test_completed_groups_that_have_become_too_old_are_generated_again(sam
     assert {tuple(rollout.response_model_steps) for group in batch for rollout in group} == {(2, 2, 2)}
 
 
-async def test_without_a_bound_nothing_expires(sampler: Sampler) -> None:
-    strategy, loop = AsyncProduceStrategy(), ScriptedLoop()
-    await produce(strategy, loop, sampler, 3, train_step=1, model_step=0)
-    summary = await produce(strategy, loop, sampler, 3, train_step=1000, model_step=0)
-    assert (summary.expired, summary.reused) == (0, 3)
-
-
 @pytest.mark.parametrize(("name", "stays"), [("max_staleness", False), ("max_token_staleness", True)])
 async def test_partial_responses_expire_by_their_oldest_or_their_freshest_token(
     sampler: Sampler, name: str, stays: bool
@@ -135,20 +128,6 @@ async def test_what_is_generated_and_in_which_order(sampler: Sampler, name: str)
     loop = ScriptedLoop()
     await produce(AsyncProduceStrategy(**options), loop, sampler, len(order))
     assert loop.order == order
-
-
-async def test_the_slowest_prompts_are_trained_in_the_end(sampler: Sampler) -> None:
-    """They would be interrupted in every other batch."""
-    strategy = AsyncProduceStrategy(over_sample=1.0, tail_batch_trigger_size=2, tail_batch_max_tries=1)
-    loop = ScriptedLoop(scripts={number: Script(tokens=40, seconds=0.01) for number in (0, 1)})
-    trained: list[int] = []
-    for _ in range(6):
-        await produce(strategy, loop, sampler, 2)
-        trained += ids(await take(sampler.buffer, 2))
-        if {0, 1} <= set(trained):
-            break
-    assert {0, 1} <= set(trained)
-    assert len(trained) == len(set(trained))
 
 
 async def test_a_tail_batch_that_fails_gathers_again(sampler: Sampler) -> None:

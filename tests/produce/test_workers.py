@@ -26,7 +26,7 @@ from replaybuf.produce import (
 from replaybuf.storage.sql.engine.transaction import Hook, installed
 from replaybuf.storage.sql.tasks import sweeper
 from tests.produce.conftest import Script, ScriptedLoop, forever, prompts
-from tests.produce.laws import assert_accounted, ids, items_of, leased
+from tests.produce.laws import assert_accounted, items_of, leased
 from tests.stores import TASK, build, group, until
 
 STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=2)
@@ -314,14 +314,6 @@ async def test_a_long_generation_is_no_reason_to_give_up(sampler: Sampler) -> No
         await completed(sampler.buffer, 6)
 
 
-async def test_a_loop_that_always_fails_ends_the_worker(sampler: Sampler) -> None:
-    await publish(sampler.buffer, TrainState(1, 0))
-    strategy = AsyncProduceStrategy(max_failures=6)
-    with pytest.raises(ProduceError, match=r"([6-9]|1[0-9]) groups in a row failed.*no luck"):
-        await produce_loop(strategy, ScriptedLoop(Script(failures=99)), sampler, 4, timeout=10)
-    await assert_accounted(sampler)
-
-
 async def test_groups_that_are_all_filtered_end_the_worker(sampler: Sampler) -> None:
     await publish(sampler.buffer, TrainState(1, 0))
     strategy = AsyncProduceStrategy(is_valid=lambda group: False, give_up_after=2)
@@ -356,20 +348,6 @@ async def test_a_restore_ends_workers(shared_url: str, running: bool) -> None:
                     task.result()
             assert await trainer.count(TASK, Status.COMPLETED) == 0
             assert await leased(trainer) == 0
-
-
-async def test_a_trainer_that_comes_back_finds_its_workers_at_work(shared_url: str) -> None:
-    async with build(shared_url) as buffer:
-        sampler, loop = Sampler(buffer, prompts(400), TASK, epochs=1), ScriptedLoop()
-        async with working(loop, sampler):
-            trained: list[int] = []
-            for step in range(4):
-                async with build(shared_url) as trainer:  # each time another one
-                    await publish(trainer, TrainState(step + 1, step))
-                    batch, _ = await trainer.take_batch({TASK: 4}, timeout=10)
-                    trained += ids(batch[TASK])
-        assert len(set(trained)) == 16
-        assert loop.running == 0
 
 
 async def test_groups_that_expire_are_generated_again_by_workers(sampler: Sampler) -> None:

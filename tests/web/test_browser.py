@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,14 +19,15 @@ from typing import Any
 import pytest
 
 from benchmarks.million import fill_many
+from tests.cli.conftest import COMMAND
 from tests.postgres import new_database
+from tests.scripts import Script
 from tests.web.conftest import HOSTILE_UID, LONG, LONG_UID, SCRIPT
 
 _ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
 )
-_ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -56,20 +54,15 @@ def chromium(folder: Path) -> Iterator[Any]:
 @contextmanager
 def serving(url: str, *arguments: str) -> Iterator[str]:
     """Yield the address at which `replaybuf serve` shows a database; in the end it is interrupted."""
-    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
-    command = [sys.executable, "-m", "replaybuf", "serve", url, "--port", "0", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"http://\S+", process.stdout.readline())
-            assert found is not None, process.communicate()[1]
-            yield found[0].rstrip("/")
-        finally:
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert errors == ""
+    process = Script(COMMAND, "serve", url, "--port", "0", *arguments)
+    try:
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None, process.end()
+        yield found[0].rstrip("/")
+    finally:
+        process.send_signal(signal.SIGINT)
+        code, _, errors = process.end(20)
+    assert (code, errors) == (130, "")
 
 
 def requests_of(driver: Any) -> list[str]:
