@@ -25,13 +25,13 @@ from replaybuf.storage.sql.engine.locks import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_pool import MOST_CONNECTIONS, Pool, UnreachableError
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
+from tests import sql_example
 from tests.bad_input.conftest import refused_put
 from tests.cli.conftest import run
 from tests.pages import DOCS
 from tests.postgres import execute, new_database
 from tests.stores import TASK, because, build, fill, group, numbers_of, until
 from tests.web.conftest import client_of
-from tests.web.conftest import fill as fill_example
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ LOOKS = [
     "ls",
     "why",
     "show --worst 1",
-    "trace step 430",
+    "trace step 414",
     "sql 'SELECT count(*) FROM groups'",
     "checkpoint ls",
 ]
@@ -237,7 +237,7 @@ LOOKS = [
 @pytest.fixture(scope="module")
 def viewer(postgres_url: str) -> Iterator[str]:
     with new_database(postgres_url) as database:
-        asyncio.run(fill_example(database))
+        asyncio.run(sql_example.fill(database))
         with granted(database, "viewer") as url:
             yield url
 
@@ -251,7 +251,7 @@ def test_a_viewer_sees_what_there_is(viewer: str) -> None:
         assert found.stdout
         assert "permission" not in found.output
     client = client_of(viewer)
-    for page in ("", "groups", "groups/1", "steps", "steps/430", "workers", "checkpoints", "events", "metrics"):
+    for page in ("", "groups", "groups/1", "steps", "steps/414", "workers", "checkpoints", "events", "metrics"):
         assert client.get(f"/{page}").status_code == 200, page
 
 

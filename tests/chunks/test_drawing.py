@@ -109,6 +109,7 @@ async def test_advance__chunks_too_stale_leave(stores: Stores) -> None:
     assert await chunks.advance(6) == 1
     assert await chunks.advance(5) == 0  # a rank that is late
     assert (await chunks.dropped())["stale"] == 4
+    assert {chunk.version for chunk in await chunks.fetch(2, timeout=5)} == {4, 5}
 
 
 async def test_advance__a_chunk_with_a_stale_fragment_is_not_drawn(stores: Stores) -> None:

@@ -109,8 +109,8 @@ async def train(url: str) -> None:
     rng = random.Random(15)
     async with ReplayBufferConfig(url=url, policy="fifo", archive=1000, worker=TRAINER).build() as buffer:
         for step in range(FIRST, LAST + 1):
-            for n in range(GROUPS):
-                await put(buffer, step, WORKERS[n % 4], "code" if n >= GROUPS * 3 // 4 else "math", rng)
+            tasks = ["code" if n >= GROUPS * 3 // 4 else "math" for n in range(GROUPS)]
+            await asyncio.gather(*(put(buffer, step, WORKERS[n % 4], task, rng) for n, task in enumerate(tasks)))
             async with buffer.lease_batch(
                 {"math": GROUPS * 3 // 4, "code": GROUPS // 4}, heartbeat=False, current_train_step=step
             ):

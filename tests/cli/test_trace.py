@@ -53,17 +53,16 @@ def test_from_a_step_whose_reward_fell_to_the_worker_within_three_commands(train
     assert f"put by       {BAD}" in life
 
 
-def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(url: str) -> None:
+def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(bad_at_code: str) -> None:
     """It makes one of the four groups of that task in each step; its other groups are as good as those of others."""
-    asyncio.run(_bad_at_code(url))
-    first, *below = run("trace", url).stdout.splitlines()
+    first, *below = run("trace", bad_at_code).stdout.splitlines()
     sentence = "gen-3 is below the others in code over steps 1 to "
     assert first.startswith(f"{sentence}20: 20 groups of mean reward 0.")
     [row] = [line.split() for line in below if line.startswith("gen-3 ")]
     assert float(row[1]) < -0.3 < -0.1 < float(row[2])
-    assert [step["lower"] for step in run_json("trace", url)] == [""] * 20
-    assert run("trace", url, "--limit", 3).stdout.splitlines()[0] == first
-    shown, page = run("trace", url, "step", 15).stdout, client_of(url)
+    assert [step["lower"] for step in run_json("trace", bad_at_code)] == [""] * 20
+    assert run("trace", bad_at_code, "--limit", 3).stdout.splitlines()[0] == first
+    shown, page = run("trace", bad_at_code, "step", 15).stdout, client_of(bad_at_code)
     assert f"  {sentence}15: 15 groups" in shown
     assert "no other worker and no task stands out" in " ".join(shown.split())
     [row] = [line.split() for line in shown.partition("the others over")[2].splitlines() if line.startswith("gen-3 ")]
@@ -108,19 +107,18 @@ def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
         assert f"1 failed of group {uid}, now group {rest}" in run("trace", url, "uid", one).stdout
 
 
-def test_a_task_and_a_worker_choose_steps_and_groups(url: str) -> None:
-    asyncio.run(_bad_at_code(url))
-    steps = run_json("trace", url, "--task", "code", "--worker", "gen-3", "--limit", 3)
+def test_a_task_and_a_worker_choose_steps_and_groups(bad_at_code: str) -> None:
+    steps = run_json("trace", bad_at_code, "--task", "code", "--worker", "gen-3", "--limit", 3)
     assert [(one["step"], one["groups"]) for one in steps] == [(20, 1), (19, 1), (18, 1)]
     assert all(one["others"] > one["reward"] for one in steps)
-    [step] = run_json("trace", url, "step", 15, "--task", "code", "--worker", "gen-3")["runs"]
+    [step] = run_json("trace", bad_at_code, "step", 15, "--task", "code", "--worker", "gen-3")["runs"]
     assert [(one["task_name"], one["worker"]) for one in step["groups"]] == [("code", "gen-3")]
     assert {one["name"] for one in step["workers"]} == {f"gen-{number}" for number in range(4)}
-    lone = run("trace", url, "step", 15, "--task", "cod", code=1).stderr
+    lone = run("trace", bad_at_code, "step", 15, "--task", "cod", code=1).stderr
     assert lone == "Error: no group of task cod was drawn for step 15; there are those of code and math\n"
-    assert "no group of worker gen-9 was drawn for a step" in run("trace", url, "--worker", "gen-9").stderr
-    assert "they go with steps" in run("trace", url, "uid", 1, "--task", "code", code=2).stderr
-    page = client_of(url)
+    assert "no group of worker gen-9 was drawn for a step" in run("trace", bad_at_code, "--worker", "gen-9").stderr
+    assert "they go with steps" in run("trace", bad_at_code, "uid", 1, "--task", "code", code=2).stderr
+    page = client_of(bad_at_code)
     [link] = {*re.findall(r'href="(/steps\?task=code&amp;worker=gen-3[^"]*)"', page.get("/workers").text)}
     text = page.get(link.replace("&amp;", "&")).text
     assert "gen-3 is below the others in code over steps 1 to 20" in text
@@ -128,17 +126,28 @@ def test_a_task_and_a_worker_choose_steps_and_groups(url: str) -> None:
     assert page.get("/steps/20?task=code&worker=gen-3").text.count("/groups/") == 1
 
 
-async def _bad_at_code(url: str) -> None:
+async def _fill_bad_at_code(url: str) -> None:
     chance = Random(4)
     async with ReplayBufferConfig(url=url).build() as buffer:
         for step in range(1, 21):
+            puts = []
             for number in range(8):
                 task, worker = ("math", "code")[number // 4], f"gen-{number % 4}"
                 mean = 0.1 if (task, worker) == ("code", "gen-3") else 0.6
                 reward = min(1.0, max(0.0, chance.gauss(mean, 0.15)))
                 with working_as(worker):
-                    await buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], task)
+                    group = [RolloutState(message=[], reward=reward, status=Status.COMPLETED)]
+                    puts.append(asyncio.create_task(buffer.put(group, task)))
+            await asyncio.gather(*puts)
             await buffer.take_batch({"math": 4, "code": 4}, current_train_step=step)
+
+
+@pytest.fixture(scope="module")
+def bad_at_code(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a run of which a worker is bad at one task, which tests only read."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('bad')}/run.db"
+    asyncio.run(_fill_bad_at_code(url))
+    return url
 
 
 def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:

@@ -112,12 +112,12 @@ async def fill(url: str) -> None:
     """Put the groups of two tasks, a hostile one and a long one, and insert records of what was done."""
     chance = random.Random(1)
     async with ReplayBufferConfig(url=url, policy="staleness").build() as buffer:
+        puts = []
         for number in range(GROUPS):
             group = [_rollout(chance, f"What is {number} + 5?", failed=number % FAILED_EVERY == 1) for _ in range(4)]
-            await buffer.put(
-                group, ("math", "code")[number % 2], current_train_step=42 + number // 40, stale_threshold=8,
-                tags={"level": number % 5},
-            )  # fmt: skip
+            options = {"current_train_step": 42 + number // 40, "stale_threshold": 8, "tags": {"level": number % 5}}
+            puts.append(buffer.put(group, ("math", "code")[number % 2], **options))  # type: ignore[arg-type]
+        await asyncio.gather(*puts)
         hostile = _rollout(chance, HOSTILE, HOSTILE)
         hostile.extra_fields = {SCRIPT: SCRIPT, f"{SCRIPT} in arrays": np.zeros(1000)}
         hostile.reward = {"score": 1.0, SCRIPT: 0.5}
