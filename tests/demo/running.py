@@ -19,6 +19,7 @@ from tests.scripts import Program
 
 ROOT = Path(replaybuf.__file__).parents[1]
 RUN = "demo.run"
+_PATIENCE = 240  # seconds, after which a run that hangs is ended
 
 
 class Demo:
@@ -34,7 +35,7 @@ class Demo:
         self.process = Program("-m", *command, "--url", url, "--run-dir", RUN, *options, cwd=folder, env=environment)
         self.output = self.process.stdout
         self.lines: list[str] = []
-        self._limit = threading.Timer(90, self.process.kill)
+        self._limit = threading.Timer(_PATIENCE, self.process.kill)
         self._limit.start()
 
     def __enter__(self) -> Demo:
@@ -60,7 +61,7 @@ class Demo:
 
     def wait_for_step(self, step: int) -> None:
         """Until the weights of this step are saved."""
-        wait_until(lambda: self.process.poll() is not None or saved_step(self.folder) >= step, 60)
+        wait_until(lambda: self.process.poll() is not None or saved_step(self.folder) >= step, _PATIENCE)
 
     def end(self) -> tuple[str, int]:
         """All output, and the exit code."""

@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_and_interrupted_goes_on(tmp_path):
         workers = demo.worker_pids()
         demo.wait_for_step(1)
         demo.kill()
-        wait_until(lambda: not any(map(is_alive, workers)), 30)
+        wait_until(lambda: not any(map(is_alive, workers)), 120)
     with Demo(tmp_path, url, "--workers", "1", "--steps", "5") as demo:
         workers = demo.worker_pids()
         demo.wait_for_step(2)
