@@ -113,15 +113,18 @@ async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str,
         assert sorted(await take_all(again)) == [0, 1, 2]
 
 
-async def test_puts_that_were_queued_before_the_end_are_stored(shared_url: str) -> None:
-    """Though no worker has begun with them yet."""
+async def test_puts_that_were_queued_before_the_end_are_stored_and_later_ones_refused(shared_url: str) -> None:
+    """Though no worker has begun with the first ones yet."""
     async with build(shared_url) as buffer:
         await fill(buffer, 1)
         store = buffer.storage
 
         async def put_and_end() -> list[int | BaseException]:
-            putting = store.commits.put([NewGroup(TASK, Status.COMPLETED, 0, group(1), 1.0)])
+            new = [NewGroup(TASK, Status.COMPLETED, 0, group(1), 1.0)]
+            putting = store.commits.put(new)
             await store.commits.close()
+            with pytest.raises(ClosedError):
+                await store.commits.put(new)
             return await putting
 
         [uid] = await store.thread.run(put_and_end)

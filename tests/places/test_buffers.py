@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from replaybuf.errors import PayloadStoreError
+from replaybuf.errors import PartlyStoredError, PayloadStoreError, StorageError
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.new_rows import EncodedGroup
+from replaybuf.storage.sql.tasks import group_commit
 from tests.places.arrays import (
     NBYTES,
     apart,
@@ -69,16 +73,26 @@ async def test_what_makes_room_is_handed_over_with_its_arrays(where: tuple[str, 
         assert sorted(await take_all(buffer)) == [3, 4, 5]
 
 
-async def test_puts_that_the_database_refuses_are_tried_one_by_one(where: tuple[str, str]) -> None:
-    """A tag that no database takes; the arrays of all of them were written together."""
+async def test_puts_that_the_database_refuses_are_tried_one_by_one(
+    where: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the arrays of each in a file of its own: that of all of them is deleted."""
     url, place = where
+    put = group_commit.put_behind_fence
+
+    def refusing(tx: Transaction, groups: Sequence[EncodedGroup], **options: Any) -> list[Any]:
+        if any(one.group.priority == 2 for one in groups):
+            raise sqlite3.IntegrityError("a constraint of somebody else's")
+        return put(tx, groups, **options)
+
+    monkeypatch.setattr(group_commit, "put_behind_fence", refusing)
     async with apart(url, place) as buffer:
-        calls = [buffer.put(heavy(number), TASK, tags={"a": "x" if number else "\ud800"}) for number in range(4)]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        stored = [number for number, one in enumerate(outcomes) if not isinstance(one, BaseException)]
-        assert stored[-3:] == [1, 2, 3]
+        with pytest.raises(PartlyStoredError) as partly:
+            await buffer.put_many([heavy(one) for one in range(4)], TASK, each=[{"priority": one} for one in range(4)])
+        assert [isinstance(one, StorageError) for one in partly.value.results] == [False, False, True, False]
+        assert list((await named(url)).values()) == [1, 1, 1]
         await until(lambda: _only_named_files(url, place))
-        assert sorted(await take_all(buffer)) == stored
+        assert sorted(await take_all(buffer)) == [0, 1, 3]
 
 
 async def _only_named_files(url: str, place: str) -> bool:

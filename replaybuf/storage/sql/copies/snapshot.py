@@ -93,6 +93,7 @@ async def copy_to(
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
                 await _copy_rows(*ends, convert, progress)
+                await ends[1].run(join)
                 await ends[1].run(return_all)
                 await write_facts(ends[1].run, {**about, BUFFER: scope.buffer or ""})
         finally:

@@ -87,7 +87,7 @@ class Transaction:
     """A running transaction. Statements are SQL text with parameters `:name`, or of SQLAlchemy (`dialect`).
 
     `scope` is the buffer as seen by the transaction (`statements.fence`). `last` are statements to be sent in one
-    message with COMMIT. `newest` is the id of the buffer's newest checkpoint once it was read (`statements.past`).
+    message with COMMIT. `newest` is the id of the buffer's newest checkpoint once the fence has read it.
     """
 
     session: Session

@@ -22,13 +22,9 @@ _COLUMNS = ", ".join(column.name for column in group.columns)
 
 
 def newest(tx: Transaction) -> int:
-    """Return the id of the buffer's newest checkpoint, 0 for none; it stays so until the end of a write transaction."""
-    if tx.newest is None:
-        [(tx.newest,)] = tx.tuples(_NEWEST, buffer=tx.scope.buffer)
+    """Return the id of the buffer's newest checkpoint, 0 for none, which the fence has read in this transaction."""
+    assert tx.newest is not None, "the fence comes first"
     return tx.newest
-
-
-_NEWEST = "SELECT coalesce(max(id), 0) FROM rb_checkpoint WHERE buffer = :buffer"
 
 
 # Changes and removals
