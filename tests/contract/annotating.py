@@ -125,7 +125,7 @@ class AnnotatingLaws(Harness):
             f"given {MOST_NAMES + 1} annotations": {f"n{n}": 1.0 for n in range(MOST_NAMES + 1)},
             "unless they are a dict, must be a list, got 3": 3,
             "annotations of group 1, rollout 0 must be a dict, got float": [0.5],
-            "the name 'a b' must be an identifier": {"a b": 1},
+            r"the name 'a\\x00b' must be an identifier": {"a\0b": {}},
             "the name 5 must be": {5: 1},
             "kl of group 1 is nan: an annotation is": {"kl": float("nan")},
             "kl of group 1 is inf": {"kl": np.float32("inf")},

@@ -114,7 +114,7 @@ class FolderStore(PlaceStore):
         return map(self.read_file, wanted, wanted.values())
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
-        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
         try:
             return [_read_range(number, extent) for extent in extents]
         finally:
@@ -169,8 +169,10 @@ def _read_range(number: int, wanted: Extent) -> Any:
     while view.nbytes:
         try:
             count = os.preadv(number, [view], at)
-        except IsADirectoryError:
-            return DecodeError(f"the file {wanted.name} was replaced by a folder")
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.ESPIPE):
+                raise
+            return DecodeError(f"the file {wanted.name} was replaced by a folder or a pipe")
         if count == 0:
             end = os.fstat(number).st_size
             return DecodeError(f"the file {wanted.name} ends at byte {end}: it was cut short")

@@ -78,6 +78,8 @@ def _values(where: str, given: Any) -> dict[str, Any]:
         raise InputError(f"the annotations of {where} must be a dict, got {type(given).__name__}")
     found = {}
     for name, value in given.items():
+        if not isinstance(name, str) or not name.isidentifier() or len(name) > MOST_CHARACTERS:
+            raise InputError(f"{where}: the name {name!r:.100} must be an identifier, as a variable of Python has one")
         usual = type(value) is float and math.isfinite(value)
         if (checked := value if usual else _value(f"{name} of {where}", value)) is not None:
             found[name] = checked
@@ -105,7 +107,7 @@ def _value(what: str, value: Any) -> Any:
     return numbers
 
 
-def _annotation(group: str, name: Any, values: Sequence[Any], *, whole: bool) -> Annotation:
+def _annotation(group: str, name: str, values: Sequence[Any], *, whole: bool) -> Annotation:
     """Return an annotation of a whole group, or of each of its rollouts, None for those without."""
     if not isinstance(name, str) or not name.isidentifier() or len(name) > _MOST_CHARACTERS:
         raise InputError(f"{group}: the name {shown(name)} must be an identifier, as a variable of Python has one")

@@ -159,9 +159,8 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
         _settle_some(tx, lease.token, set(uids), step)
         return
     # An unchanged step isn't written, which saves a write to its index.
-    moved = f", step = CASE WHEN settled = 0 THEN {_literal(step)} ELSE step END" if step != lease.train_step else ""
-    changes = f"settled = settled + {len(uids):d}{moved}"
-    settled = f"UPDATE rb_batch SET {changes} WHERE lease = {lease.token:d} AND settled < groups"  # noqa: S608
+    moved = f", step = {_literal(step)}" if step != lease.train_step else ""
+    settled = f"UPDATE rb_batch SET settled = {len(uids):d}{moved} WHERE lease = {lease.token:d}"  # noqa: S608
     if tx.dialect.is_remote:
         tx.finish(settled)
     else:
