@@ -156,26 +156,6 @@ async def test_groups_of_one_lease_may_be_of_several_steps(buffer: ReplayBuffer)
     assert first["taken_at"] == third["taken_at"]
 
 
-async def test_parts_of_a_lease_that_are_acknowledged_at_once_are_all_counted(postgres_database: str) -> None:
-    """One waits for the other's count."""
-    async with build(postgres_database) as buffer:
-        uids = [await put(buffer, number, "gpu") for number in range(3)]
-        lease = await buffer.lease_batch({TASK: 3}, heartbeat=False)
-        other = await asyncpg.connect(postgres_database)
-
-        async def both_wait() -> bool:
-            waiting = "wait_event_type = 'Lock' AND datname = current_database()"
-            return bool(await other.fetchval(f"SELECT count(*) = 2 FROM pg_stat_activity WHERE {waiting}"))
-
-        async with other.transaction():
-            await other.execute("SELECT FROM rb_batch FOR UPDATE")
-            parts = [asyncio.create_task(lease.acknowledge([uid])) for uid in uids[:2]]
-            await until(both_wait)
-        await asyncio.gather(*parts)
-        await other.close()
-        assert [row["settled"] for row in await rows(buffer)] == [2]
-
-
 @pytest.mark.parametrize("seconds", [None, pytest.param(60.0, marks=pytest.mark.long)])
 async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, seconds: float | None) -> None:
     uids = [await put(buffer, number, "gpu") for number in range(2)]
