@@ -78,8 +78,8 @@ def _values(where: str, given: Any) -> dict[str, Any]:
         raise InputError(f"the annotations of {where} must be a dict, got {type(given).__name__}")
     found = {}
     for name, value in given.items():
-        if not isinstance(name, str) or not name.isidentifier() or len(name) > MOST_CHARACTERS:
-            raise InputError(f"{where}: the name {name!r:.100} must be an identifier, as a variable of Python has one")
+        if not isinstance(name, str) or not name.isidentifier() or len(name) > _MOST_CHARACTERS:
+            raise InputError(f"{where}: the name {shown(name)} must be an identifier, as a variable of Python has one")
         usual = type(value) is float and math.isfinite(value)
         if (checked := value if usual else _value(f"{name} of {where}", value)) is not None:
             found[name] = checked
@@ -109,8 +109,6 @@ def _value(what: str, value: Any) -> Any:
 
 def _annotation(group: str, name: str, values: Sequence[Any], *, whole: bool) -> Annotation:
     """Return an annotation of a whole group, or of each of its rollouts, None for those without."""
-    if not isinstance(name, str) or not name.isidentifier() or len(name) > _MOST_CHARACTERS:
-        raise InputError(f"{group}: the name {shown(name)} must be an identifier, as a variable of Python has one")
     arrays: list[Any] = [one for one in values if isinstance(one, np.ndarray)]
     if arrays and (whole or len(arrays) < sum(one is not None for one in values)):
         raise InputError(
