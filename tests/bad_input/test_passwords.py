@@ -40,6 +40,7 @@ from tests.stores import TASK, build, group
         ("sqlite:///run?1.db", "a \\? in the name of a file is written %3F"),
         ("sqlite:///run.db?mode=ro", "SQLite urls take no options"),
         ("sqlite:///a\0b", "NUL"),
+        ("sqlite:///a\udcffb", "can't read the database url: expected"),
         ("postgresql://host:port/db", "a port from 1 to 65535"),
         ("postgresql://user@host:99999/db", "a port from 1 to 65535"),
         ("postgresql://host/db?aplication_name=x", "no option 'aplication_name'; known are application_name"),

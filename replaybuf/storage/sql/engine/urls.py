@@ -169,6 +169,7 @@ def _exists(path: str) -> bool:
 def _parsed(url: str) -> URL | None:
     # (The exceptions may quote parts of the URL; returning None here drops them.)
     try:
+        url.encode()  # no name has half of a surrogate pair
         return make_url(url)
     except (exc.ArgumentError, ValueError):
         return None
