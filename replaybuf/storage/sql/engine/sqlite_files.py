@@ -253,61 +253,37 @@ def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOU
         )
 
 
-# Only an empty file or a database of ours is opened for writing. Other programs' files are never changed.
-#
-# Opening a file as usual changes it: SQLite rolls back a hot journal, checkpoints its WAL, and treats a file of one
-# byte as empty. So it is read as `immutable` first, without WAL and journal, and then read-only with its WAL if that
-# was not conclusive. (Closing a file of Python's `open` would release this process's POSIX locks on it.)
+# Only an empty file or a database of ours is opened for writing.
 
-#: Columns that every revision of the schema has.
-_OURS = {
-    (VERSION_TABLE, "version_num"),
-    *(("rb_lane", name) for name in ("id", "task_name", "status", "step")),
-    *(("rb_group", name) for name in ("uid", "lane", "priority", "times_sampled", "marks")),
-    *(("rb_payload", name) for name in ("uid", "outline", "data")),
-}
-_COLUMNS = f"""
-SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c
-WHERE m.type = 'table' AND m.name IN ({", ".join(f"'{table}'" for table in sorted({table for table, _ in _OURS}))})"""  # noqa: S608
+#: Tables that every revision of the schema has.
+_OURS = {VERSION_TABLE, "rb_lane", "rb_group", "rb_payload"}
 _LEFT = "it was left as it is: give the path of a file that isn't there yet"
 
 
 def refuse_foreign_file(path: str, where: str) -> None:
-    """Raise StorageError unless the file is missing, empty, or a database of ours.
+    """Raise StorageError unless the file is missing, empty, or a database of ours. It isn't changed.
 
-    Raises errors of `sqlite3` for an unreadable file.
+    SQLite rolls back a hot journal at its first read, except as `immutable`, which would leave out a WAL. Raises errors
+    of `sqlite3` for an unreadable file.
     """
     path = os.path.realpath(path)
     logged = _size(f"{path}-wal")  # read before the file, which another process creates first
     size = _size(path)
     if not size and not logged:
         return
-    if size < 2:
-        what = "empty" if not size else "a single byte"
-        log = f", but has a write-ahead log beside it ({Path(path).name}-wal)" if logged else ""
-        raise StorageError(f"{where} is not a database: it is {what}{log}; {_LEFT}", reason="not a database")
+    if size < 2:  # which SQLite takes for none
+        raise StorageError(f"{where} is not a database: it has {size} bytes; {_LEFT}", reason="not a database")
+    uri = f"file:{quote_path(Path(path))}?{'mode=ro' if logged else 'immutable=1'}"
     try:
-        empty = _is_empty(path, where, "immutable=1")
-    except sqlite3.DatabaseError as error:
-        if _size(f"{path}-journal"):  # of a file that a crash left half made: SQLite rolls it back
-            _is_empty(path, where, "mode=rw")
-            return
-        if not logged or getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
-            raise
-        empty = True  # a checkpoint is half done
-    if empty and logged:
-        _is_empty(path, where, "mode=ro")
-
-
-def _is_empty(path: str, where: str, how: str) -> bool:
-    """Return whether a database is empty; False if it is ours. Raises StorageError for any other."""
-    with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{how}", uri=True)) as raw:
-        names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
-        [(marked,)] = raw.execute("PRAGMA application_id")
-        if not names and not marked:
-            return True
-        if set(raw.execute(_COLUMNS)) >= _OURS:
-            return False
+        with closing(sqlite3.connect(uri, uri=True)) as raw:
+            names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
+            [(marked,)] = raw.execute("PRAGMA application_id")
+    except sqlite3.DatabaseError:
+        if not logged and _size(f"{path}-journal"):
+            return  # a crash left it half made
+        raise
+    if set(names) >= _OURS or not (names or marked):
+        return
     more = f", {len(names) - 1} more" if len(names) > 1 else ""
     what = f"{brief(names[0])}{more}" if names else f"the application_id {marked}"
     raise StorageError(
