@@ -19,8 +19,8 @@ ROW_BYTES = 1_500
 USUAL_CONNECTIONS, MOST_CONNECTIONS = 4, 16
 #: What the disk keeps: batches ahead of the trainer, and step checkpoints.
 BATCHES_KEPT = 6
-#: A value and its message have to stay below it (`replaybuf.storage.sql.engine.postgres_dialect.ROW_LIMIT`).
-ROW_LIMIT = 1 << 30
+#: What a row holds at most (`replaybuf.storage.sql.engine.dialect.MOST_ROW_BYTES`).
+ROW_LIMIT = 999_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import pytest
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql import backend
-from replaybuf.storage.sql.engine import postgres_dialect, postgres_pool
-from replaybuf.storage.sql.engine.dialect import RowLimit
+from replaybuf.storage.sql.engine import dialect
 from replaybuf.storage.sql.statements import matching
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.values import Refresh, StorageItem
@@ -27,7 +26,7 @@ LIMIT = 200_000
 
 
 def lower(monkeypatch: pytest.MonkeyPatch, limit: int = LIMIT) -> None:
-    """Lower the limit of each database: SQLite's own, and what is known of PostgreSQL's."""
+    """Lower the limit of a row, and SQLite's own."""
     connect = sqlite3.connect
 
     def limited(*args: Any, **options: Any) -> sqlite3.Connection:
@@ -36,19 +35,18 @@ def lower(monkeypatch: pytest.MonkeyPatch, limit: int = LIMIT) -> None:
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", limited)
-    monkeypatch.setattr(postgres_dialect, "ROW_LIMIT", RowLimit(limit, "PostgreSQL's messages have less than 1 GiB"))
-    monkeypatch.setattr(postgres_pool, "LARGE", limit // 4)
+    monkeypatch.setattr(dialect, "MOST_ROW_BYTES", limit * 999 // 1000)
 
 
 def large(number: int, nbytes: int = 2 * LIMIT) -> list[Any]:
     return group(number, text="x" * nbytes)
 
 
-REFUSED = r"task math: the group of 1 rollouts takes 40\d kB .* a row holds at most [12]..,... bytes \((SQLite|Postgre)"
+REFUSED = r"task math: the group of 1 rollouts takes 40\d kB .* a row holds at most 199,800 bytes"
 
 
 async def test_a_group_that_is_too_large_fails_alone(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of puts that are committed together; and the database is asked only once."""
+    """Of puts that are committed together."""
     lower(monkeypatch)
     async with build(shared_url) as buffer:
         puts = [large(number) if number % 3 == 1 else group(number) for number in range(9)]
@@ -102,17 +100,12 @@ async def test_copies_of_what_is_too_large_elsewhere_are_refused(
     await source.close()
     async with build(shared_url) as buffer:
         await buffer.count_where({})
-        # (A limit of SQLite holds for connections that are opened from now on, also for reading the snapshot.)
-        monkeypatch.setattr(buffer.storage.engine.dialect.__class__, "row_limit", _lowered)
+        monkeypatch.setattr(dialect, "MOST_ROW_BYTES", LIMIT)
         with pytest.raises(StorageError, match=r"group 2 takes 40\d kB", check=because("too large")):
             await buffer.resume(tmp_path / "copy")
         with pytest.raises(StorageError, match=r"group 2 takes 40\d kB", check=because("too large")):
             await asyncio.to_thread(buffer.load_state_dict, state)
         assert len(buffer) == 0
-
-
-def _lowered(*_: object) -> RowLimit:
-    return RowLimit(LIMIT, "for this test")
 
 
 async def test_whatever_else_is_too_large_is_refused_too(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,14 +124,14 @@ async def test_whatever_else_is_too_large_is_refused_too(shared_url: str, monkey
         assert await take_all(buffer) == [0]
 
 
-def test_texts_count_by_their_bytes() -> None:
-    limit = RowLimit(100, "a limit")
-    limit.check("a row", ["é" * 50, None, 7])
+def test_texts_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialect, "MOST_ROW_BYTES", 100)
+    dialect.check_row("a row", ["é" * 50, None, 7])
     for values in (["é" * 51], ["x" * 60, b"x" * 41], [b"x" * 101]):
         with pytest.raises(
-            StorageError, match=r"a row takes 10\d B \(10\d bytes\).*100 bytes \(a limit\)", check=because("too large")
+            StorageError, match=r"a row takes 10\d B \(10\d bytes\).*at most 100 bytes", check=because("too large")
         ):
-            limit.check("a row", values)
+            dialect.check_row("a row", values)
 
 
 async def test_what_a_refresh_drops_is_read_after_it(shared_url: str) -> None:

@@ -38,6 +38,7 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     write_facts,
 )
 from replaybuf.storage.sql.engine.database import Database, Steps
+from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
@@ -178,7 +179,7 @@ async def _copy_rows(
                 row["scoped_key"] = rescoped_key(row["scoped_key"], target.scope.buffer, shift)
         for row in converted:
             row["uid"] += shift
-        await target.run(_check_sizes, converted)
+            check_row(f"group {row['uid']}", (row["data"], row["prompt"]))
         await target.run(_insert_rows, group, groups)
         await target.run(_insert_rows, payload, converted)
         reporter.add(len(groups), _bytes_of(groups))
@@ -242,12 +243,6 @@ def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> N
     names = list(rows[0]) if rows else []
     insert = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"  # noqa: S608
     tx.each(insert, [[row[name] for name in names] for row in rows])
-
-
-def _check_sizes(tx: Transaction, payloads: Sequence[Mapping[str, Any]]) -> None:
-    limit = tx.dialect.row_limit(tx)
-    for row in payloads:
-        limit.check(f"group {row['uid']}", (row["data"], row["prompt"]))
 
 
 def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]]:

@@ -42,24 +42,26 @@ if TYPE_CHECKING:
 Convert = Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RowLimit:
-    """The maximum size of all values of a row in bytes, and the reason for this limit."""
+#: The bytes of all values of a row at most; a megabyte is for its other columns. SQLite's rows have up to 10^9 bytes;
+#: PostgreSQL's messages, in which rows are sent and received, less than 1 GiB.
+MOST_ROW_BYTES = 999_000_000
 
-    nbytes: int
-    why: str
 
-    def check(self, what: str, values: Iterable[object]) -> None:
-        """Raise StorageError when these values exceed the limit of a row. The message begins with `what`."""
-        texts = (value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value for value in values)
-        size = sum(len(value) for value in texts if isinstance(value, (bytes, bytearray, memoryview)))
-        if size > self.nbytes:
-            raise StorageError(
-                f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {self.nbytes:,} bytes "
-                f"({self.why}); nothing was stored. Make smaller groups, or keep large values elsewhere and store "
-                "their place",
-                reason="too large",
-            )
+def check_row(what: str, values: Iterable[object]) -> None:
+    """Raise StorageError when these values exceed what a row of either database holds. The message begins with `what`.
+
+    The server would close the connection after a larger row.
+    """
+    sized = [value for value in values if isinstance(value, (str, bytes, bytearray, memoryview))]
+    if 4 * sum(map(len, sized)) <= MOST_ROW_BYTES:  # as in nearly all rows, whatever their characters
+        return
+    size = sum(len(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value) for value in sized)
+    if size > MOST_ROW_BYTES:
+        raise StorageError(
+            f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {MOST_ROW_BYTES:,} bytes; "
+            "nothing was stored. Make smaller groups, or keep large values elsewhere and store their place",
+            reason="too large",
+        )
 
 
 class Dialect(ABC):
@@ -129,10 +131,6 @@ class Dialect(ABC):
     @abstractmethod
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         """Return the next uids; a committed uid is never reused (a rollback leaves a gap on PostgreSQL)."""
-
-    @abstractmethod
-    def row_limit(self, tx: Transaction) -> RowLimit:
-        """Return the maximum size of a row."""
 
 
 # Statements

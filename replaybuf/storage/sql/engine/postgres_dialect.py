@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sqlalchemy import JSON, ColumnElement, Text, bindparam, cast, func
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
-from replaybuf.storage.sql.engine.dialect import Dialect, RowLimit, to_json_text
+from replaybuf.storage.sql.engine.dialect import Dialect, to_json_text
 from replaybuf.storage.sql.schema.tables import group, uid_sequence
 
 if TYPE_CHECKING:
@@ -83,13 +83,6 @@ class PostgresDialect(Dialect):
     def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
         return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
 
-    def row_limit(self, tx: Transaction) -> RowLimit:
-        return ROW_LIMIT
-
-
-#: A row is sent and received in one message; the server closes the connection after a larger one. The megabyte is for
-#: the row's other columns.
-ROW_LIMIT = RowLimit((1 << 30) - (1 << 20), "PostgreSQL's messages have less than 1 GiB")
 
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
 # Uncompressed values (`schema.create`) are read in part.

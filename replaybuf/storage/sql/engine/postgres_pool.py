@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from replaybuf.errors import ReplayBufError, UnreachableError
-from replaybuf.storage.sql.engine import postgres_dialect
+from replaybuf.storage.sql.engine import dialect
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
@@ -29,8 +29,6 @@ KEPT_SECONDS = 60.0
 _QUICKLY_MADE, _PATIENCE_SECONDS = 4, 0.2
 #: How long a graceful close may take before the connection is terminated.
 _CLOSING_SECONDS = 2.0
-#: Texts and byte strings up to this length are sent without a check of the row's size.
-LARGE = 1 << 26
 
 
 class Pool:
@@ -201,9 +199,9 @@ class PostgresSession(Session):
         if not sql.startswith("SELECT"):
             self.has_written = True
         # Otherwise the server would close the connection, and retries would send the same again and again. (The size of
-        # groups, which are sent as rows of executemany, is checked before.)
-        if any(isinstance(value, (bytes, str)) and len(value) > LARGE for value in values):
-            postgres_dialect.ROW_LIMIT.check("what was to be stored", values)
+        # groups, which are sent as rows of executemany, is checked where they are encoded.)
+        if any(isinstance(value, (bytes, str)) and 4 * len(value) > dialect.MOST_ROW_BYTES for value in values):
+            dialect.check_row("what was to be stored", values)
 
 
 async def run(function: Callable[[], T]) -> T:

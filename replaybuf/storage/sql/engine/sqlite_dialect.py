@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -10,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replaybuf.storage.sql.engine.dialect import Dialect, RowLimit, to_json_text
+from replaybuf.storage.sql.engine.dialect import Dialect, to_json_text
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -80,11 +79,6 @@ class SqliteDialect(Dialect):
         raised = "UPDATE rb_info SET number = number + :count WHERE name = 'uid' RETURNING number"
         [(last,)] = tx.tuples(raised, count=count)
         return list(range(last - count + 1, last + 1))
-
-    def row_limit(self, tx: Transaction) -> RowLimit:
-        limit = _session(tx).raw.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
-        # A reserve of 0.1 % (a megabyte of a gigabyte), as on PostgreSQL.
-        return RowLimit(limit - limit // 1000, "SQLite's limit SQLITE_MAX_LENGTH")
 
 
 def _session(tx: Transaction) -> SqliteSession:

@@ -25,6 +25,7 @@ from replaybuf.common.units import brief, listed
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent
+from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.postgres_dialect import NOW, array, texts
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
@@ -92,7 +93,7 @@ class Apart(Protocol):
 
 
 def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
-    """Return the group with payload and metadata encoded. Raises RolloutError.
+    """Return the group with payload and metadata encoded. Raises RolloutError, and StorageError if it fits no row.
 
     With `apart`, the tail of a large payload is queued there.
     """
@@ -119,13 +120,13 @@ def describe(
     kind: RolloutType,
     extent: Extent | None = None,
 ) -> EncodedGroup:
-    """Return the metadata of a group whose rollouts were encoded as `payload`."""
+    """Return a group whose rollouts were encoded as `payload`. Raises StorageError if it fits no row."""
     fields = group.fields or fields_of(rollouts, kind)
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields, group.segments)
     records, prompt = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
         _warn_of_unreadable(group.task_name, [one.reward for one in fields], marks.reward, kind)
-    return EncodedGroup(
+    encoded = EncodedGroup(
         group=group,
         payload=payload,
         extent=extent,
@@ -137,6 +138,9 @@ def describe(
         prompt=prompt,
         tokens=sum(record["response_tokens"] for record in records),
     )
+    values = (payload, encoded.outline, encoded.marks, prompt, *(group.tags or {}).values())
+    check_row(f"task {group.task_name}: the group of {len(group.rollouts)} rollouts", values)
+    return encoded
 
 
 def _warn_of_unreadable(task: str, rewards: Sequence[Any], numbers: Sequence[float | None], kind: RolloutType) -> None:
@@ -157,20 +161,6 @@ def _warn_of_unreadable(task: str, rewards: Sequence[Any], numbers: Sequence[flo
         brief(repr(rewards[place])),
         advice,
     )
-
-
-def most_bytes(encoded: EncodedGroup) -> int:
-    """Return an upper bound of the bytes of a group in a row, without tags, at four bytes per character."""
-    texts = len(encoded.outline) + len(encoded.marks) + len(encoded.prompt or "")
-    return len(encoded.payload) + 4 * texts
-
-
-def check_size(tx: Transaction, encoded: EncodedGroup) -> None:
-    """Raise StorageError when the group exceeds what the database can store, or return in one row."""
-    new = encoded.group
-    what = f"task {new.task_name}: the group of {len(new.rollouts)} rollouts"
-    values = (encoded.payload, encoded.outline, encoded.prompt, encoded.marks, *(new.tags or {}).values())
-    tx.dialect.row_limit(tx).check(what, values)
 
 
 def dump_json(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from replaybuf.errors import FullError, ReplayBufError, StorageError
+from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
@@ -32,12 +32,10 @@ from replaybuf.storage.sql.statements.ledger import move_cursor, note_drawn, not
 from replaybuf.storage.sql.statements.matching import WITH_KEYS
 from replaybuf.storage.sql.statements.new_rows import (
     EncodedGroup,
-    check_size,
     counts_of,
     first_steps,
     group_row,
     insert_groups,
-    most_bytes,
     payload_row,
 )
 from replaybuf.storage.sql.statements.parts import lock_parts, place_part
@@ -88,9 +86,6 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     """
     if not groups:
         return []
-    if too_large := _too_large(tx, groups):
-        others = iter(put_groups(tx, [one for place, one in enumerate(groups) if place not in too_large]))
-        return [too_large[place] if place in too_large else next(others) for place in range(len(groups))]
     limits = tx.scope.rules.limits
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
@@ -113,8 +108,6 @@ def claim(
         return None
     if epochs is not None:
         note_drawn(tx, moved.name, moved.version + 1, epochs)
-    for one in groups:
-        check_size(tx, one)
     uids = store(tx, groups, evicting=False)
     rows = rows_of(tx, uids)
     for row, encoded in zip(rows, groups, strict=True):
@@ -153,22 +146,6 @@ def _independent(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[En
         if new.part is not None:
             names.add(new.part.name)
     return runs
-
-
-def _too_large(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, StorageError]:
-    """Return the errors of groups that exceed the row limit, by index."""
-    errors: dict[int, StorageError] = {}
-    limit = tx.dialect.row_limit(tx).nbytes
-    for place, one in enumerate(groups):
-        if not one.group.tags and most_bytes(one) <= limit:
-            continue  # as nearly all are
-        try:
-            check_size(tx, one)
-        except StorageError as error:
-            if error.reason != "too large":
-                raise
-            errors[place] = error
-    return errors
 
 
 def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:

@@ -30,7 +30,6 @@ from replaybuf.storage.sql.statements.new_rows import (
     group_row,
     insert_payloads,
     insertion,
-    most_bytes,
     payload_row,
 )
 from replaybuf.values.rollouts.statuses import Status
@@ -46,9 +45,9 @@ def fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
         return False
     if limits.capacity is not None and any(new.dropped is not None for new in news):
         return False  # evicted groups are attributed to the put that evicts them
-    tags = sum(len(str(new.tags)) for new in news if new.tags)
-    most = min(MOST_BYTES, tx.dialect.row_limit(tx).nbytes)
-    return sum(map(most_bytes, groups)) + 4 * tags <= most
+    texts = sum(len(one.outline) + len(one.marks) + len(one.prompt or "") for one in groups)
+    texts += sum(len(str(new.tags)) for new in news if new.tags)
+    return sum(len(one.payload) for one in groups) + 4 * texts <= MOST_BYTES  # at four bytes a character
 
 
 def store_at_once(
