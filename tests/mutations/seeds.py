@@ -320,7 +320,7 @@ _FILLING = [
     ("overdue-too-early", _PARTS, "AND archived_at < :before\nORDER", "\nORDER", "a group waits for its rollouts as long as the config says"),
     ("parts-may-be-gone", f"{_STATEMENTS}/eviction.py", "missing += [uid for uid in new.parts if uid not in found]", "pass", "a group is made of its stored rollouts once"),
     ("parts-stay", f"{_STATEMENTS}/eviction.py", "found |= {uid: there[uid] for uid in new.parts if uid in there and not there[uid].is_leased}", "pass", "a whole group replaces its rollouts"),
-    ("rest-lost", f"{_STATEMENTS}/put.py", "store(tx, [groups[0].rest])", "pass", "what a group goes without is kept"),
+    ("rest-lost", f"{_STATEMENTS}/put.py", ", *store(tx, [rest])]", "]", "what a group goes without is kept"),
     ("runs-of-one-name", f"{_STATEMENTS}/put.py", "new.part is not None and new.part.name in names", "False", "rollouts of a group are placed one after another"),
     ("order-of-parts", _FILLING_TASK, "for place in sorted(rollouts)]", "for place in rollouts]", "a group has its rollouts by index"),
     ("rule-of-parts-lost", _FILLING_TASK, "None, part.train_step, part.rule)", "None, None, NO_RULE)", "the rule of the last put holds for the group"),
