@@ -74,9 +74,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_workers.py::*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
     ("produce/test_produce_processes.py::*sqlite-work-partial*", ("sqlite",)),
-    ("produce/test_produce_processes.py::*postgresql-produce-sync*", ("postgresql",)),
-    ("produce/test_produce_processes.py::*once_though*", ()),
-    ("produce/test_produce_processes.py::*", ("postgresql",)),
+    ("produce/test_produce_processes.py::*", ()),  # on PostgreSQL an example is killed
     ("produce/test_sampler.py::*restore*", ("postgresql",)),
     ("produce/test_sampler.py::*", _STRATEGY),
     ("xtuner/test_their_rules.py::*", _DATABASES),
@@ -221,7 +219,6 @@ _LONG = (
     "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
     "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
     "cli/test_watch.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
-    "cli/test_why.py::test_the_reason_is_named*postgres-*",  # on SQLite: the reason is found by the same rules
     "demo/test_demo_run.py::test_killed_at_each_point*",  # random moments, in an example
     "demo/test_demo_run.py::test_killed_at_random*",  # examples
     "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers

@@ -142,7 +142,9 @@ def test_names_of_this_machine_are_answered(secured: str, host: str) -> None:
     assert client_of(secured, host=host).get("/").status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "10.0.0.7", "localhost.evil.example", "127.0.0.1.nip.io", "[::2]"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evillocalhost", "10.0.0.7", "localhost.evil.example", "127.0.0.1.nip.io", "[::2]"]
+)
 def test_other_names_are_refused_without_a_token(secured: str, host: str) -> None:
     answer = client_of(secured, host=host).get("/")
     assert answer.status_code == 421
