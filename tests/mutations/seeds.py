@@ -184,7 +184,7 @@ _SQL = [
     ("records-keep-payloads", f"{_STATEMENTS}/past.py", "WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)", "WHERE p.uid = rb_payload.uid)", "what a draw took is swept"),
     ("undone-draw-still-recorded", f"{_STATEMENTS}/batches.py", "        tx.change(\"DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL\", draw=number)\n", "", "an undone draw had no groups"),
     ("undone-draw-renumbered", f"{_STATEMENTS}/batches.py", "        tx.change(_NOT_DRAWN, draw=number)\n", "", "the number of an undone draw may be given again"),
-    ("undo-beside-a-sweep", f"{_STATEMENTS}/batches.py", "    lock(tx, uids)  # a sweep would go by a batch that is about to go\n", "", "an undo waits for a sweep of its groups"),
+    ("undo-beside-a-sweep", "storage/sql/tasks/delivery.py", "            lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them\n", "", "an undo waits for a sweep of its groups"),
     ("pruned-draws-stay", f"{_STATEMENTS}/batches.py", "    tx.change(\"DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL\", draws=pruned)\n", "", "the groups of a draw go with it"),
     ("settled-elsewhere", f"{_STATEMENTS}/batches.py", "        tx.change(passed_on, new=other, old=found[\"id\"], uids=list(uids))\n", "", "groups of another step are of another batch"),
     ("sweep-no-grace", "storage/sql/tasks/sweeper.py", "cutoff = now - self._grace", "cutoff = now", "payloads stay for a while after a take"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import batch
-from replaybuf.storage.sql.statements.past import lock, may_sweep, record, record_of
+from replaybuf.storage.sql.statements.past import may_sweep, record, record_of
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased
 from replaybuf.values.rollouts.statuses import Status
@@ -132,9 +132,8 @@ _INSERT = f"""INSERT INTO rb_batch ({", ".join(_NAMES)})
 VALUES ({", ".join(f":{name}" for name in _NAMES)}) RETURNING id"""  # noqa: S608
 
 
-def remove_batch(tx: Transaction, drawn: BatchKey, uids: Sequence[int]) -> None:
-    """Remove the batch of a draw of these groups that nobody received, and the copies of those that stayed."""
-    lock(tx, uids)  # a sweep would go by a batch that is about to go
+def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
+    """Remove the batch of a draw that nobody received, and the copies of its groups that stayed."""
     for number in tx.values(_REMOVE, taken_at=drawn.taken_at, uid=drawn.uid):
         tx.change("DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL", draw=number)
         tx.change(_NOT_DRAWN, draw=number)

@@ -28,7 +28,7 @@ from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import insert_payloads
 from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.past import come_back, keep, lock
+from replaybuf.storage.sql.statements.past import come_back, keep
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import PLACES, GroupRow, read_rows
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
@@ -181,8 +181,6 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> di
     have the groups, too.
     """
     counts: Counts = Counter()
-    # If a sweep has locked some of these rows, it has deleted their payloads when this lock is granted.
-    lock(tx, [row.uid for row in rows])
     limits = tx.scope.rules.limits
     unarchived = replace(limits, archive_groups=None, archive_seconds=None)
     names = {row.home.name for row in rows}

@@ -17,7 +17,7 @@ from replaybuf.storage.sql.statements.batches import BatchKey, NewBatch, add_bat
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
-from replaybuf.storage.sql.statements.past import newest
+from replaybuf.storage.sql.statements.past import lock, newest
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.statements.take import by_home, consume_at_end, draw_behind_fence
 from replaybuf.storage.sql.tasks.heartbeats import Presence
@@ -178,15 +178,16 @@ class Drawing:
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
         def put_back(tx: Transaction) -> None:
-            reasons = failed
+            reasons, uids = failed, [row.uid for row in taken.rows]
+            lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them
             if taken.batch is not None:
-                remove_batch(tx, taken.batch, [row.uid for row in taken.rows])
+                remove_batch(tx, taken.batch)
             if tx.scope.epoch != taken.epoch:  # a restore has replaced the state of these groups
                 return
             if self._seconds is None:
                 reasons = unconsume(tx, taken.rows, taken.checkpoint) | failed
             else:
-                unhold(tx, taken.lease(), [row.uid for row in taken.rows])
+                unhold(tx, taken.lease(), uids)
             if reasons:
                 _fail(tx, reasons, self._draw.worker)
 
