@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.errors import AccessError
+from replaybuf.errors import AccessError, ReplayBufError
 from replaybuf.storage.sql.engine import postgres_pool
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import is_lost
@@ -118,20 +118,25 @@ async def test_who_waits_in_vain_is_told_why(postgres_database: str) -> None:
     await pool.close()
 
 
-@pytest.mark.parametrize("ends", ["by an error", "cancelled"])
-async def test_one_in_an_unknown_state_is_closed(pool: Pool, ends: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "error"),
+    [("BEGIN", ZeroDivisionError), ("BEGIN", ReplayBufError), ("SELECT", ZeroDivisionError), ("BEGIN", None)],
+)
+async def test_one_in_an_unknown_state_is_closed(pool: Pool, first: str, error: type[Exception] | None) -> None:
+    """After an error of nobody knows where, in a transaction that was left open, or cancelled."""
+
     async def use() -> None:
         async with pool.lend() as connection:
-            await connection.execute("BEGIN")
-            if ends == "by an error":
-                raise ZeroDivisionError
+            await connection.execute(first)
+            if error is not None:
+                raise error
             await connection.execute("SELECT pg_sleep(60)")
 
     using = asyncio.create_task(use())
-    done, _ = await asyncio.wait([using], timeout=0.2)
+    done, _ = await asyncio.wait([using], timeout=0.2 if error is None else 60)
     using.cancel()
     await asyncio.wait([using])
-    assert bool(done) == (ends == "by an error")
+    assert bool(done) == (error is not None)
     assert (pool.size, pool.lent) == (0, 0)
 
 
