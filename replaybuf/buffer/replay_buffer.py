@@ -39,7 +39,7 @@ from replaybuf.common.checks import (
 )
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.worker_name import working_as
-from replaybuf.errors import InputError, SnapshotError
+from replaybuf.errors import InputError
 from replaybuf.files.exporting import Exported, ExportQuery, OrderBy, Selection, export_file, to_pandas
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
 from replaybuf.files.importing import Imported, ImportOptions, import_from
@@ -760,14 +760,3 @@ class ReplayBuffer(Generic[R]):
         called as in `save`.
         """
         await self._opened.resume(check_folder(path), {"policy": self.policy.name}, progress)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a dict with the content of a snapshot file, for frameworks that want one. Blocks; `save` doesn't."""
-        return {"snapshot": self._opened.snapshot({"policy": self.policy.name})}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a dict from `state_dict` into this buffer, which must be empty. Blocks. Errors are those of `resume`."""
-        storage, snapshot = self._opened, state.get("snapshot") if isinstance(state, Mapping) else None
-        if not isinstance(snapshot, bytes):
-            raise SnapshotError("expected a dict from ReplayBuffer.state_dict()", reason="mismatch")
-        storage.load_snapshot(snapshot, {"policy": self.policy.name})

@@ -274,8 +274,6 @@ class SyncReplayBuffer(Generic[R]):
 
     save = mirrored(ReplayBuffer[R].save, run)
     resume = mirrored(ReplayBuffer[R].resume, run)
-    state_dict = mirrored(ReplayBuffer[R].state_dict, as_it_is)
-    load_state_dict = mirrored(ReplayBuffer[R].load_state_dict, as_it_is)
 
 
 __all__ = ["SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]

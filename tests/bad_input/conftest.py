@@ -78,13 +78,6 @@ def refresh(thresholds: Any, step: Any = 1, **options: Any) -> Call:
     return lambda buffer: buffer.refresh_staleness(task_stale_thresholds=thresholds, current_train_step=step, **options)
 
 
-def load(state: Any) -> Call:
-    async def call(buffer: ReplayBuffer) -> None:
-        buffer.load_state_dict(state)
-
-    return call
-
-
 def itself() -> list[Any]:
     values: list[Any] = []
     values.append(values)

@@ -24,7 +24,8 @@ from replaybuf.rules.policies import OrderTerm
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.bad_input.conftest import Call, Odd, entered_twice, find, itself, leased, load, put, refresh, rollouts
+from tests.bad_input.conftest import Call, Odd, entered_twice, find, itself, leased, put, refresh, rollouts
+from tests.reference.snapshots import load_snapshot, snapshot_of
 from tests.stores import TASK, because, build, group, numbers_of, take_all
 
 
@@ -237,7 +238,6 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
     "save: on a file": (lambda b: b.save("/etc/passwd"), SnapshotError, "can't make the folder /etc/passwd"),
     "save: under a file": (lambda b: b.save("/etc/passwd/x"), SnapshotError, "can't make the folder"),
     "resume: nothing": (lambda b: b.resume("/no/such/folder"), SnapshotError, "no snapshot in /no/such/folder"),
-    "load: nothing": (load({}), SnapshotError, "expected a dict"),
     "lease: NaN seconds": (lambda b: leased(b, seconds=math.nan), InputError, "seconds must be"),
     "lease: infinite numpy seconds": (lambda b: leased(b, seconds=np.float32("inf")), InputError, "seconds must be"),
     "lease: twice": (lambda b: entered_twice(b.lease_batch({TASK: 0})), InputError, "begun before"),
@@ -286,8 +286,6 @@ BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
         "task 'math' has no entry in task_stale_thresholds",
     ),
     "threshold of an empty group": (put([], stale_threshold=0), InputError, "stale_threshold must be positive"),
-    "load: None": (load(None), SnapshotError, "expected a dict"),
-    "load: text": (load({"snapshot": "text"}), SnapshotError, "expected a dict"),
 }
 
 
@@ -347,12 +345,12 @@ async def test_what_has_no_repr_is_refused_as_anything_else_is(kept: ReplayBuffe
 
 
 async def test_a_state_that_is_damaged_or_no_longer_fits_is_refused(kept: ReplayBuffer) -> None:
-    state = kept.state_dict()
+    state = snapshot_of(kept)
     with pytest.raises(SnapshotError, match="3 groups", check=because("not empty")):
-        kept.load_state_dict(state)
+        load_snapshot(kept, state)
     async with build("sqlite://") as empty:
         with pytest.raises(SnapshotError, match="damaged"):
-            empty.load_state_dict({"snapshot": state["snapshot"][:9000]})
+            load_snapshot(empty, state[:9000])
         assert len(empty) == 0
 
 

@@ -37,7 +37,7 @@ from tests.contract.harness import (
 from tests.contract.leasing import LONG, lease_of
 from tests.contract.persistence import everything, fill_in_every_way
 from tests.contract.waiting import waiting
-from tests.reference.snapshots import held_by
+from tests.reference.snapshots import held_by, load_snapshot, snapshot_of
 
 SamePlace = Callable[[SQLStorage, Codec], SQLStorage]
 Another = Callable[[ReplayBuffer], Awaitable[ReplayBuffer]]
@@ -349,11 +349,11 @@ class DamageLaws(Harness):
             await self.spoil(storage, uids[1], CODEC.encode(group(1, response="of another group" * 9)))
         else:
             others = await open_storage(OTHER_CODEC)
-            others.load_snapshot(storage.snapshot({}), {})
+            load_snapshot(ReplayBuffer(others), snapshot_of(ReplayBuffer(storage)))
             fields = {"status": "completed", "of_another_type": 1}
             uids.append(await others.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0)))
             storage = await open_storage()
-            storage.load_snapshot(others.snapshot({}), {})
+            load_snapshot(ReplayBuffer(storage), snapshot_of(ReplayBuffer(others)))
             uids.append(await storage.put(_new(2)))
         return ReplayBuffer(storage), uids
 
@@ -409,7 +409,7 @@ class DamageLaws(Harness):
         uid = await storage.put(_new(0))
         await self.damage(storage, uid)
         buffer = await open_buffer()
-        buffer.storage.load_snapshot(storage.snapshot({}), {})
+        load_snapshot(buffer, snapshot_of(ReplayBuffer(storage)))
         assert await payload_of(buffer.storage, uid) == await payload_of(storage, uid)
         [item] = await found(buffer)
         assert item.error is not None

@@ -12,6 +12,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import ClosedError, FullError, InputError, NotReadyError
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, drawn, fill, found, group, ids, total
+from tests.reference.snapshots import load_snapshot, snapshot_of
 
 
 async def numbers(buffer: ReplayBuffer, query: Any = None) -> list[int]:
@@ -322,7 +323,7 @@ class RateLaws(Harness):
         buffer = await open_buffer(capacity=2, on_full="block", min_size=2)
         fresh = await open_buffer(capacity=4, on_full="reject", max_times_sampled=2)
         await fill(buffer, 2)
-        fresh.load_state_dict(buffer.state_dict())
+        load_snapshot(fresh, snapshot_of(buffer))
         await fill(fresh, 2)
         with pytest.raises(FullError, match="the capacity is 4"):
             await fresh.put(group(9), "math")

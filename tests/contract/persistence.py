@@ -19,7 +19,7 @@ from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, found, group, ids, plain, rollout
 from tests.contract.leasing import LONG
 from tests.contract.waiting import waiting
-from tests.reference.snapshots import held_by
+from tests.reference.snapshots import held_by, load_snapshot, snapshot_of
 from tests.stores import because
 
 
@@ -47,7 +47,7 @@ async def everything(buffer: ReplayBuffer) -> list[Any]:
 
 
 class PersistenceLaws(Harness):
-    """save, resume, state_dict and load_state_dict."""
+    """save and resume."""
 
     async def test_a_snapshot_replaces_an_older_one(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
         """Of saves into one folder the last counts, and nothing else is left there."""
@@ -87,8 +87,6 @@ class PersistenceLaws(Harness):
         await buffer.save(tmp_path)
         with pytest.raises(SnapshotError, match=r"'fifo'.*'staleness'", check=because("mismatch")):
             await other.resume(tmp_path)
-        with pytest.raises(SnapshotError, match=r"'fifo'.*'staleness'", check=because("mismatch")):
-            other.load_state_dict(buffer.state_dict())
         assert len(other) == 0
 
     async def test_resume_refuses_another_schema(self, open_buffer: OpenBuffer, tmp_path: Path) -> None:
@@ -106,17 +104,17 @@ class PersistenceLaws(Harness):
         assert len(fresh) == 0
 
     async def test_a_damaged_state_is_refused_whole(self, open_buffer: OpenBuffer) -> None:
-        """If one group of a state dict is damaged, none is loaded, and the right state still can be."""
+        """If one group of a snapshot is damaged, none is loaded, and the right one still can be."""
         buffer, fresh = await open_buffer(), await open_buffer()
         await fill_in_every_way(buffer)
-        state = buffer.state_dict()
-        damaged = state["snapshot"].replace(b"the answer", b"an answers", 1)
+        state = snapshot_of(buffer)
+        damaged = state.replace(b"the answer", b"an answers", 1)
         with pytest.raises(SnapshotError, match="damaged", check=because("")):
-            fresh.load_state_dict({"snapshot": damaged})
+            load_snapshot(fresh, damaged)
         with pytest.raises(SnapshotError, match="damaged"):
-            fresh.load_state_dict({"snapshot": state["snapshot"][:5000]})
+            load_snapshot(fresh, state[:5000])
         assert len(fresh) == 0
-        fresh.load_state_dict(state)
+        load_snapshot(fresh, state)
         assert await everything(fresh) == await everything(buffer)
 
     async def test_a_load_gives_no_uid_again(self, open_buffer: OpenBuffer) -> None:
@@ -125,7 +123,7 @@ class PersistenceLaws(Harness):
         await buffer.put(group(1), "math")
         given = [await fresh.put(group(i), "math") for i in range(5)]
         await fresh.delete({})
-        fresh.load_state_dict(buffer.state_dict())
+        load_snapshot(fresh, snapshot_of(buffer))
         assert await fresh.put(group(2), "math") not in given
 
     async def test_loading_wakes_those_who_wait(self, open_buffer: OpenBuffer) -> None:
@@ -135,7 +133,7 @@ class PersistenceLaws(Harness):
         buffer, fresh = await open_buffer(), await open_buffer()
         await buffer.put(group(1), "math")
         task = await waiting(fresh, fresh.wait_ready({"math": 1}, timeout=None))
-        fresh.load_state_dict(buffer.state_dict())
+        load_snapshot(fresh, snapshot_of(buffer))
         await asyncio.wait_for(task, 20)
 
 

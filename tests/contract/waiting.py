@@ -31,6 +31,7 @@ from tests.contract.harness import (
     new_group,
     only,
 )
+from tests.reference.snapshots import load_snapshot, snapshot_of
 from tests.stores import set_by
 
 
@@ -190,8 +191,6 @@ class ClosingLaws(Harness):
             lambda: buffer.refresh_staleness(task_stale_thresholds={}, current_train_step=1),
             lambda: buffer.save("never"),
             lambda: buffer.resume("never"),
-            buffer.state_dict,
-            lambda: buffer.load_state_dict({}),
             lambda: len(buffer),
         ]
         for call in calls:
@@ -337,7 +336,7 @@ class RecordLaws(Harness):
         buffer, fresh = await open_buffer(max_times_sampled=0), await open_buffer(max_times_sampled=0)
         await made_by(buffer, "gpu-1")
         await buffer.get(1, "math", current_train_step=5)
-        fresh.load_state_dict(buffer.state_dict())
+        load_snapshot(fresh, snapshot_of(buffer))
         item = await only(fresh)
         assert (item.worker, item.trained_step) == ("gpu-1", 5)
 

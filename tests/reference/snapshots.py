@@ -8,13 +8,17 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from replaybuf import ReplayBuffer
+from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError
 from replaybuf.rules.policies import Race
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.decoding import decode_stored
+from replaybuf.storage.sql.copies.snapshot_file import SNAPSHOT_FILE
 from replaybuf.storage.values import Cursor, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
@@ -51,7 +55,20 @@ class BufferState:
 
 def held_by(buffer: ReplayBuffer) -> dict[str, Any]:
     """All that a buffer holds, leased groups as if given back, except its next uid; to be compared."""
-    return plain_state(read_snapshot(buffer.state_dict()["snapshot"], buffer.storage.codec))
+    return plain_state(read_snapshot(snapshot_of(buffer), buffer.storage.codec))
+
+
+def snapshot_of(buffer: ReplayBuffer[Any]) -> bytes:
+    """The content of a snapshot. Blocks."""
+    with TemporaryDirectory() as folder:
+        return run(buffer.save(folder)).read_bytes()
+
+
+def load_snapshot(buffer: ReplayBuffer[Any], state: bytes) -> None:
+    """Load the content of a snapshot. Blocks."""
+    with TemporaryDirectory() as folder:
+        Path(folder, SNAPSHOT_FILE).write_bytes(state)
+        run(buffer.resume(folder))
 
 
 def read_snapshot(data: bytes, codec: Codec) -> BufferState:

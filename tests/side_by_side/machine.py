@@ -24,7 +24,7 @@ from replaybuf.rules.limits import Rules
 from replaybuf.storage.values import NewGroup, StorageItem
 from tests.contract.harness import CODEC
 from tests.reference.backend import Reference
-from tests.reference.snapshots import plain_state, read_snapshot
+from tests.reference.snapshots import plain_state, read_snapshot, snapshot_of
 from tests.side_by_side.places import Place
 from tests.side_by_side.seen import (
     TASKS,
@@ -186,13 +186,11 @@ class Keeping(Pair):
         self.both(operation)
         self.same_state()
 
-    @rule(how=st.sampled_from(["snapshot", "state", "reopen"]), crossed=st.booleans())
+    @rule(how=st.sampled_from(["snapshot", "reopen"]), crossed=st.booleans())
     def persist(self, how: str, crossed: bool) -> None:
         """Both go on from what they have left behind, or both from what the database has."""
         if how == "snapshot":
             self.save_and_resume(crossed)
-        elif how == "state":
-            self.carry_state(crossed)
         elif self.place.durable:
             self.runner.run(self.other.close())
             self.other = self.buffer(self.place.again(self.rules))
@@ -210,17 +208,10 @@ class Keeping(Pair):
         self.runner.run(self.reference.resume(folders[crossed]))
         self.runner.run(self.other.resume(folders[1]))
 
-    def carry_state(self, crossed: bool) -> None:
-        self.same_state()
-        states = [buffer.state_dict() for buffer in (self.reference, self.other)]
-        self.discard_partial_responses()
-        self.reference.load_state_dict(states[crossed])
-        self.other.load_state_dict(states[1])
-
     def same_state(self) -> None:
         """What the database holds is what the model holds, next uids included."""
         expected = self.reference.storage.state()
-        got = read_snapshot(self.other.state_dict()["snapshot"], CODEC)
+        got = read_snapshot(snapshot_of(self.other), CODEC)
         assert plain_state(got, payloads=False) == plain_state(expected, payloads=False)
         assert got.next_uid == expected.next_uid
 

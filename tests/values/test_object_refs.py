@@ -20,6 +20,7 @@ from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, hostile_field
 from tests.produce.conftest import ledger_of
+from tests.reference.snapshots import load_snapshot, snapshot_of
 from tests.stores import until
 from tests.values.fake_ray import FakeRay, ObjectRef, OwnerDiedError
 
@@ -84,7 +85,7 @@ async def test_a_refresh_and_a_copy_touch_no_object(ray: FakeRay, url: str) -> N
         await buffer.put([Sample(pixels=ray.put(b"x"))], "math")
         there = len(ray.objects)
         await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=8)
-        other.load_state_dict(buffer.state_dict())
+        load_snapshot(other, snapshot_of(buffer))
         assert (len(ray.objects), ray.gets) == (there, [1])
         [[back]] = await other.get(1, "math")
         assert ray.get(back.pixels) == b"x"

@@ -14,6 +14,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
 from replaybuf.errors import RolloutError
+from tests.reference.snapshots import load_snapshot, snapshot_of
 from tests.stores import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -43,7 +44,7 @@ async def test_objects_come_back_as_new_ones_or_as_values(ray: Any, url: str) ->
     nested = ray.put({"inner": ref})
     async with build(url) as buffer, build("memory://", object_refs="value") as other:
         await buffer.put(group([ref, {"a": (nested,)}]), "math")
-        other.load_state_dict(buffer.state_dict())
+        load_snapshot(other, snapshot_of(buffer))
         [[[back]], [[values]]] = [await one.get(1, "math") for one in (buffer, other)]
     first, second = back["value"][0], back["value"][1]["a"][0]
     assert isinstance(first, ray.ObjectRef)

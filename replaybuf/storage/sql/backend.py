@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from replaybuf.common.progress import OnProgress, in_pieces
@@ -450,20 +449,6 @@ class SQLStorage(Store):
         return await self._read(read_circumstances, self.name)
 
     # Copies of the whole buffer
-
-    def snapshot(self, about: Mapping[str, str]) -> bytes:
-        """Return the content of a snapshot file, as `save` writes one. Blocks the caller."""
-        with TemporaryDirectory(prefix="replaybuf-") as folder:
-            file = Path(folder, "snapshot")
-            self._blocking(lambda: copy_to(self.engine, self.transactions.scope, str(file), about))
-            return file.read_bytes()
-
-    def load_snapshot(self, snapshot: bytes, expected: Mapping[str, str]) -> None:
-        """Load the result of `snapshot` as `resume` does. Blocks the caller."""
-        with TemporaryDirectory(prefix="replaybuf-") as folder:
-            file = Path(folder, "snapshot")
-            file.write_bytes(snapshot)
-            self._blocking(lambda: self._resume(str(file), expected))
 
     async def save(self, folder: Path, about: Mapping[str, str], progress: OnProgress | None = None) -> Path:
         """Write a consistent snapshot into a folder, over an older one, without blocking writers. Return its file.
