@@ -75,7 +75,7 @@ def why(
         print_waits(one, several=several, about_a_draw=about_a_draw)
         if one.tasks:
             write(["\n"])
-            print_table(one.tasks, TASKS, one.now)
+            print_table(one.tasks, [of for of in TASKS if of.name != "buffer"], one.now)
         print_processes(one)
         write(["\n"])
         for line in further:

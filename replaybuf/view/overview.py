@@ -1,4 +1,4 @@
-"""The state of a database in one look: groups by task, rates, the last hours, draws, and what happened."""
+"""The state of a database in one look: rates, the last hours, draws, and what happened."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 
 from replaybuf.common import units
 from replaybuf.common.units import time_of
-from replaybuf.rules.transitions import Tally, of_tasks
+from replaybuf.rules.transitions import of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, newest
 from replaybuf.storage.sql.inspection.wait_facts import last_worker
-from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import Column, columns
 
 _EVENTS, _BATCHES = 8, 200
@@ -50,13 +49,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Groups and totals of each task, the history of some hours and the rates of the last minutes.
+    """The history of some hours and the rates of the last minutes.
 
     `last_worker` is the name of the one that was seen last if no process has the buffer open. `batches` are the last
     draws, `events` the last ones that people should know of; `wal_bytes` of the `bytes` are a SQLite file's WAL.
     """
 
-    tasks: list[dict[str, Any]]
     rates: Rates | None
     history: list[Minute]
     batches: list[dict[str, Any]]
@@ -71,8 +69,7 @@ class Overview:
 def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: datetime) -> Overview:
     """Return the overview of one buffer or of all; the history, from `first` on, is of one task or of all."""
     now = tx.now()
-    tallies = tallies_of(tx, buffer)
-    figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies.items()}
+    figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies_of(tx, buffer).items()}
     last = last_worker(tx, buffer)
     # Changes since the last reading of the history were made before the last process ended.
     ends = [now] if last is None else [max(time_of(last.left_at), first), now]
@@ -82,11 +79,6 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
     history = _of_task([*readings, *((name, time, of) for time in later for name, of in figures.items())], task)
     batches = last_batches(tx, buffer, _BATCHES)[::-1]
     return Overview(
-        [
-            _task(name, one, more, tallies[name].get((one, Status.INIT, Tally.PUT), 0))
-            for name, of in figures.items()
-            for one, more in of.items()
-        ],
         rates_now(history),
         history,
         [{**one, "taken_at": time_of(one["taken_at"])} for one in batches],
@@ -96,28 +88,6 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
         list_places(tx),
         None if last is None else last.name,
     )
-
-
-def _task(buffer: str, task: str, numbers: Mapping[str, Any], prompts: int) -> dict[str, Any]:
-    counts = {str(status): numbers["buffered"].get(str(status), 0) for status in Status if status != Status.ARCHIVED}
-    own: dict[str, Any] = {"buffer": buffer, "task_name": task, "prompts": prompts, "made": numbers["put"] - prompts}
-    own["expired_so_far"] = numbers["expired"]  # `expired` is the number of those in the buffer now
-    return {**numbers, **counts, **own}
-
-
-#: The columns of `Overview.tasks`.
-TASKS = [
-    *columns("buffer", "task_name", "completed"),
-    *(Column(str(one), str(one), usual=0) for one in Status if one not in (Status.COMPLETED, Status.ARCHIVED)),
-    Column("leased", "leased"),
-    Column("archived", "archived"),
-    Column("prompts", "prompts", usual=0, title="put by a prompt ledger, to be generated"),
-    Column("made", "made", title="groups put since the beginning, without prompts"),
-    Column("sampled_new", "new draws", title="draws of groups never drawn before"),
-    Column("sampled_again", "replays", title="draws of groups that were drawn before"),
-    Column("expired_so_far", "expired so far", title="since the beginning"),
-    Column("evicted", "evicted"),
-]
 
 
 def _of_task(history: Sequence[_Reading], task: str | None) -> list[Minute]:

@@ -5,6 +5,7 @@ Polled often, so everything is read by index or from small tables, whatever the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,7 @@ from replaybuf.common.units import time_of
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Reason
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
 from replaybuf.storage.sql.inspection.reader import Transaction
@@ -97,8 +98,8 @@ def _read(tx: Transaction, buffer: str, question: DrawQuestion, asked: bool) -> 
         bool(waits),
         [_explained(tx, buffer, one, about) for one in shown],
         [
-            _task(about, task)
-            for task in sorted({task for task, _, _ in about.tallies})
+            _task(about, buffer, task, numbers)
+            for task, numbers in of_tasks(about.tallies).items()
             if question.task is None or task == question.task
         ],
         [_row(one) for one in about.held],
@@ -139,17 +140,19 @@ def _answers(tx: Transaction, buffer: str, question: DrawQuestion, about: Circum
     return [replace(draw, wants=wants) for wants in alike.values()]
 
 
-_DRAWN = (Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
-
-
-def _task(about: Circumstances, task: str) -> dict[str, Any]:
+def _task(about: Circumstances, buffer: str, task: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    prompts = about.count(task, Status.INIT, Tally.PUT)
     return {
+        "buffer": buffer,
         "task_name": task,
         **{str(status): about.count(task, status) for status in Status},
-        "leased": sum(about.count(task, status, Tally.LEASED) for status in Status),
-        "prompts": about.count(task, Status.INIT, Tally.PUT),
-        "made": sum(about.count(task, status, Tally.PUT) for status in Status if status != Status.INIT),
-        "drawn": sum(about.count(task, Status.COMPLETED, name) for name in _DRAWN),
+        "leased": numbers["leased"],
+        "prompts": prompts,
+        "made": numbers["put"] - prompts,
+        "drawn": numbers["sampled_new"] + numbers["sampled_again"],
+        "replays": numbers["sampled_again"],
+        "expired_so_far": numbers["expired"],  # `expired` is the number of those in the buffer now
+        "evicted": numbers["evicted"],
         "last_hour": about.put(task, Status.COMPLETED, lately=True),
         "last_put": time_of(about.last(task)),
         "refreshed_to": about.steps.get(task),
@@ -158,15 +161,20 @@ def _task(about: Circumstances, task: str) -> dict[str, Any]:
 
 #: The columns of `Waits.tasks`.
 TASKS = [
-    *columns("task_name", "completed"),
+    *columns("buffer", "task_name", "completed"),
     *(
         Column(str(one), str(one), usual=0, spare=True)
         for one in Status
         if one not in (Status.COMPLETED, Status.ARCHIVED)
     ),
     Column("leased", "leased"),
-    Column("prompts", "prompts", usual=0, spare=True),
-    *columns("made", "drawn", spare=("made", "drawn")),
+    Column("archived", "archived", usual=0, spare=True),
+    Column("prompts", "prompts", usual=0, spare=True, title="put by a prompt ledger, to be generated"),
+    Column("made", "made", spare=True, title="groups put since the beginning, without prompts"),
+    Column("drawn", "drawn", spare=True),
+    Column("replays", "replays", usual=0, spare=True, title="draws of groups that were drawn before"),
+    Column("expired_so_far", "expired so far", usual=0, spare=True, title="since the beginning"),
+    Column("evicted", "evicted", usual=0, spare=True),
     Column("last_hour", "last hour", spare=True),
     Column("last_put", "last put", "ago"),
     Column("refreshed_to", "at step", "id", spare=True),

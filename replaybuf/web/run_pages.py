@@ -13,9 +13,9 @@ from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, Column, annotated, columns, value_of
-from replaybuf.view.overview import EVENTS, TASKS, Overview, event_text, rates_of, read_events, read_overview
+from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.view.steps import STEPS, neighbours, no_groups, read_step, read_steps
-from replaybuf.view.wait_reasons import DrawQuestion, read_waits
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
 from replaybuf.view.workers import MADE, Workers, by_task_columns, read_workers
 from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
 from replaybuf.web.plots import Across, Plot, lines
@@ -47,7 +47,7 @@ def show_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "hours_offered": sorted(map(int, _HOURS)),
         "view": view,
         "plots": _plots_of_overview(view),
-        "table": table_of("Groups by task and status", view.tasks, shown, ask, now, links=links),
+        "table": table_of("Groups by task and status", found["tasks"], shown, ask, now, links=links),
         "events": [(one, event_text(one)) for one in view.events],
         **found,
     }
@@ -101,14 +101,15 @@ _MOST_WAITS = 50
 
 
 def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return the waits, those of buffers in which somebody waits first, their number, and whether there are several
-    buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
+    """Return the waits, those of buffers in which somebody waits first, their number, the tasks, and whether there are
+    several buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
     found = read_waits(tx, buffer, DrawQuestion(task))
     rows = [(one, not of.somebody_waits) for of in found for one in of.waits]
     rows.sort(key=lambda row: row[1])
     return {
         "waits": [{**one, "asked": asked} for one, asked in rows[:_MOST_WAITS]],
         "waiting": sum(not asked for _, asked in rows),
+        "tasks": [task for of in found for task in of.tasks],
         "several": len(found) > 1,
     }
 

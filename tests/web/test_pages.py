@@ -57,7 +57,7 @@ def test_overview_says_who_waits_and_why(page: Client) -> None:
 
 
 def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
-    tasks = {one["task_name"]: one for one in page.data("overview")["view"]["tasks"]}
+    tasks = {one["task_name"]: one for one in page.data("overview")["tasks"]}
     assert tasks["code"]["failed"] == len(range(1, GROUPS, FAILED_EVERY))
     assert tasks["math"]["completed"] == GROUPS // 2
 
@@ -68,7 +68,7 @@ def test_overview_tells_expired_groups_from_those_that_ever_expired(url: str) ->
             buffer.put(group(number), "math", model_step=1, current_train_step=1, stale_threshold=2)
         buffer.refresh_staleness(task_stale_thresholds={"math": 2}, current_train_step=9)
         buffer.delete({"uid": {"$lte": 2}})
-    [task] = client_of(url).data("overview")["view"]["tasks"]
+    [task] = client_of(url).data("overview")["tasks"]
     assert (task["expired"], task["expired_so_far"]) == (1, 3)
 
 
