@@ -158,7 +158,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     *((f"storage/test_batches.py::*{law}*", _DATABASES) for law in ("may_be_anything", "last_ones")),
     ("storage/test_batches.py::*", ("sqlite",)),
     *((f"storage/test_checkpoints.py::*{law}*", _DATABASES) for law in ("at_once", "writers", "leaves_nothing")),
-    ("storage/test_checkpoints.py::*who_restores*", _DATABASES),
+    *((f"storage/test_checkpoints.py::*{law}*", _DATABASES) for law in ("who_restores", "first_random")),
     ("storage/test_checkpoints.py::*", ("sqlite",)),  # random ones: storage/test_history.py
     # Statements that are the same on both: where a database's locks, notices and types matter, on both
     *((f"buffer/test_buffers.py::*{law}*", _DATABASES) for law in ("queries", "leases", "a_wait", "uids", "random")),

@@ -335,3 +335,18 @@ async def test_the_bytes_are_those_of_the_groups_that_are_there(shared_url: str)
         await check(buffer)
         await buffer.restore(1)
         await check(buffer)
+
+
+async def test_the_first_random_draws_after_a_restore_are_repeated(shared_url: str) -> None:
+    """Of groups that a process without random draws has put."""
+    drawn = []
+    async with build(shared_url) as buffer:
+        await fill(buffer, 1)
+        await buffer.checkpoint(1)
+    for _ in range(2):
+        async with build(shared_url) as worker, build(shared_url, policy="uniform", seed=3) as trainer:
+            for number in range(1, 9):
+                await worker.put(group(number), TASK)
+            drawn.append(numbers_of(await trainer.get(9, TASK)))
+            await trainer.restore(1)
+    assert drawn[0] == drawn[1]

@@ -1,4 +1,4 @@
-"""What others change while a statement waits for their locks, on PostgreSQL: it is asked again, and nothing is lost."""
+"""What others change while a statement waits for their locks, or since a lane was read, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf import LeaseLostError
-from tests.cancellation.conftest import take
-from tests.stores import TASK, build, fill, until
+from replaybuf import FullError, LeaseLostError
+from replaybuf.errors import FencedError
+from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.statements.past import sweep
+from tests.cancellation.conftest import end_background_work, take
+from tests.stores import TASK, build, fill, group, until
 
 
 @asynccontextmanager
@@ -87,3 +90,52 @@ async def test_draws_that_are_undone_at_once_are_all_counted_in_a_checkpoint(pos
         async with meanwhile(postgres_database, "SELECT FROM rb_checkpoint FOR UPDATE", *calls) as undone:
             await asyncio.gather(*undone)
         assert [made.groups for made in await buffer.checkpoints()] == [2]
+
+
+async def test_room_that_another_put_takes_is_not_there(postgres_database: str) -> None:
+    async with build(postgres_database, capacity=2, on_full="reject") as buffer:
+        await fill(buffer, 1)
+        task = f"SELECT pg_advisory_xact_lock(hashtextextended('replaybuf default {TASK}', {NamedLock.TASK:d}))"
+        counted = f"{task}; UPDATE rb_tally SET amount = 2 WHERE name = 'size'"
+        async with meanwhile(postgres_database, counted, buffer.put(group(1), TASK)) as [put]:
+            with pytest.raises(FullError):
+                await put
+
+
+async def test_one_sweeps_at_a_time(postgres_database: str) -> None:
+    """Two with versions of one group would each leave its payload to the other."""
+    async with build(postgres_database) as buffer:
+        await fill(buffer, 1)
+        await end_background_work(buffer)
+        await buffer.get(1, TASK)
+        storage = buffer.storage
+
+        async def swept() -> int:
+            return await storage.thread.run(lambda: storage.engine.write(lambda tx: sweep(tx, 1e12, 10)))
+
+        other = await asyncpg.connect(postgres_database)
+        async with other.transaction():
+            await other.execute(f"SELECT pg_advisory_xact_lock({Lock.SWEEP:d})")
+            assert await swept() == 0
+        await other.close()
+        assert await swept() == 1
+
+
+async def test_puts_in_one_statement_are_fenced_off(postgres_database: str) -> None:
+    async with build(postgres_database) as worker, build(postgres_database) as trainer:
+        await fill(worker, 2)  # the second one goes by the lane as it was read
+        await worker.put(group(2), TASK)
+        await trainer.checkpoint(1)
+        await trainer.restore(1)
+        with pytest.raises(FencedError):
+            await worker.put(group(3), TASK)
+        assert len(trainer) == 3
+
+
+async def test_puts_in_one_statement_go_by_the_train_step_as_it_is(postgres_database: str) -> None:
+    async with build(postgres_database) as worker, build(postgres_database) as trainer:
+        for number in range(2):
+            await worker.put(group(number), TASK, model_step=4, current_train_step=5)
+        await trainer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=9)
+        await worker.put(group(2), TASK, model_step=4, current_train_step=5)
+        assert [item.staleness async for item in trainer.find({})] == [4, 4, 0]
