@@ -76,6 +76,50 @@ class RefreshingLaws(Harness):
         with pytest.raises(InputError):
             await refresh(buffer, 9, statuses=["done"])
 
+    async def test_an_updated_status_decides(self, buffer: ReplayBuffer) -> None:
+        """A group is refreshed if its new status is, and otherwise keeps its staleness."""
+        await buffer.put(group(1), "math", model_step=1, current_train_step=4)
+        await refresh(buffer, 5)
+        await buffer.update({}, status="filtered")
+        await refresh(buffer, 9)
+        assert await staleness(buffer) == [3]
+        await buffer.update({}, status="completed")
+        assert await staleness(buffer) == [3]
+        await refresh(buffer, 9)
+        assert await staleness(buffer) == [7]
+
+    async def test_the_rest_of_an_expired_group_can_expire_later(self, buffer: ReplayBuffer) -> None:
+        """An EXPIRED group whose other rollouts grow too old is counted again."""
+        put = [rollout(1, response_model_steps=[1]), rollout(2, response_model_steps=[4])]
+        await buffer.put(put, "math", current_train_step=5)
+        assert [await refresh(buffer, step, 4) for step in (6, 7, 9, 10)] == [
+            {"math": 1}, {"math": 0}, {"math": 1}, {"math": 0}
+        ]  # fmt: skip
+        item = await only(buffer)
+        assert [r.status for r in item.item] == ["expired", "expired"]
+
+    async def test_partly_stale_responses_are_masked(self, buffer: ReplayBuffer) -> None:
+        """As in put; what is masked stays masked, until the next refresh masks more or the rollout expires."""
+        fields: list[dict[str, Any]] = [{}, {"response_mask": [1, 1, 0]}, {"response_mask": None}, {"labels": [1]}]
+        for one in fields:
+            await buffer.put(group(1, response_model_steps=[0, 4, 7], **one), "math", current_train_step=8)
+        assert await refresh(buffer, 8) == {"math": 0}
+        assert await masks(buffer) == [[1, 1, 1], [1, 1, 0], None, [1, 1, 1]]
+        for threshold in (4, 9):
+            assert await refresh(buffer, 8, task_token_stale_thresholds={"math": threshold}) == {"math": 0}
+            assert await masks(buffer) == [[0, 1, 1], [0, 1, 0], [0, 1, 1], [1, 1, 1]]
+        assert await refresh(buffer, 9, task_token_stale_thresholds={"math": 4}) == {"math": 1}
+        assert await masks(buffer) == [[0, 0, 1], None, [0, 0, 1], [1, 1, 1]]
+
+    async def test_a_mask_goes_where_its_group_goes(self, buffer: ReplayBuffer) -> None:
+        """A group that changes its status and is taken keeps it."""
+        await buffer.put(group(1, response_model_steps=[0, 7], response_mask=[1, 1]), "math", current_train_step=8)
+        await refresh(buffer, 8, task_token_stale_thresholds={"math": 4})
+        for status in ("filtered", "completed"):
+            await buffer.update({}, status=status)
+        [[taken]] = await buffer.get(1, "math")
+        assert taken.response_mask == [0, 1]
+
 
 class ExpiryLaws(Harness):
     """The effects of model steps, train steps and thresholds on a put, which it has before a database sees it."""
