@@ -18,8 +18,8 @@ PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.
 _NAMED = re.compile(r"`(docs/[\w/-]+\.md|README\.md|CHANGELOG\.md|CONTRIBUTING\.md)`")
 
 
-#: The places in the reference of the table of metrics, and of the columns of the views for SQL.
-_METRICS, _VIEWS = "<!-- metrics -->", "<!-- views -->"
+#: The places of the table of metrics, of the columns of the views for SQL, and of the modules.
+_METRICS, _VIEWS, _MODULES = "<!-- metrics -->", "<!-- views -->", "<!-- modules -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -40,6 +40,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         return f"[{match[0]}]({up}{target})"
 
     filled = markdown.replace(_METRICS, table_of_metrics()).replace(_VIEWS, tables_of_views())
+    filled = filled.replace(_MODULES, table_of_modules())
     return _NAMED.sub(link, filled)
 
 
@@ -59,3 +60,13 @@ def tables_of_views() -> str:
         rows = [f"| `{one.name}` | {one.type} | {one.meaning} |" for one in view.columns]
         parts.append("\n".join([f"### {name}", "", "| column | type | meaning |", "|---|---|---|", *rows]))
     return "\n\n".join(parts)
+
+
+def table_of_modules() -> str:
+    """Return the modules of the package, each with the sentence that it begins with, as a table."""
+    rows = []
+    for file in sorted((_TOP / "replaybuf").rglob("*.py")):
+        first = file.read_text("utf-8").partition("\n")[0].strip('"')
+        if file.stem != "__init__" and first:
+            rows.append(f"| `{file.relative_to(_TOP / 'replaybuf').as_posix()}` | {first} |")
+    return "\n".join(["| module | |", "|---|---|", *rows])

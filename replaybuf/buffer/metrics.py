@@ -1,4 +1,4 @@
-"""Metrics: counts of groups that are put, drawn and removed, as plain dicts with stable names.
+"""Metrics of a buffer (`metrics()`): counts and distributions of its groups, as plain dicts with stable names.
 
 New groups and replayed ones have separate counts: `put` and `sampled_new` count groups once, `sampled_again` counts
 repeated draws. So have draws of completed groups, for training, and of groups to be finished (`taken_unfinished`).

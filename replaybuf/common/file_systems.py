@@ -1,5 +1,6 @@
-"""Files and their file systems: a file gets its name only when it is complete; network file systems are recognised,
-whose clients may read outdated content of a file.
+"""Files that get their names when they are complete; network file systems are recognised.
+
+Clients of a network file system may read outdated content of a file.
 """
 
 from __future__ import annotations

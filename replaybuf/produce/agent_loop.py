@@ -1,4 +1,4 @@
-"""The interface between a produce strategy and the inference engine; the outcomes of its groups, counted."""
+"""The interface of an inference engine to produce strategies, and what a batch came to (`ProduceSummary`)."""
 
 from __future__ import annotations
 

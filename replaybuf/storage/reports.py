@@ -1,4 +1,4 @@
-"""Published waits and rare events of a store, for people who inspect a run."""
+"""Published waits, kinds of events, and the activity of workers, for people who inspect a run."""
 
 from __future__ import annotations
 

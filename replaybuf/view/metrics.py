@@ -1,4 +1,4 @@
-"""Numbers of a batch for loggers, and the metrics for Prometheus: as data, and as time series of prometheus_client.
+"""Numbers of a batch for loggers (`batch_metrics`), and the time series of a database for Prometheus.
 
 Names are stable. First draws and replays of groups have separate names, as in `buffer.metrics()`:
 `replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`. Prometheus's format lacks gauge

@@ -1,5 +1,6 @@
-"""Request parameters, validated, and the URLs that repeat them; tables of the pages, made of the columns that
-the command line prints: headings that sort, cells with links.
+"""Tables of the pages, whose headings sort and whose cells link; request parameters, validated, and their URLs.
+
+They are made of the columns that the command line prints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `replaybuf bench`: processes that put and take groups as workers and trainers do, against any database.
+"""The command `replaybuf bench` and its options: processes that put and take as workers and trainers do.
 
 `run` checks the database, starts a process for each worker and trainer, which run the loops of `load`, collects what
 they report, and cleans up. `report` makes figures and sentences of it.

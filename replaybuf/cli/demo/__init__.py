@@ -1,4 +1,4 @@
-"""The command `replaybuf demo`: a small but real run of GRPO on a replay buffer.
+"""The command `replaybuf demo` and its options: a small but real run of GRPO on a replay buffer.
 
 `policy` has the prompts, the verifier, the model, its training and its engine; `worker` the files of a run, and
 the process of a rollout worker; `trainer` the training loop.

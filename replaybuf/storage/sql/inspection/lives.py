@@ -1,4 +1,4 @@
-"""The history of a group: its put, draws, events, and current location."""
+"""The life of a group in sentences: its put, draws, leases, events, and where it is now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a run: draws for train steps, events, checkpoints, workers, history (`schema.tables`).
+"""Records of a run, read: draws for train steps, events, checkpoints, workers, figures of each minute.
 
 Pages are newest first, and read no more rows than they show. After a restore a run may train on a step again: the
 number of restores before a draw distinguishes such draws.

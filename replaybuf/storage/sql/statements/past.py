@@ -1,4 +1,4 @@
-"""The past of groups: versions of rows that left `rb_group`, or were changed there.
+"""The history table `rb_past`: versions of groups that were drawn, replaced or changed, for undo and restores.
 
 A row moves there when its group leaves, and is copied there before the first change after a checkpoint. Versions that a
 checkpoint has are kept with it (`schema.tables` says which); the others wait for the sweep. A dropped checkpoint passes

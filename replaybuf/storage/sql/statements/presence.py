@@ -1,4 +1,4 @@
-"""Presence: workers with their activity and waits, events, and a buffer's statistics once a minute.
+"""Presence, written and pruned: workers with their activity and waits, events, a buffer's figures of each minute.
 
 Times are those of the store's clock, since hosts' clocks may differ. Events are rare, and written in the transaction
 that they are about.

@@ -1,5 +1,6 @@
-"""Draws: select the first groups in the policy's order and read them; in the same transaction they are then consumed
-or leased (`leases`).
+"""Draws: the first groups in the policy's order, new ones and kept or archived ones (`mix`), are read and consumed.
+
+They are consumed, or leased (`leases`), in the same transaction.
 
 Rows that lack a value, or the payload, are set aside here. All other damage shows when the groups are decoded, after
 the commit, and such a draw is undone and repeated without them (`tasks.delivery`).

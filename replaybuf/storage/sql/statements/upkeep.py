@@ -1,4 +1,4 @@
-"""Background work: what is due; retention of archived, filtered and failed groups."""
+"""Background statements: what is due; retention of archived, filtered and failed groups."""
 
 from __future__ import annotations
 
