@@ -153,6 +153,23 @@ async def test_a_checkpoint_can_be_made_by_several_at_once(shared_url: str) -> N
         assert len(buffer) == 20
 
 
+async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: str) -> None:
+    """A take that was cancelled when a checkpoint had just been made: the groups are in it, and counted."""
+    for options in ({}, {"max_times_sampled": 3}, {"archive": 10}):
+        async with build(shared_url, **options) as buffer:
+            await buffer.delete({})
+            await fill(buffer, 4)
+            await buffer.checkpoint(1)
+            before = held_by(buffer)
+            undo = await take(buffer, 2)
+            await buffer.checkpoint(2)
+            await undo()
+            assert held_by(buffer) == before
+            for step in (1, 2):
+                assert (await buffer.restore(step)).groups == 4
+                assert held_by(buffer) == before
+
+
 async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: str) -> None:
     """It waits for those under way, and others wait for it no longer than that. (SQLite has one writer.)"""
     async with build(postgres_database) as buffer, build(postgres_database) as other, build(postgres_database) as third:
