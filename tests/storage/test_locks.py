@@ -121,15 +121,18 @@ async def test_one_sweeps_at_a_time(postgres_database: str) -> None:
         assert await swept() == 1
 
 
-async def test_puts_in_one_statement_are_fenced_off(postgres_database: str) -> None:
+async def test_puts_and_draws_in_one_statement_are_fenced_off(postgres_database: str) -> None:
     async with build(postgres_database) as worker, build(postgres_database) as trainer:
-        await fill(worker, 2)  # the second one goes by the lane as it was read
-        await worker.put(group(2), TASK)
+        await fill(worker, 5)
+        for number in (6, 7):  # the second ones go by the lane as it was read
+            await worker.put(group(number), TASK)
+            await worker.get(1, TASK)
         await trainer.checkpoint(1)
         await trainer.restore(1)
-        with pytest.raises(FencedError):
-            await worker.put(group(3), TASK)
-        assert len(trainer) == 3
+        for call in (worker.put(group(8), TASK), worker.get(1, TASK)):
+            with pytest.raises(FencedError):
+                await call
+        assert len(trainer) == 5
 
 
 async def test_puts_in_one_statement_go_by_the_train_step_as_it_is(postgres_database: str) -> None:
