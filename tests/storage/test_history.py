@@ -252,4 +252,4 @@ async def test_it_is_as_if_each_checkpoint_were_a_copy(new_url: Callable[[], str
     for seed in seeds:
         async with build(new_url(), keep_checkpoints=None, **options) as buffer:
             model = Copies(options.get("max_times_sampled", 1), "archive" in options, options.get("history", 1000))
-            await Run(buffer, model, seed).go_on(40)
+            await Run(buffer, model, seed).go_on(50)
