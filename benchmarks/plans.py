@@ -100,10 +100,10 @@ class _Catching(Hook):
         self._known = {(of, statement) for of, statement, _ in caught}
 
     def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
-        if _EXPLAINED.match(sql) and any(table in sql for table in LARGE):
-            if (self._purpose, sql) not in self._known:
-                self._caught.append((self._purpose, sql, values[0] if many else values))
-            self._known.add((self._purpose, sql))
+        for one in filter(_EXPLAINED.match, sql.split(";")):  # PostgreSQL gets several in one message
+            if any(table in one for table in LARGE) and (self._purpose, one) not in self._known:
+                self._caught.append((self._purpose, one, values[0] if many else values))
+                self._known.add((self._purpose, one))
 
 
 async def _lease(buffer: ReplayBuffer) -> None:

@@ -12,6 +12,7 @@ each database has its own SQL (`Dialect.macros`):
     {now}                     the time in seconds since the epoch
     {connections}             the number of connections to the database, by the server's count
     {shard}                   the shard of `rb_tally` that the transaction updates
+    {draw}                    the id of the batch that the transaction wrote last
     {tables}, {views}, {set_last_uid:last}  whole statements: the names of all tables; the names and definitions of
                               all views; the next uid is `last + 1`
 

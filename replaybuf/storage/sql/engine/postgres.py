@@ -86,10 +86,9 @@ class PostgresDatabase(Database):
 
         async def once(attempt: Attempt[T]) -> T:
             def transact(session: PostgresSession) -> Sequence[str] | None:
-                tx = Transaction(session, scope)
-                attempt.result = function(tx)
+                attempt.result = function(Transaction(session, scope))
                 # A take that found no groups needn't wait for the disk.
-                return tx.last if session.has_written or tx.last else None
+                return session.waiting if session.has_written else None
 
             async with self._connected(attempt) as connection:
                 self._refuse_lost(accepts_loss=accepts_loss)
@@ -98,7 +97,7 @@ class PostgresDatabase(Database):
                     if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
                         last = ()
                     else:
-                        session = PostgresSession(connection)
+                        session = PostgresSession(connection, waiting=[])
                         last = await run(lambda: transact(session))
                     attempt.committing = last is not None
                     if last is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +31,22 @@ def array(parameter: str, kind: str) -> str:
     return f"CAST(CAST({parameter} AS text[]) AS {kind}[])"
 
 
+_PARAMETER = re.compile(r"\$(\d+)")
+
+
+def inlined(sql: str, values: Sequence[Any]) -> str:
+    """Return a statement with its values in it: literals have no type of their own, as parameters have none."""
+    return _PARAMETER.sub(lambda found: _literal(values[int(found[1]) - 1]), sql)
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = f"{{{','.join(map(str, map(int, value)))}}}" if isinstance(value, list) else str(value)
+    escaped = text.replace("\\", r"\\").replace("'", "''")
+    return f"E'{escaped}'"
+
+
 #: The time in seconds since the epoch.
 NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 
@@ -55,6 +72,7 @@ class PostgresDialect(Dialect):
         "now": NOW,
         "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
+        "draw": "(SELECT currval(pg_get_serial_sequence('rb_batch', 'id')))",
         "tables": f"SELECT relname {_RELATIONS} IN ('r', 'p')",
         "views": f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'",
         "set_last_uid": "SELECT setval('rb_uid', greatest(CAST({0} AS bigint), 1), CAST({0} AS bigint) > 0)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine import dialect
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.postgres_connect import Connection
-from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
+from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES, inlined
 from replaybuf.storage.sql.engine.postgres_servers import Servers
 from replaybuf.storage.sql.engine.transaction import Row, Session, after_commit, on_commit, on_statement
 
@@ -141,29 +141,46 @@ class Pool:
 class PostgresSession(Session):
     """Runs statements on an asyncpg connection, which caches prepared ones; only in functions called by `run`.
 
-    Errors are asyncpg's; raises OSError when the connection can't be used any more.
+    Errors are asyncpg's; raises OSError when the connection can't be used any more. `waiting` are statements to be sent
+    with the next one; None where nobody sends them with COMMIT.
     """
 
     dialect = POSTGRES
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, waiting: list[str] | None = None) -> None:
         self._raw = connection
+        self.waiting = waiting
         #: Whether any statement but queries was sent.
         self.has_written = False
 
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
         self._check(sql, values)
-        return await_only(_answered(self._raw, self._raw.fetch, sql, *values))
+        return self._answer(self._raw.fetch, sql, *values)  # type: ignore[no-any-return]
 
     def change(self, sql: str, values: Row = ()) -> int:
         self._check(sql, values)
-        status: str = await_only(_answered(self._raw, self._raw.execute, sql, *values))
+        status: str = self._answer(self._raw.execute, sql, *values)
         return int(status.rpartition(" ")[2])
 
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         on_statement(sql, rows, many=True)
         self.has_written = True
-        await_only(_answered(self._raw, self._many, sql, rows))
+        self._answer(self._many, sql, rows)
+
+    def send(self, sql: str, rows: Sequence[Row]) -> None:
+        if self.waiting is None:
+            self.run_many(sql, rows)
+        else:
+            self.has_written = True
+            self.waiting += [inlined(sql, row) for row in rows]
+
+    def _answer(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the server's answer, once those that wait are sent."""
+        if self.waiting:
+            message = _message(self.waiting)
+            self.waiting.clear()
+            await_only(_answered(self._raw, self._raw.execute, message))
+        return await_only(_answered(self._raw, ask, *arguments))
 
     async def _many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row. (`executemany` alone may wait on after the connection was lost.)"""
@@ -186,8 +203,8 @@ class PostgresSession(Session):
 
     def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         self._check(sql, values)
-        prepared: Any = await_only(_answered(self._raw, self._raw.prepare, sql))
-        rows: list[Row] = await_only(_answered(self._raw, prepared.fetch, *values))
+        prepared: Any = self._answer(self._raw.prepare, sql)
+        rows: list[Row] = self._answer(prepared.fetch, *values)
         columns = prepared.get_attributes()
         for at, column in enumerate(columns):
             if column.type.name in ("json", "jsonb"):
@@ -228,8 +245,15 @@ async def send(connection: Connection, message: str) -> str:
         raise ConnectionResetError(str(error)) from error  # it was closed while idle
 
 
-async def commit(connection: Connection, last: Sequence[str] = ()) -> None:
-    """Send the last statements and COMMIT in one message."""
+async def commit(connection: Connection, waiting: Sequence[str] = ()) -> None:
+    """Send the statements that wait and COMMIT in one message."""
+    message = _message(waiting) if waiting else ""
     on_commit()
-    await send(connection, "".join(f"{statement};" for statement in (*last, "COMMIT")))
+    await send(connection, f"{message}COMMIT;")
     after_commit()
+
+
+def _message(statements: Iterable[str]) -> str:
+    message = "".join(f"{statement};" for statement in statements)
+    on_statement(message)
+    return message

@@ -35,6 +35,7 @@ class SqliteDialect(Dialect):
         "now": "(julianday('now') - 2440587.5) * 86400.0",
         "connections": "1",
         "shard": "0",
+        "draw": "(SELECT max(id) FROM rb_batch)",
         "tables": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'",
         "views": "SELECT name, sql FROM sqlite_master WHERE type = 'view'",
         "set_last_uid": "UPDATE rb_info SET number = {} WHERE name = 'uid'",

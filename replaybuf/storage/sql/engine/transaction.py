@@ -74,6 +74,10 @@ class Session(ABC):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement once for each row of values."""
 
+    def send(self, sql: str, rows: Sequence[Row]) -> None:
+        """Run a statement as `run_many` does; where each is a round trip, with the next one, or with COMMIT."""
+        self.run_many(sql, rows)
+
     @abstractmethod
     def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         """Run a statement; return its column names (none if it returns no rows) and its rows.
@@ -86,13 +90,12 @@ class Session(ABC):
 class Transaction:
     """A running transaction. Statements are SQL text with parameters `:name`, or of SQLAlchemy (`dialect`).
 
-    `scope` is the buffer as seen by the transaction (`statements.fence`). `last` are statements to be sent in one
-    message with COMMIT. `newest` is the id of the buffer's newest checkpoint once the fence has read it.
+    `scope` is the buffer as seen by the transaction (`statements.fence`). `newest` is the id of the buffer's newest
+    checkpoint once the fence has read it.
     """
 
     session: Session
     scope: Scope = DEFAULT
-    last: tuple[str, ...] = ()
     newest: int | None = None
     dialect: Dialect = field(init=False)
 
@@ -175,10 +178,14 @@ class Transaction:
                 rows = [[one if to is None else to(one) for to, one in zip(converts, row, strict=True)] for row in rows]
             self.session.run_many(form.sql, rows)
 
-    def finish(self, statement: str) -> None:
-        """Queue a statement to be sent together with COMMIT; no other statement may follow it."""
-        on_statement(statement)
-        self.last = (*self.last, statement)
+    def send(self, statement: str, rows: Sequence[Row] | None = None, /, **values: Any) -> None:
+        """Run a statement of which nobody needs the result, with these values, or once for each row of values.
+
+        Where each statement is a round trip, it is sent together with the next one, or with COMMIT, its values inlined:
+        short ones, and lists of numbers.
+        """
+        form = form_of(statement, self.dialect)
+        self.session.send(form.sql, [form.values(values)] if rows is None else rows)
 
     def run(self, sql: str, *values: Any) -> Sequence[Row]:
         """Run SQL in the driver's own form and return its rows, if any."""

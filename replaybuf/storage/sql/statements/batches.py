@@ -13,7 +13,7 @@ from typing import Any
 
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import batch
-from replaybuf.storage.sql.statements.past import may_sweep, record, record_of
+from replaybuf.storage.sql.statements.past import may_sweep
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased
 from replaybuf.values.rollouts.statuses import Status
@@ -64,28 +64,9 @@ class NewBatch:
     def key(self) -> BatchKey:
         return BatchKey(self.values["taken_at"], self.values["first_uid"])
 
-    def write(self, tx: Transaction) -> int:
-        """Write the batch, and return its id."""
-        return int(tx.value(_INSERT, **self.values))
-
-    @property
-    def sql(self) -> str:
-        """The INSERT that returns the id, with the values inlined."""
-        listed = ", ".join(_literal(self.values[name]) for name in _NAMES)
-        return f"INSERT INTO rb_batch ({', '.join(_NAMES)}) VALUES ({listed}) RETURNING id"  # noqa: S608
-
-
-def add_batch(tx: Transaction, batch: NewBatch, uids: Sequence[int]) -> None:
-    """Write the batch of a draw whose groups have stayed in the buffer; the last statement of a transaction.
-
-    Where each statement is a round trip, it is sent together with COMMIT.
-    """
-    if tx.dialect.is_remote:
-        listed = ",".join(map(str, map(int, uids)))
-        members = record_of("(SELECT id FROM batch)", f"= ANY ('{{{listed}}}'::bigint[])")
-        tx.finish(f"WITH batch AS ({batch.sql}) {members}")
-    else:
-        record(tx, batch.write(tx), uids)
+    def write(self, tx: Transaction) -> None:
+        """Write the batch."""
+        tx.send(_INSERT, **self.values)
 
 
 def _about(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
@@ -119,17 +100,9 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _literal(value: str | float | None) -> str:
-    """Return a text or a finite number as a SQL literal; a text is escaped."""
-    if isinstance(value, str):
-        escaped = value.replace("\\", r"\\").replace("'", "''")
-        return f"E'{escaped}'"
-    return "NULL" if value is None else repr(value)
-
-
 _NAMES = tuple(column.name for column in batch.columns if column.name != "id")
 _INSERT = f"""INSERT INTO rb_batch ({", ".join(_NAMES)})
-VALUES ({", ".join(f":{name}" for name in _NAMES)}) RETURNING id"""  # noqa: S608
+VALUES ({", ".join(f":{name}" for name in _NAMES)})"""  # noqa: S608
 
 
 def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
@@ -148,22 +121,16 @@ _NOT_DRAWN = """UPDATE rb_past SET draw = 0 WHERE draw = :draw AND draw > 0 AND 
 
 
 def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None) -> None:
-    """Count groups of a batch as acknowledged, at this step; the last statement of a transaction.
-
-    Where each statement is a round trip, it is sent together with COMMIT if all groups are acknowledged at once.
-    """
+    """Count groups of a batch as acknowledged, at this step."""
     if not uids:
         return
     if len(uids) < sum(map(len, lease.items.values())):
         _settle_some(tx, lease.token, set(uids), step)
         return
     # An unchanged step isn't written, which saves a write to its index.
-    moved = f", step = {_literal(step)}" if step != lease.train_step else ""
-    settled = f"UPDATE rb_batch SET settled = {len(uids):d}{moved} WHERE lease = {lease.token:d}"  # noqa: S608
-    if tx.dialect.is_remote:
-        tx.finish(settled)
-    else:
-        tx.run(settled)
+    moved = ", step = :step" if step != lease.train_step else ""
+    settled = f"UPDATE rb_batch SET settled = :settled{moved} WHERE lease = :lease"  # noqa: S608
+    tx.send(settled, settled=len(uids), step=step, lease=lease.token)
 
 
 def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
@@ -186,17 +153,16 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     rest = [member for member in members if member[0] not in uids]
     if mine and rest:
         kept = {name: found[name] for name in ("buffer", "taken_at", "epoch", "status", "worker", "lease")}
-        other = NewBatch(kept | {"step": step, "settled": len(mine)} | _about(mine)).write(tx)
-        passed_on = "UPDATE rb_past SET draw = :new WHERE draw = :old AND draw > 0 AND uid {in:uids}"
-        tx.change(passed_on, new=other, old=found["id"], uids=list(uids))
-        annotated = "UPDATE rb_annotation SET draw = :new WHERE draw = :old AND uid {in:uids}"
-        tx.change(annotated, new=other, old=found["id"], uids=list(uids))
+        NewBatch(kept | {"step": step, "settled": len(mine)} | _about(mine)).write(tx)
+        for table in ("rb_past", "rb_annotation"):
+            passed_on = f"UPDATE {table} SET draw = {{draw}} WHERE draw = :old AND draw > 0 AND uid {{in:uids}}"  # noqa: S608
+            tx.send(passed_on, old=found["id"], uids=list(uids))
         _change(tx, found["id"], **_about(rest))
 
 
 def _change(tx: Transaction, number: int, **values: Any) -> None:
     changes = ", ".join(f"{name} = :{name}" for name in values)
-    tx.change(f"UPDATE rb_batch SET {changes} WHERE id = :id", id=number, **values)  # noqa: S608
+    tx.send(f"UPDATE rb_batch SET {changes} WHERE id = :id", id=number, **values)  # noqa: S608
 
 
 def newest_batch(tx: Transaction) -> int:

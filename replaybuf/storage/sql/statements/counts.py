@@ -41,7 +41,7 @@ def add_step(counts: Counts, homes: Mapping[LaneName, Lane], task_name: str, ste
 
 def add_counts(tx: Transaction, counts: Mapping[tuple[int, Tally], int]) -> None:
     """Add to the tallies."""
-    tx.each(_ADD, [(lane_id, name.value, n) for (lane_id, name), n in counts.items() if n])
+    tx.send(_ADD, [(lane_id, name.value, n) for (lane_id, name), n in counts.items() if n])
 
 
 _ADD = """INSERT INTO rb_tally AS own (lane, name, amount, shard) VALUES (:lane, :name, :amount, {shard})
@@ -151,24 +151,30 @@ def move(
     rows: Iterable[GroupRow],
     step_of: Callable[[GroupRow], Transition],
     lanes: Iterable[Lane] = (),
-    draw: int = 0,
+    *,
+    drawn: bool = False,
     **values: Any,
-) -> None:
-    """Apply to each group the transition for its state, and set these columns of groups that stay.
+) -> list[int]:
+    """Apply to each group the transition for its state; set these columns of groups that stay, and return their uids.
 
-    `lanes` are lanes already read; groups that leave are of the `draw`, an id of `rb_batch`.
+    `lanes` are lanes already read; groups that leave as `drawn` are of the transaction's last batch.
     """
     known: dict[LaneName, Lane] = {one.name: one for one in lanes}
     states: dict[tuple[int, int, int], list[GroupRow]] = {}
     for row in rows:
-        states.setdefault((row.lane, row.times_sampled, row.deliveries), []).append(row)
-        if row.found_in is not None:
-            known[row.found_in.name] = row.found_in
-    steps = [(same[0].task_name, step_of(same[0]), [row.uid for row in same]) for same in states.values()]
+        states.setdefault(row.state, []).append(row)
+    steps: list[Step] = []
+    staying: list[GroupRow] = []
+    for first, *others in states.values():
+        same, step = [first, *others], step_of(first)
+        steps.append((first.task_name, step, [row.uid for row in same]))
+        staying += same if step.after is not None else ()
+        if first.found_in is not None:
+            known[first.found_in.name] = first.found_in
     at = newest(tx)
-    old = {row.uid for same in states.values() for row in same if row.column("since") < at}
-    keep(tx, [uid for _, step, uids in steps if step.after is not None for uid in uids if uid in old])
-    apply(tx, steps, known.values(), are_kept=True, draw=draw, **values)
+    keep(tx, [row.uid for row in staying if row.column("since") < at])
+    apply(tx, steps, known.values(), are_kept=True, drawn=drawn, **values)
+    return [row.uid for row in staying]
 
 
 def trained_at(step: int | None) -> dict[str, Any]:
@@ -182,7 +188,7 @@ def apply(
     known: Iterable[Lane] = (),
     *,
     are_kept: bool = False,
-    draw: int = 0,
+    drawn: bool = False,
     **values: Any,
 ) -> None:
     """Apply transitions to groups, and set these columns of groups that stay.
@@ -213,7 +219,7 @@ def apply(
         change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
-    counts.update(leave(tx, gone, draw))
+    counts.update(leave(tx, gone, drawn=drawn))
     for name, uids in entering.items():
         enter_race(tx, homes[name], uids)
     add_counts(tx, counts)

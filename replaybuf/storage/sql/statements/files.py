@@ -158,7 +158,7 @@ def keep_for_reading(tx: Transaction, uids: Sequence[int], seconds: float) -> No
     """Keep the payloads of removed groups for `seconds` from now, while they are read."""
     if uids:
         now = None if tx.dialect.is_remote else time.time()
-        tx.change(_KEEP, now=now, seconds=seconds, uids=uids)
+        tx.send(_KEEP, now=now, seconds=seconds, uids=uids)
 
 
 _KEEP = "UPDATE rb_past SET removed_at = {clock:now} + :seconds WHERE uid {in:uids} AND removed_at IS NOT NULL"

@@ -43,9 +43,9 @@ def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
 
 def hold(
     tx: Transaction, rows: Sequence[GroupRow], token: int, until: float, holder: str | None, **values: Any
-) -> None:
-    """Lease these groups, which are in their lanes, to a holder, and set other columns."""
-    move(tx, rows, transitions.leased, lease=token, leased_until=until, holder=holder, **values)
+) -> list[int]:
+    """Lease these groups, which are in their lanes, to a holder, and set other columns; return their uids."""
+    return move(tx, rows, transitions.leased, lease=token, leased_until=until, holder=holder, **values)
 
 
 def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:

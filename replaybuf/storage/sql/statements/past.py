@@ -42,52 +42,43 @@ SELECT {_COLUMNS}, CAST(:newest AS bigint), {{now}} FROM rb_group
 WHERE uid {{in:uids}} AND since < CAST(:newest AS bigint) {{lock}}"""  # noqa: S608
 
 
-def leave(tx: Transaction, uids: Sequence[int], draw: int = 0) -> Counter[tuple[int, Tally]]:
-    """Remove groups, which become past, by a draw or not; return the changes of the tallies of bytes."""
+def leave(tx: Transaction, uids: Sequence[int], *, drawn: bool = False) -> Counter[tuple[int, Tally]]:
+    """Remove groups, which become past; those that are `drawn` are of the transaction's last batch.
+
+    Returns the changes of the tallies of bytes that aren't written yet.
+    """
     gone: Counter[tuple[int, Tally]] = Counter()
-    if uids:
-        for lane, size in _move(tx, uids, newest(tx), draw):
+    if uids and tx.dialect.is_remote:
+        tx.send(_MOVE[drawn], uids=uids, newest=newest(tx))
+    elif uids:
+        tx.change(f"{_GONE[drawn]} FROM rb_group WHERE uid {{in:uids}}", uids=uids, newest=newest(tx))
+        for lane, size in tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", uids=uids):
             gone[(lane, Tally.BYTES)] -= size if type(size) is int else 0
     return gone
 
 
-def _move(tx: Transaction, uids: Sequence[int], newest: int, draw: int) -> Sequence[Sequence[int]]:
-    """Move groups into `rb_past`; return the lane and the bytes of each."""
-    values = {"uids": uids, "newest": newest, "draw": draw}
-    if tx.dialect.is_remote:
-        return tx.tuples(_MOVE, **values)
-    tx.change(f"{_GONE} FROM rb_group WHERE uid {{in:uids}}", **values)
-    return tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", **values)
+def record(tx: Transaction, uids: Sequence[int]) -> None:
+    """Copy groups that have stayed in the buffer, as groups of the transaction's last batch."""
+    if uids:
+        tx.send(_RECORD, uids=uids)
 
 
-def gone(newest: str, draw: str, seconds: str = "0") -> str:
-    """Return the INSERT of removed groups, which a FROM follows, as past ones; kept for `seconds` more to be read."""
-    staleness = f"CASE WHEN {draw} > 0 THEN {STALENESS_NOW} END"
-    until = f"CASE WHEN since < {newest} THEN {newest} END"
-    return f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness, until, removed_at)
-SELECT {_COLUMNS}, {draw}, {staleness}, {until}, {{now}} + {seconds}"""
-
-
-_GONE = gone("CAST(:newest AS bigint)", "CAST(:draw AS bigint)")
-_MOVE = f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({_GONE} FROM gone)
-SELECT lane, bytes FROM gone"""  # noqa: S608
-
-
-# Draws
-
-
-def record_of(draw: str, uids: str) -> str:
-    """Return the text of the statement that copies groups for a draw, given as text, as are the groups' uids."""
-    return f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness)
-SELECT {_COLUMNS}, {draw}, {STALENESS_NOW} FROM rb_group WHERE uid {uids}"""  # noqa: S608
-
-
-def record(tx: Transaction, draw: int, uids: Iterable[int]) -> None:
-    """Copy those of these groups that have stayed in the buffer, as groups of a draw."""
-    tx.change(_RECORD, draw=draw, uids=list(uids))
-
-
-_RECORD = record_of("CAST(:draw AS bigint)", "{in:uids}")
+# By whether the groups are of the last batch.
+_DRAWN = {False: "0, NULL", True: f"{{draw}}, {STALENESS_NOW}"}
+_GONE = {
+    drawn: f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at, draw, staleness)
+SELECT {_COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{now}}, {by}"""
+    for drawn, by in _DRAWN.items()
+}
+_MOVE = {
+    drawn: f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({moved} FROM gone)
+INSERT INTO rb_tally AS own (lane, name, amount, shard)
+SELECT lane, 'bytes', -sum(bytes), {{shard}} FROM gone GROUP BY lane
+ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""  # noqa: S608
+    for drawn, moved in _GONE.items()
+}
+_RECORD = f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness)
+SELECT {_COLUMNS}, {_DRAWN[True]} FROM rb_group WHERE uid {{in:uids}}"""  # noqa: S608
 
 
 def come_back(tx: Transaction, uid: int, since: int) -> None:

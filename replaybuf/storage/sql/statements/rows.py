@@ -122,6 +122,7 @@ _ORIGIN = _columns("worker", "reward", "oldest_step", "created_at")
 _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
 _ITEM = _columns("priority", "times_sampled", "created_at", "reward", "scoped_key", "error", "deliveries")
 _RECORD = _columns("worker", "trained_step")
+_STATE = _columns("lane", "times_sampled", "deliveries")
 _NEEDED = _columns(*NEEDED)
 _WIDTH = len(PLACES)
 _BYTES = PLACES["bytes"]
@@ -228,6 +229,11 @@ class GroupRow:
     @property
     def deliveries(self) -> int:
         return int(self.values[PLACES["deliveries"]])
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """The lane, and the draws and deliveries: groups of one state take the same steps."""
+        return _STATE(self.values)
 
     @property
     def origin(self) -> tuple[Any, ...]:

@@ -5,9 +5,9 @@ They are consumed, or leased (`leases`), in the same transaction.
 Rows that lack a value, or the payload, are set aside here. All other damage shows when the groups are decoded, after
 the commit, and such a draw is undone and repeated without them (`tasks.delivery`).
 
-Where each statement is a round trip, a plain draw is one statement, based on lanes cached in this process, and
-consuming is sent in one message with COMMIT (`draw_behind_fence`, `consume_at_end`). If a lane has changed since, if
-the buffer was restored, or if there are too few complete groups, `draw_groups` follows in the same transaction.
+Where each statement is a round trip, a plain draw is one statement, based on lanes cached in this process
+(`draw_behind_fence`), and what follows is sent with COMMIT (`Transaction.send`). If a lane has changed since, if the
+buffer was restored, or if there are too few complete groups, `draw_groups` follows in the same transaction.
 """
 
 from __future__ import annotations
@@ -18,25 +18,15 @@ from dataclasses import replace
 
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
-from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.postgres_dialect import NOW
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import NewBatch, add_batch
-from replaybuf.storage.sql.statements.counts import (
-    Counts,
-    add_step,
-    lock_tasks,
-    move,
-    read_levels,
-    set_aside,
-    trained_at,
-)
+from replaybuf.storage.sql.statements.batches import NewBatch
+from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside, trained_at
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
-from replaybuf.storage.sql.statements.past import gone, newest, record
+from replaybuf.storage.sql.statements.past import record
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
 from replaybuf.values.codec.payload import Codec
@@ -159,13 +149,7 @@ _WEIGHED = """SELECT count(*), sum(
 FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL"""
 
 
-def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, draw: int = 0) -> None:
-    """Consume drawn groups for this train step; those that leave are of the draw."""
-    limits = tx.scope.rules.limits
-    move(tx, rows, lambda row: transitions.drawn(row, limits), draw=draw, **trained_at(train_step))
-
-
-# In one statement, and with the commit
+# In one statement
 
 
 def draw_behind_fence(
@@ -206,48 +190,15 @@ def _draw(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | No
     return None if any(row.incomplete for row in drawn) else drawn
 
 
-def consume_at_end(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, batch: NewBatch | None) -> None:
-    """Consume drawn groups as `consume` does, and record the draw, if it is to be; the last step of a transaction.
+def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, batch: NewBatch | None) -> list[int]:
+    """Consume drawn groups for this train step, and record the draw as this batch; return the uids of those that stay.
 
-    Where each statement is a round trip, a record of groups that all leave, or all stay, is sent with COMMIT, and so is
-    the removal of groups that all leave. Payloads that are kept apart are kept until read.
+    Payloads that are kept apart are kept until read.
     """
-    of_rows = [(row.lane, row.times_sampled, row.deliveries) for row in rows]
-    states = dict(zip(of_rows, rows, strict=True))
-    steps = {state: transitions.drawn(row, tx.scope.rules.limits) for state, row in states.items()}
-    apart = [row.uid for row in rows if row.is_apart]
-    staying = {step.after is not None for step in steps.values()}
-    if not (tx.dialect.is_remote and staying == {False}):
-        draw = 0 if batch is None or staying == {True} else batch.write(tx)
-        consume(tx, rows, train_step, draw)
-        keep_for_reading(tx, apart, READING_SECONDS)
-        if batch is not None and staying == {True}:
-            add_batch(tx, batch, [row.uid for row in rows])
-        elif batch is not None and True in staying:
-            record(tx, draw, [row.uid for row in rows])
-        return
-    counts: Counts = Counter()
-    for state, n in Counter(of_rows).items():
-        home = states[state].home
-        add_step(counts, {home.name: home}, home.task_name, steps[state], n)
-    for row in rows:
-        counts[(row.lane, Tally.BYTES)] -= row.column("bytes")
-    tx.finish(_removal([row.uid for row in rows], newest(tx), READING_SECONDS if apart else 0.0, counts, batch))
-
-
-def _removal(uids: Sequence[int], newest: int, seconds: float, counts: Counts, batch: NewBatch | None) -> str:
-    """Return the statement that removes drawn groups, counts them and records the draw, its values inlined.
-
-    Their payloads are kept for `seconds` more, by the server's clock.
-    """
-    recorded, draw = ("", "0") if batch is None else (f"batch AS ({batch.sql}), ", "(SELECT id FROM batch)")
-    listed = ",".join(map(str, map(int, uids)))
-    amounts = ", ".join(f"({lane_id:d}, '{name.value}', {n:d})" for (lane_id, name), n in counts.items())
-    return f"""
-WITH {recorded}gone AS (
-    DELETE FROM rb_group WHERE uid = ANY ('{{{listed}}}'::bigint[]) RETURNING *
-), past AS ({gone(str(newest), draw, repr(seconds)).format(now=NOW)} FROM gone)
-INSERT INTO rb_tally AS own (lane, name, shard, amount)
-SELECT lane, name, pg_backend_pid(), amount FROM (VALUES {amounts}) AS new (lane, name, amount)
-ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount
-"""  # noqa: S608
+    if batch is not None:
+        batch.write(tx)
+    limits, drawn = tx.scope.rules.limits, batch is not None
+    stay = move(tx, rows, lambda row: transitions.drawn(row, limits), drawn=drawn, **trained_at(train_step))
+    keep_for_reading(tx, [row.uid for row in rows if row.is_apart], READING_SECONDS)
+    record(tx, stay if drawn else ())
+    return stay

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from replaybuf.errors import DecodeError
-from replaybuf.rules.transitions import drawn
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import BatchKey, NewBatch, add_batch, remove_batch, train_step_of
+from replaybuf.storage.sql.statements.batches import BatchKey, NewBatch, remove_batch, train_step_of
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
-from replaybuf.storage.sql.statements.past import lock, newest
+from replaybuf.storage.sql.statements.past import lock, newest, record
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.statements.take import by_home, consume_at_end, draw_behind_fence
+from replaybuf.storage.sql.statements.take import by_home, consume, draw_behind_fence
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import Draw, Leased, StorageItem
@@ -40,7 +39,8 @@ class Taken:
     """Drawn rows, and their groups by task; for a lease, its token and its end.
 
     `epoch`, `checkpoint` (the newest one) and `database` are the store's at the draw; `train_step` is the step of the
-    draw, `named_step` the one that its caller named, and `batch` the key of its record in the table of batches.
+    draw, `named_step` the one that its caller named, and `batch` the key of its record in the table of batches. `stay`
+    has the uids of groups that are still in the buffer, where others may draw them.
     """
 
     rows: list[GroupRow]
@@ -53,6 +53,7 @@ class Taken:
     train_step: int | None = None
     named_step: int | None = None
     batch: BatchKey | None = None
+    stay: set[int] = field(default_factory=set)
 
     def lease(self) -> Leased:
         return Leased(self.token, self.until, self.items, self.epoch, self.train_step, self.database, self.named_step)
@@ -97,7 +98,7 @@ class Drawing:
                 items, failed = await self._read(taken)
                 if not failed:
                     taken.items = {task: [] for task in self._tasks} | _by_task(items)
-                    self._files.read(row.uid for row in taken.rows if row.is_apart and self._leaves(row))
+                    self._files.read(row.uid for row in taken.rows if row.is_apart and row.uid not in taken.stay)
                     self._draws.presence.of(self._draw.worker).taken += len(items)
                     return taken
                 # Rare: damage, or another rollout type. The draw is repeated without these groups.
@@ -118,11 +119,6 @@ class Drawing:
             await self._transactions.thread.settle(partial(self._give_back, taken, {}))
             raise
         return items, failed
-
-    def _leaves(self, row: GroupRow) -> bool:
-        """Return whether this draw removed the group; kept groups may be read by another taker by now."""
-        draw = drawn(row, self._transactions.scope.rules.limits)
-        return self._seconds is None and draw.moves and draw.after is None
 
     async def _take(self) -> Taken | None:
         taken = await self._transactions.write(self._transact, brief=self._brief(), fenced=False, wakes=False)
@@ -160,11 +156,12 @@ class Drawing:
             batch = NewBatch.of(tx, self._draw, rows, step, taken.token or None)
             taken.batch = batch.key
         if self._seconds is None:
-            consume_at_end(tx, rows, step, batch)
+            taken.stay.update(consume(tx, rows, step, batch))
         else:
-            hold(tx, rows, taken.token, taken.until, self._draw.worker)
+            taken.stay.update(hold(tx, rows, taken.token, taken.until, self._draw.worker))
             if batch is not None:
-                add_batch(tx, batch, [row.uid for row in rows])
+                batch.write(tx)
+                record(tx, [*taken.stay])
         if tx.dialect.is_remote:  # decoded while the answer to COMMIT is awaited
             self._stop_decoding()
             self._decoding = asyncio.ensure_future(self._decoded(taken))
