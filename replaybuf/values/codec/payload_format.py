@@ -21,7 +21,7 @@ This module needs neither numpy nor msgpack, whose imports take longer than a ch
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import TracebackType
@@ -116,17 +116,13 @@ class Head:
         """The position of the msgpack, in a payload that isn't compressed."""
         return BODY_AT + 16 * self.blocks
 
-    def places(self) -> Iterator[tuple[int, int]]:
-        """Yield the position in the blocks and the size of each block."""
-        return zip(self.starts, self.sizes, strict=True)
-
     def verify(self, blocks: memoryview) -> None:
         """Raise DecodeError unless these are the blocks that were stored."""
         if len(blocks) != self.size - self.head:
             raise DecodeError(
                 f"the payload is damaged: its blocks have {len(blocks)} bytes where {self.size - self.head} belong"
             )
-        for (at, size), expected in zip(self.places(), self.digests, strict=True):
+        for at, size, expected in zip(self.starts, self.sizes, self.digests, strict=True):
             if xxh3_64_intdigest(blocks[at : at + size]) != expected:
                 raise DecodeError("the payload is damaged: the checksum of a block doesn't match")
 
@@ -180,10 +176,10 @@ def head_size(payload: Buffer) -> int | None:
 
 def is_apart(payload: Buffer) -> bool:
     """Return whether this is the head of a payload whose blocks are stored separately."""
-    if len(payload) < BODY_AT or payload[: len(_BEGINNING)] != _BEGINNING:
+    if payload[:8] != _BEGINNING or (there := len(payload)) < BODY_AT:
         return False
     blocks, size = _BLOCKS_AND_SIZE.unpack_from(payload)
-    return bool(blocks > 0 and len(payload) != size)
+    return bool(blocks > 0 and there != size)
 
 
 def has_size(payload: Buffer, size: int) -> bool:

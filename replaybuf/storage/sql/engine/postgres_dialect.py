@@ -42,9 +42,11 @@ def inlined(sql: str, values: Sequence[Any]) -> str:
 def _literal(value: Any) -> str:
     if value is None:
         return "NULL"
-    text = f"{{{','.join(map(str, map(int, value)))}}}" if isinstance(value, list) else str(value)
-    escaped = text.replace("\\", r"\\").replace("'", "''")
-    return f"E'{escaped}'"
+    if isinstance(value, list):
+        value = f"{{{','.join(map(str, map(int, value)))}}}"
+    elif isinstance(value, str):
+        value = value.replace("\\", r"\\").replace("'", "''")
+    return f"E'{value}'"
 
 
 #: The time in seconds since the epoch.

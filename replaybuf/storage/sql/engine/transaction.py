@@ -185,7 +185,8 @@ class Transaction:
         short ones, and lists of numbers.
         """
         form = form_of(statement, self.dialect)
-        self.session.send(form.sql, [form.values(values)] if rows is None else rows)
+        if rows := [form.values(values)] if rows is None else rows:
+            self.session.send(form.sql, rows)
 
     def run(self, sql: str, *values: Any) -> Sequence[Row]:
         """Run SQL in the driver's own form and return its rows, if any."""

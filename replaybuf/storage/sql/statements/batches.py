@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.statements.past import may_sweep
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import PLACES, GroupRow
 from replaybuf.storage.values import Draw, Leased
 from replaybuf.values.rollouts.statuses import Status
 
@@ -26,7 +26,7 @@ def train_step_of(draw: Draw, rows: Iterable[GroupRow]) -> int | None:
     """
     if draw.train_step is not None or draw.status != Status.COMPLETED:
         return draw.train_step
-    return max((row.step for row in rows if row.step is not None), default=None)
+    return max({row.step for row in rows if row.step is not None}, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,42 +37,37 @@ class BatchKey:
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewBatch:
-    """The batch of a draw to be written: the values of its columns, without the id."""
+def write_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
+    """Write the batch of a draw of these groups, at least one; call it before they are changed."""
+    values = _about(_members(rows)) | {
+        "buffer": tx.scope.buffer,
+        "taken_at": time.time(),
+        "epoch": tx.scope.epoch,
+        "step": step,
+        "status": draw.status.value,
+        "worker": draw.worker,
+        "lease": lease,
+        "settled": 0 if lease else len(rows),
+    }
+    tx.send(_INSERT, **values)
+    return BatchKey(values["taken_at"], values["first_uid"])
 
-    values: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> NewBatch:
-        """Return the batch of a draw of these groups, at least one."""
-        return cls(
-            _about([_member(row) for row in rows])
-            | {
-                "buffer": tx.scope.buffer,
-                "taken_at": time.time(),
-                "epoch": tx.scope.epoch,
-                "step": step,
-                "status": draw.status.value,
-                "worker": draw.worker,
-                "lease": lease,
-                "settled": 0 if lease else len(rows),
-            }
-        )
-
-    @property
-    def key(self) -> BatchKey:
-        return BatchKey(self.values["taken_at"], self.values["first_uid"])
-
-    def write(self, tx: Transaction) -> None:
-        """Write the batch."""
-        tx.send(_INSERT, **self.values)
+def _members(rows: Sequence[GroupRow]) -> list[tuple[int, float | None, int, int | None]]:
+    """Return the uid, reward, staleness and oldest model step of each group."""
+    reward, oldest = PLACES["reward"], PLACES["oldest_step"]
+    try:
+        return [(row.uid, row.values[reward], row.staleness, row.values[oldest]) for row in rows]
+    except (TypeError, ValueError):  # damaged metadata: the group can't be decoded, and the draw will be undone
+        return [(row.uid, None, 0, None) for row in rows]
 
 
 def _about(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
     """Return the columns of a batch that are computed from its groups: uid, reward, staleness, oldest model step."""
     uids, every_reward, staleness, every_step = zip(*members, strict=True)
-    rewards = [reward for reward in every_reward if reward is not None and math.isfinite(reward)]
+    rewards = [reward for reward in every_reward if reward is not None]
+    if not math.isfinite(sum(rewards)):
+        rewards = [reward for reward in rewards if math.isfinite(reward)]
     steps = [step for step in every_step if step is not None]
     return {
         "groups": len(uids),
@@ -86,14 +81,6 @@ def _about(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
         "first_uid": min(uids),
         "last_uid": max(uids),
     }
-
-
-def _member(row: GroupRow) -> tuple[int, float | None, int, int | None]:
-    try:
-        _, reward, oldest, _ = row.origin
-        return row.uid, reward, row.staleness, oldest
-    except (TypeError, ValueError):  # damaged metadata: the group can't be decoded, and the draw will be undone
-        return row.uid, None, 0, None
 
 
 def _finite(number: float) -> float | None:
@@ -153,7 +140,7 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     rest = [member for member in members if member[0] not in uids]
     if mine and rest:
         kept = {name: found[name] for name in ("buffer", "taken_at", "epoch", "status", "worker", "lease")}
-        NewBatch(kept | {"step": step, "settled": len(mine)} | _about(mine)).write(tx)
+        tx.send(_INSERT, **kept, step=step, settled=len(mine), **_about(mine))
         for table in ("rb_past", "rb_annotation"):
             passed_on = f"UPDATE {table} SET draw = {{draw}} WHERE draw = :old AND draw > 0 AND uid {{in:uids}}"  # noqa: S608
             tx.send(passed_on, old=found["id"], uids=list(uids))

@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.lanes import Lane, need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep, leave, newest
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.statements.rows import STATE, GroupRow
 from replaybuf.values.rollouts.rollout import ASIDE, Status
 
 #: Changes of tallies, by lane and name.
@@ -162,7 +162,7 @@ def move(
     known: dict[LaneName, Lane] = {one.name: one for one in lanes}
     states: dict[tuple[int, int, int], list[GroupRow]] = {}
     for row in rows:
-        states.setdefault(row.state, []).append(row)
+        states.setdefault(STATE(row.values), []).append(row)
     steps: list[Step] = []
     staying: list[GroupRow] = []
     for first, *others in states.values():

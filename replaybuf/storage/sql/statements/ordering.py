@@ -159,7 +159,7 @@ class Source:
                 "docs/outages.md how to save it",
                 reason="not a database",
             )
-        return [GroupRow.drawn(row, self.lane) for row in rows]
+        return GroupRow.drawn(rows, self.lane)
 
     def is_sparse(self, tx: Transaction, size: int) -> bool:
         """Return whether a random draw from this lane would pass over too many groups that don't match.
@@ -192,7 +192,7 @@ class Source:
             chosen, left = left[: size - len(rows)], left[size - len(rows) :]
             uids = tx.dialect.listed(chosen)
             found = {row[0]: row for row in tx.tuples(_by_uid(tx.dialect, payloads), lane=home.id, uids=uids)}
-            rows += [GroupRow.drawn(found[uid], home) for uid in chosen if uid in found]
+            rows += GroupRow.drawn([found[uid] for uid in chosen if uid in found], home)
         for row in rows:
             row.is_afresh = True
         return rows

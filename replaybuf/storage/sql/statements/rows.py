@@ -118,14 +118,16 @@ def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return itemgetter(*(PLACES[name] for name in names))
 
 
-_ORIGIN = _columns("worker", "reward", "oldest_step", "created_at")
 _STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
-_ITEM = _columns("priority", "times_sampled", "created_at", "reward", "scoped_key", "error", "deliveries")
-_RECORD = _columns("worker", "trained_step")
-_STATE = _columns("lane", "times_sampled", "deliveries")
+_ITEM = _columns(
+    *("priority", "times_sampled", "created_at", "reward", "tags", "scoped_key", "error", "deliveries"),
+    *("worker", "trained_step"),
+)
+#: The lane, the draws and the deliveries of a group, of its `values`: groups of one state take the same steps.
+STATE = _columns("lane", "times_sampled", "deliveries")
 _NEEDED = _columns(*NEEDED)
 _WIDTH = len(PLACES)
-_BYTES = PLACES["bytes"]
+_BYTES, _MARKS = PLACES["bytes"], PLACES["marks"]
 
 
 @dataclass(slots=True)
@@ -149,7 +151,6 @@ class GroupRow:
     weight: float | None = None
     tail: Any = None
     is_afresh: bool = False
-    _apart: bool | None = None
 
     @classmethod
     def unread(cls, uid: int, payload: bytes) -> GroupRow:
@@ -163,10 +164,10 @@ class GroupRow:
         return cls(row[0], row[1], task_name, Status(status), step, row[:_WIDTH], *data)
 
     @classmethod
-    def drawn(cls, row: Sequence[Any], home: Lane) -> GroupRow:
-        """Return a row of the columns STORED and the payload, in a known lane."""
-        uid, lane_id = row[0], row[1]
-        return cls(uid, lane_id, home.task_name, home.status, home.step, row[:_WIDTH], row[_WIDTH], found_in=home)
+    def drawn(cls, rows: Iterable[Sequence[Any]], home: Lane) -> list[GroupRow]:
+        """Return rows of the columns STORED and the payload, in a known lane."""
+        names = home.task_name, home.status, home.step
+        return [cls(row[0], row[1], *names, row[:_WIDTH], row[_WIDTH], home) for row in rows]
 
     def column(self, name: str) -> Any:
         """Return the value of a column; JSON as text."""
@@ -214,9 +215,7 @@ class GroupRow:
     @property
     def is_apart(self) -> bool:
         """Whether the arrays of the payload are kept apart."""
-        if self._apart is None:
-            self._apart = self.payload is not None and is_apart(self.payload)
-        return self._apart
+        return self.payload is not None and is_apart(self.payload)
 
     @property
     def priority(self) -> float:
@@ -229,16 +228,6 @@ class GroupRow:
     @property
     def deliveries(self) -> int:
         return int(self.values[PLACES["deliveries"]])
-
-    @property
-    def state(self) -> tuple[int, int, int]:
-        """The lane, and the draws and deliveries: groups of one state take the same steps."""
-        return _STATE(self.values)
-
-    @property
-    def origin(self) -> tuple[Any, ...]:
-        """The worker, reward and oldest model step of the group, and the time of its put."""
-        return _ORIGIN(self.values)
 
     @property
     def is_leased(self) -> bool:
@@ -267,26 +256,17 @@ class GroupRow:
         The payload stays as stored as long as the arrays aren't written to. With a `deferral`, handles replace some
         arrays. Raises DecodeError.
         """
-        marks, refreshed_to = self.parsed("marks"), self.refreshed_to
-        rollouts, segments = decode_stored(
-            codec,
-            self.uid,
-            self.payload,
-            marks,
-            refreshed_to,
-            tail=self.tail,
-            deferral=deferral,
-        )
+        found = self.uid, self.payload, self.values[_MARKS], self.refreshed_to
+        rollouts, segments = decode_stored(codec, *found, tail=self.tail, deferral=deferral)
         self.check_size()
-        item = self.item(entries_of(rollouts, segments))
+        item = self.item(rollouts if segments is None else entries_of(rollouts, segments))
         item.segments = segments
         return item
 
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
         try:
-            priority, times_sampled, created_at, reward, scoped, failure, deliveries = _ITEM(self.values)
-            worker, trained_step = _RECORD(self.values)
+            priority, sampled, created_at, reward, tags, scoped, failure, deliveries, worker, step = _ITEM(self.values)
             return StorageItem(
                 uid=self.uid,
                 timestamp_id=self.uid,
@@ -294,18 +274,18 @@ class GroupRow:
                 status=self.status,
                 staleness=self.staleness,
                 priority=priority,
-                times_sampled=times_sampled,
+                times_sampled=sampled,
                 created_at=created_at,
                 reward=reward,
-                tags=self.parsed("tags"),
-                key=key_of(scoped),
+                tags=None if tags is None else from_json(tags),
+                key=None if scoped is None else key_of(scoped),
                 error=error or failure,
                 deliveries=deliveries,
                 item=rollouts,
                 probability=self.probability,
                 weight=self.weight,
                 worker=worker,
-                trained_step=trained_step,
+                trained_step=step,
                 part=part_of(scoped) if self.status == Status.FILLING and scoped is not None else None,
             )
         except DAMAGE as problem:

@@ -19,14 +19,11 @@ from dataclasses import replace
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import NewBatch
 from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside, trained_at
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
 from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
-from replaybuf.storage.sql.statements.past import record
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
 from replaybuf.values.codec.payload import Codec
@@ -51,11 +48,10 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     if draw.probabilities:
         for task in draw.sizes:
             _add_probabilities(tx, [row for row in rows if row.task_name == task], mixed=draw.replay is not None)
-    for home, members in by_home(rows):
-        if policy.is_race:
-            advance(tx, home, members)
-            if draw.where is not None and not all(row.is_afresh for row in members):
-                skip_arrived(tx, home)
+    for home, members in by_home(rows) if policy.is_race else ():
+        advance(tx, home, members)
+        if draw.where is not None and not all(row.is_afresh for row in members):
+            skip_arrived(tx, home)
     return rows, ended
 
 
@@ -190,15 +186,7 @@ def _draw(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | No
     return None if any(row.incomplete for row in drawn) else drawn
 
 
-def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, batch: NewBatch | None) -> list[int]:
-    """Consume drawn groups for this train step, and record the draw as this batch; return the uids of those that stay.
-
-    Payloads that are kept apart are kept until read.
-    """
-    if batch is not None:
-        batch.write(tx)
-    limits, drawn = tx.scope.rules.limits, batch is not None
-    stay = move(tx, rows, lambda row: transitions.drawn(row, limits), drawn=drawn, **trained_at(train_step))
-    keep_for_reading(tx, [row.uid for row in rows if row.is_apart], READING_SECONDS)
-    record(tx, stay if drawn else ())
-    return stay
+def consume(tx: Transaction, rows: Sequence[GroupRow], train_step: int | None, *, drawn: bool) -> list[int]:
+    """Consume groups for this train step, as `drawn` those of the last batch; return the uids of those that stay."""
+    limits = tx.scope.rules.limits
+    return move(tx, rows, lambda row: transitions.drawn(row, limits), drawn=drawn, **trained_at(train_step))

@@ -12,8 +12,9 @@ from functools import partial
 
 from replaybuf.errors import DecodeError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import BatchKey, NewBatch, remove_batch, train_step_of
+from replaybuf.storage.sql.statements.batches import BatchKey, remove_batch, train_step_of, write_batch
 from replaybuf.storage.sql.statements.counts import set_aside
+from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_reading
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of, unconsume, unhold
 from replaybuf.storage.sql.statements.past import lock, newest, record
@@ -31,7 +32,7 @@ BRIEF_GROUPS = 256
 #: Decoding up to this long costs hardly more than a thread switch and back, with its waits for the GIL.
 LIGHT_SECONDS = 0.002
 
-_Decoded = tuple[list[StorageItem], dict[int, str]]
+_Decoded = tuple[dict[str, list[StorageItem]], dict[int, str]]
 
 
 @dataclass(slots=True)
@@ -40,7 +41,8 @@ class Taken:
 
     `epoch`, `checkpoint` (the newest one) and `database` are the store's at the draw; `train_step` is the step of the
     draw, `named_step` the one that its caller named, and `batch` the key of its record in the table of batches. `stay`
-    has the uids of groups that are still in the buffer, where others may draw them.
+    has the uids of groups that are still in the buffer, where others may draw them, `apart` the rows of those whose
+    payloads are kept apart.
     """
 
     rows: list[GroupRow]
@@ -53,7 +55,8 @@ class Taken:
     train_step: int | None = None
     named_step: int | None = None
     batch: BatchKey | None = None
-    stay: set[int] = field(default_factory=set)
+    stay: Sequence[int] = ()
+    apart: Sequence[GroupRow] = ()
 
     def lease(self) -> Leased:
         return Leased(self.token, self.until, self.items, self.epoch, self.train_step, self.database, self.named_step)
@@ -97,9 +100,9 @@ class Drawing:
             while (taken := await self._take()) is not None:
                 items, failed = await self._read(taken)
                 if not failed:
-                    taken.items = {task: [] for task in self._tasks} | _by_task(items)
-                    self._files.read(row.uid for row in taken.rows if row.is_apart and row.uid not in taken.stay)
-                    self._draws.presence.of(self._draw.worker).taken += len(items)
+                    taken.items = items
+                    self._files.read({row.uid for row in taken.apart}.difference(taken.stay))
+                    self._draws.presence.of(self._draw.worker).taken += len(taken.rows)
                     return taken
                 # Rare: damage, or another rollout type. The draw is repeated without these groups.
                 _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
@@ -149,19 +152,18 @@ class Drawing:
             return None
         scope, step = tx.scope, train_step_of(self._draw, rows)
         taken = Taken(rows, {}, 0, 0.0, scope.epoch, newest(tx), scope.database, step, self._draw.train_step)
+        taken.apart = [row for row in rows if row.is_apart]
         if self._seconds is not None:
             taken.token, taken.until = begin_lease(tx, self._seconds)
-        batch = None
-        if rows and self._draws.history != 0:
-            batch = NewBatch.of(tx, self._draw, rows, step, taken.token or None)
-            taken.batch = batch.key
+        if recorded := bool(rows) and self._draws.history != 0:
+            taken.batch = write_batch(tx, self._draw, rows, step, taken.token or None)
         if self._seconds is None:
-            taken.stay.update(consume(tx, rows, step, batch))
+            taken.stay = consume(tx, rows, step, drawn=recorded)
+            keep_for_reading(tx, [row.uid for row in taken.apart], READING_SECONDS)
         else:
-            taken.stay.update(hold(tx, rows, taken.token, taken.until, self._draw.worker))
-            if batch is not None:
-                batch.write(tx)
-                record(tx, [*taken.stay])
+            taken.stay = hold(tx, rows, taken.token, taken.until, self._draw.worker)
+        if recorded:
+            record(tx, taken.stay)
         if tx.dialect.is_remote:  # decoded while the answer to COMMIT is awaited
             self._stop_decoding()
             self._decoding = asyncio.ensure_future(self._decoded(taken))
@@ -192,7 +194,7 @@ class Drawing:
 
     async def _decoded(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
-        await self._files.reader.fetch(taken.rows, self._draw.deferred)
+        await self._files.reader.fetch(taken.apart, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)
@@ -200,7 +202,7 @@ class Drawing:
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
         began, deferral = time.thread_time(), self._files.reader.deferral(self._draw.deferred)
-        items: list[StorageItem] = []
+        items: dict[str, list[StorageItem]] = {task: [] for task in self._tasks}
         failed: dict[int, str] = {}
         for row in rows:
             try:
@@ -212,9 +214,9 @@ class Drawing:
             item.deliveries += leased
             if not leased and taken.train_step is not None:
                 item.trained_step = taken.train_step
-            items.append(item)
-        if items:
-            self._draws.group_bytes = sum(len(row.payload or b"") for row in rows) / len(rows)
+            items[row.task_name].append(item)
+        if len(failed) < len(rows):
+            self._draws.group_bytes = sum([len(row.payload or b"") for row in rows]) / len(rows)
             self._draws.group_seconds = (time.thread_time() - began) / len(rows)
         return items, failed
 
@@ -224,10 +226,3 @@ def _fail(tx: Transaction, reasons: dict[int, str], worker: str | None) -> None:
     rows = [row for row in rows_of(tx, list(reasons)) if row.lane == row.home.id]
     for home, members in by_home(rows):
         set_aside(tx, home, {row.uid: reasons[row.uid] for row in members}, worker)
-
-
-def _by_task(items: Sequence[StorageItem]) -> dict[str, list[StorageItem]]:
-    result: dict[str, list[StorageItem]] = {}
-    for item in items:
-        result.setdefault(item.task_name, []).append(item)
-    return result
