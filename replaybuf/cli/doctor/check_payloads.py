@@ -21,6 +21,7 @@ from replaybuf.storage.decoding import Places, read_tails
 from replaybuf.storage.places.store import Extent
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import set_aside
+from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import need_lane
 from replaybuf.values.codec.payload_format import has_size, is_apart, verify
@@ -220,6 +221,7 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
             done.append(f"said so in the error of {groups(len(uids))} that are {status}: {some(uids)}")
         else:
             own = tx.of(Scope(buffer))
+            join(own)
             set_aside(own, need_lane(own, (task_name, status)), {uid: reasons[uid] for uid in uids})
             done.append(f"set {groups(len(uids))} of the task {task_name} aside as failed: {some(uids)}")
     return "; ".join(done) or "left leased groups to their consumers"
