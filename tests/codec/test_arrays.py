@@ -293,7 +293,10 @@ def test_the_checksums_of_a_joined_payload_are_those_of_its_own_bytes() -> None:
 def test_every_flipped_bit_is_noticed(part: str) -> None:
     split = DICTS.encode_split(GROUP)
     head, tail = split.head, tail_of(split)
-    arrays = [at + place for at, size in Head.opened(head).places() for place in (0, size // 2, size - 1)]
+    opened = Head.opened(head)
+    arrays = [
+        at + place for at, size in zip(opened.starts, opened.sizes, strict=True) for place in (0, size // 2, size - 1)
+    ]
     places = range(8 * len(head)) if part == "head" else [8 * at + bit for at in arrays for bit in (0, 7)]
     for bit in places:
         damaged = bytearray(head if part == "head" else tail)
