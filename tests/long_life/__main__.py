@@ -159,12 +159,12 @@ def url_of(kind: str, folder: Path) -> Iterator[str]:
 
 
 async def live(lives: dict[str, Life], seconds: float) -> None:
-    ends = time.monotonic() + seconds
     for one in lives.values():
         for name in ROLES:
             one.start(name)
             await asyncio.sleep(0.5)  # the first one creates the tables
     minute = time.monotonic()
+    ends = minute + seconds
     while time.monotonic() < ends - 1:
         minute += min(60.0, seconds / 8)
         await asyncio.sleep(max(min(minute, ends) - time.monotonic(), 0))

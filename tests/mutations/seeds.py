@@ -146,7 +146,7 @@ _SQL = [
     ("put-no-eviction", f"{_STATEMENTS}/put.py", "    if evicting:\n        evict(", "    if False:\n        evict(", "capacity evicts"),
     ("take-ignores-limits", f"{_STATEMENTS}/take.py", "if draw.status == Status.COMPLETED and limits.slows_draws:", "if False:", "draws keep to the rate"),
     ("take-partly", f"{_STATEMENTS}/take.py", "and not draw.is_met_by(", "and False and not draw.is_met_by(", "a draw takes at least what it has to, or nothing"),
-    ("take-clock-stands", f"{_STATEMENTS}/take.py", "if policy.is_race:", "if False:", "a draw moves the clock of its race"),
+    ("take-clock-stands", f"{_STATEMENTS}/take.py", "for home, members in by_home(rows) if policy.is_race else ():", "for home, members in ():", "a draw moves the clock of its race"),
     ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and any_overdue(tx)", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-incomplete", f"{_STATEMENTS}/take.py", "if not incomplete:", "if True:", "a group without its payload is set aside"),
     ("take-damaged", "storage/sql/tasks/delivery.py", "if not failed:", "if True:", "a damaged group is set aside"),
@@ -164,7 +164,7 @@ _SQL = [
     ("undo-leaves-versions", f"{_STATEMENTS}/past.py", "    tx.change(sql, uid=uid, since=since)\n", "", "an undone draw leaves nothing in checkpoints"),
     ("undo-not-in-checkpoints", f"{_STATEMENTS}/leases.py", "    undo(\"rb_past\", \" AND since >= :since\", since=max(made_before, row.column(\"since\")))\n", "", "an undone draw is undone in checkpoints"),
     ("undo-not-counted", f"{_STATEMENTS}/leases.py", "    add_to_checkpoints(tx, counts, made_before)\n", "", "an undone draw is counted in no checkpoint"),
-    ("change-not-kept", f"{_STATEMENTS}/counts.py", "    keep(tx, [uid for _, step, uids", "    list([uid for _, step, uids", "what changes after a checkpoint is in it as it was"),
+    ("change-not-kept", f"{_STATEMENTS}/counts.py", "    keep(tx, [row.uid for row in staying", "    list([row.uid for row in staying", "what changes after a checkpoint is in it as it was"),
     ("priority-not-kept", f"{_STATEMENTS}/matching.py", "        keep(tx, [uid for uid, _ in locked])\n", "", "priorities go back"),
     ("refresh-not-kept", f"{_STATEMENTS}/refresh.py", "    keep(tx, [uid for uid, *_ in rows])\n", "", "what expires after a checkpoint is in it as it was"),
     ("restore-leaves-cursors", f"{_STATEMENTS}/checkpoints.py", "        _set_cursors(tx, kept.id)", "        pass", "cursors go back"),
@@ -186,7 +186,7 @@ _SQL = [
     ("undone-draw-renumbered", f"{_STATEMENTS}/batches.py", "        tx.change(_NOT_DRAWN, draw=number)\n", "", "the number of an undone draw may be given again"),
     ("undo-beside-a-sweep", "storage/sql/tasks/delivery.py", "            lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them\n", "", "an undo waits for a sweep of its groups"),
     ("pruned-draws-stay", f"{_STATEMENTS}/batches.py", "    tx.change(\"DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL\", draws=pruned)\n", "", "the groups of a draw go with it"),
-    ("settled-elsewhere", f"{_STATEMENTS}/batches.py", "        tx.change(passed_on, new=other, old=found[\"id\"], uids=list(uids))\n", "", "groups of another step are of another batch"),
+    ("settled-elsewhere", f"{_STATEMENTS}/batches.py", "            tx.send(passed_on, old=found[\"id\"], uids=list(uids))\n", "", "groups of another step are of another batch"),
     ("sweep-no-grace", "storage/sql/tasks/sweeper.py", "cutoff = now - self._grace", "cutoff = now", "payloads stay for a while after a take"),
     ("claim-moved-cursor", f"{_STATEMENTS}/ledger.py", " AND version = :known", "", "a cursor that was moved isn't moved again"),
     ("claim-of-other-epoch", f"{_STATEMENTS}/ledger.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
@@ -296,11 +296,11 @@ _WEB = [
 ]  # fmt: skip
 
 _RECORD = [
-    ("batch-of-quotes", f"{_STATEMENTS}/batches.py", """.replace("'", "''")""", "", "no name ends the literal of a batch"),
+    ("batch-of-quotes", "storage/sql/engine/postgres_dialect.py", """.replace("'", "''")""", "", "no name ends the literal of a batch"),
     ("batch-stays-undone", "storage/sql/tasks/delivery.py", "if taken.batch is not None:", "if False:", "a draw that nobody received is not kept"),
     ("batch-settled-twice", f"{_STATEMENTS}/leases.py", "settle(tx, lease, [row.uid for row in mine], step)", "settle(tx, lease, list(uids), step)", "what was acknowledged before is passed over"),
     ("holder-stays", f"{_STATEMENTS}/counts.py", '"leased_until": None, "holder": None}', '"leased_until": None}', "a group that came back has no holder"),
-    ("step-of-lane-lost", f"{_STATEMENTS}/batches.py", "return max((row.step for row in rows if row.step is not None), default=None)", "return None", "by default the step is that of the last refresh"),
+    ("step-of-lane-lost", f"{_STATEMENTS}/batches.py", "return max({row.step for row in rows if row.step is not None}, default=None)", "return None", "by default the step is that of the last refresh"),
     ("undone-step-stays", f"{_STATEMENTS}/leases.py", "CASE WHEN times_sampled = :times + 1 THEN :trained ELSE trained_step END", "trained_step", "a draw that is undone trained nothing"),
     ("lease-of-another", "storage/values.py", "if None not in (lease.database, database) and lease.database != database:", "if False:", "a lease of another store is refused"),
 ]  # fmt: skip

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from replaybuf.errors import PayloadStoreError
-from replaybuf.storage.sql.statements import take
+from replaybuf.storage.sql.tasks import delivery, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
-from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from tests.cli.doctored import examine, wrong
 from tests.places.arrays import apart, ask, files, heavy, named, payload_rows, take_all, until_no_files
@@ -32,7 +31,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads that were taken are swept at once, whether or not they were read."""
-    monkeypatch.setattr(take, "READING_SECONDS", 0.0)
+    monkeypatch.setattr(delivery, "READING_SECONDS", 0.0)
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "_CHECK_SECONDS", 0.1)
@@ -78,7 +77,7 @@ async def test_a_draw_that_could_not_be_read_is_undone_late(
         assert all("its arrays were deleted" in error for (error,) in failed)
         assert await payload_rows(url) == back
         assert [*(await named(url)).values()] == [back] * (back > 0)
-        monkeypatch.setattr(take, "READING_SECONDS", 60.0)  # or the sweep may be faster than the read
+        monkeypatch.setattr(delivery, "READING_SECONDS", 60.0)  # or the sweep may be faster than the read
         assert sorted(await take_all(other)) == [1, 2][:back]
     assert set(wrong(await asyncio.to_thread(examine, url))) <= {"payloads"}
     async with build(url) as other:
