@@ -98,7 +98,8 @@ class Lease(Generic[R]):
             task: [replace(item, item=[]) for item in items if item.uid in self._open]
             for task, items in self.items.items()
         }
-        return replace(self._leased, items=items)
+        is_part = self._leased.is_part or len(self._open) < sum(map(len, self.items.values()))
+        return replace(self._leased, items=items, is_part=is_part)
 
     @property
     def items(self) -> dict[str, list[StorageItem[R]]]:

@@ -73,7 +73,7 @@ class LeaseOptions(FillOptions, total=False):
 
 
 class Checked(NamedTuple):
-    """The checked options of a put; `part` is that of a group that fills, without its index and its put's step."""
+    """The checked options of a put. `filling` are all options of a put into a group that fills, None for others."""
 
     model_step: int | None
     train_step: int | None
@@ -113,11 +113,18 @@ def checks_of(statuses: Statuses) -> Callable[[FillOptions], Checked]:
     check = partial(_checked, statuses)
     # Most puts of a train step have the same options. Typed: True equals 1, and is neither a step nor a threshold.
     known: Callable[..., Checked] = lru_cache(maxsize=1024, typed=True)(check)
-    return lambda options: (known if _PLAIN.issuperset(map(type, options.values())) else check)(**options)
+
+    def checked(options: FillOptions) -> Checked:
+        is_common = _OF_ONE.isdisjoint(options) and _PLAIN.issuperset(map(type, options.values()))
+        return (known if is_common else check)(**options)
+
+    return checked
 
 
 #: Types of options by which checked ones are found again: a tensor or a dict may have changed since.
 _PLAIN: Final = frozenset({int, float, bool, str, Status, type(None)})
+#: Options that are of one put.
+_OF_ONE: Final = frozenset({"key", "group", "index"})
 _OPTIONS: Final = FillOptions.__annotations__.keys()
 
 

@@ -1,4 +1,4 @@
-"""Validation of arguments, and imports of optional packages. Each function returns the checked value.
+"""Validation of arguments (names, tags, steps, sizes), each returned as checked; imports of optional packages.
 
 Errors name the wrong value and the expected one.
 """

@@ -235,7 +235,8 @@ class Leased:
     Tokens increase: a later lease has a higher one. `until` is in seconds since the epoch, by the store's clock.
     `epoch` is the number of restores before the lease. `train_step` is the step that its draw is recorded for;
     `named_step` is one given by a caller, at the draw or at the acknowledgement. Without it, groups are acknowledged
-    for the step of the last refresh. `database` is the store's identity, None if the store wasn't open.
+    for the step of the last refresh. `database` is the store's identity, None if the store wasn't open. `is_part`: some
+    groups of the lease aren't in `items`, because they were settled before this handle was made.
     """
 
     token: int
@@ -245,6 +246,7 @@ class Leased:
     train_step: int | None = None
     database: str | None = None
     named_step: int | None = None
+    is_part: bool = False
 
 
 def passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> list[int]:

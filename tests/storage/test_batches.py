@@ -126,6 +126,17 @@ async def test_a_batch_is_of_the_step_that_its_acknowledgement_names(buffer: Rep
     assert [item.trained_step async for item in buffer.find({"status": "archived"})] == [103, 103]
 
 
+async def test_groups_of_an_adopted_lease_are_of_the_step_of_their_own_acknowledgement(buffer: ReplayBuffer) -> None:
+    """What was acknowledged before the lease was handed on stays of its step."""
+    uids = [await put(buffer, number, "gpu-1") for number in range(4)]
+    lease = await buffer.lease_batch({TASK: 4}, current_train_step=5)
+    await lease.acknowledge(uids[:2])
+    late = buffer.adopt(lease.handle)
+    await late.acknowledge(uids[2:3], train_step=6)
+    await buffer.adopt(late.handle).acknowledge(train_step=7)
+    assert sorted(await steps_of(buffer)) == [(5, 2, 2, uids[:2]), (6, 1, 1, uids[2:3]), (7, 1, 1, uids[3:])]
+
+
 @pytest.mark.parametrize("named", [None, 100])
 async def test_leased_groups_are_of_the_last_refresh_before_their_acknowledgement(
     buffer: ReplayBuffer, named: int | None

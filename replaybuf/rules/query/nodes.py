@@ -1,4 +1,4 @@
-"""The nodes of a parsed query, the fields that it may name, and its JSON text.
+"""The nodes of a parsed query, its operators, the fields that it may name, and its JSON text.
 
 Nodes are plain data. Users may build them by hand; `parse` checks them like a dict, and only nodes that it returned are
 passed to `compile_sql`. (`tests.reference.predicates` defines a query's meaning, which the SQL must have.)

@@ -36,8 +36,6 @@ class RolloutFields:
     response_model_steps: Any
     input_ids: Any
     labels: Any
-    message: Any
-    prompt: Any
     dated: bool = False
     steps: tuple[int | None, int | None] | None = None
 

@@ -37,9 +37,10 @@ def outline(
     records = [_record(rollout, one, kind) for rollout, one in zip(rollouts, group, strict=True)]
     if not records:
         return records, None
-    prompt = _prompt_text(group[0])
+    message = kind.get(rollouts[0], "message")
+    prompt = _prompt_text(message, rollouts[0], kind)
     if find is not None:
-        _add_places(records, group, prompt, find)
+        _add_places(records, group, message, prompt, find)
     return records, preview(prompt)
 
 
@@ -61,8 +62,7 @@ def _record(rollout: Any, one: RolloutFields, kind: RolloutType) -> dict[str, An
     return record
 
 
-def _add_places(records: list[dict[str, Any]], group: GroupFields, prompt: Any, find: FindText) -> None:
-    message = group[0].message
+def _add_places(records: list[dict[str, Any]], group: GroupFields, message: Any, prompt: Any, find: FindText) -> None:
     if isinstance(message, (list, tuple)) and 1 < len(message) <= MOST_MESSAGES:
         records[0]["messages"] = _messages(message, find)
     if isinstance(prompt, str) and len(prompt) > PREVIEW_CHARS and (place := find(prompt)):
@@ -97,11 +97,10 @@ def reward_parts(reward: Any) -> dict[str, float | str]:
     return parts
 
 
-def _prompt_text(one: RolloutFields) -> Any:
+def _prompt_text(message: Any, rollout: Any, kind: RolloutType) -> Any:
     """Return the text of the last message, the message itself if it is a string, or else the rollout's prompt."""
-    message = one.message
     if not isinstance(message, (list, tuple)) or not message:
-        return message if isinstance(message, str) else one.prompt
+        return message if isinstance(message, str) else kind.get(rollout, "prompt")
     last = message[-1]
     content = last.get("content") if isinstance(last, dict) else last
     if isinstance(content, list):

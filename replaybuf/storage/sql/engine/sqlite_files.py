@@ -263,8 +263,8 @@ _LEFT = "it was left as it is: give the path of a file that isn't there yet"
 def refuse_foreign_file(path: str, where: str) -> None:
     """Raise StorageError unless the file is missing, empty, or a database of ours. It isn't changed.
 
-    SQLite rolls back a hot journal at its first read, except as `immutable`, which would leave out a WAL. Raises errors
-    of `sqlite3` for an unreadable file.
+    SQLite rolls back a hot journal at its first read, except as `immutable`, which would leave out a WAL. Only a file
+    that can't be read without that is rolled back here. Raises errors of `sqlite3` for an unreadable file.
     """
     path = os.path.realpath(path)
     logged = _size(f"{path}-wal")  # read before the file, which another process creates first
@@ -273,15 +273,12 @@ def refuse_foreign_file(path: str, where: str) -> None:
         return
     if size < 2:  # which SQLite takes for none
         raise StorageError(f"{where} is not a database: it has {size} bytes; {_LEFT}", reason="not a database")
-    uri = f"file:{quote_path(Path(path))}?{'mode=ro' if logged else 'immutable=1'}"
     try:
-        with closing(sqlite3.connect(uri, uri=True)) as raw:
-            names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
-            [(marked,)] = raw.execute("PRAGMA application_id")
+        names, marked = _content(path, "mode=ro" if logged else "immutable=1")
     except sqlite3.DatabaseError:
-        if not logged and _size(f"{path}-journal"):
-            return  # a crash left it half made
-        raise
+        if logged or not _size(f"{path}-journal"):
+            raise
+        names, marked = _content(path, "mode=rw")
     if set(names) >= _OURS or not (names or marked):
         return
     more = f", {len(names) - 1} more" if len(names) > 1 else ""
@@ -290,6 +287,14 @@ def refuse_foreign_file(path: str, where: str) -> None:
         f"{where} is a database of another program: it has {what} and not the tables of replaybuf; {_LEFT}",
         reason="not a database",
     )
+
+
+def _content(path: str, how: str) -> tuple[list[str], int]:
+    """Return the names in the schema of a database, and its application_id."""
+    with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{how}", uri=True)) as raw:
+        names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
+        [(marked,)] = raw.execute("PRAGMA application_id")
+    return names, marked
 
 
 def _size(path: str) -> int:

@@ -111,7 +111,7 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
     """Count groups of a batch as acknowledged, at this step."""
     if not uids:
         return
-    if len(uids) < sum(map(len, lease.items.values())):
+    if lease.is_part or len(uids) < sum(map(len, lease.items.values())):
         _settle_some(tx, lease.token, set(uids), step)
         return
     # An unchanged step isn't written, which saves a write to its index.

@@ -29,6 +29,9 @@ def newest(tx: Transaction) -> int:
 
 # Changes and removals
 
+#: The most groups that leave while the answer to COMMIT is awaited, for which there is a timeout.
+_SENT = 1000
+
 
 def keep(tx: Transaction, uids: Iterable[int]) -> None:
     """Keep these groups as they are for the checkpoints that have them; call it before they are changed."""
@@ -49,7 +52,7 @@ def leave(tx: Transaction, uids: Sequence[int], *, drawn: bool = False) -> Count
     """
     gone: Counter[tuple[int, Tally]] = Counter()
     if uids and tx.dialect.is_remote:
-        tx.send(_MOVE[drawn], uids=uids, newest=newest(tx))
+        (tx.send if len(uids) <= _SENT else tx.change)(_MOVE[drawn], uids=uids, newest=newest(tx))
     elif uids:
         tx.change(f"{_GONE[drawn]} FROM rb_group WHERE uid {{in:uids}}", uids=uids, newest=newest(tx))
         for lane, size in tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", uids=uids):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError
+from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError, StorageError
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
@@ -86,7 +86,9 @@ class Filling:
                     await self._give_up(name, seconds)
                 except ClosedError:
                     return
-                except (ConflictError, FullError, DecodeError) as error:
+                except (ConflictError, FullError, DecodeError, StorageError) as error:
+                    if isinstance(error, StorageError) and error.reason != "too large":
+                        raise
                     level = logging.DEBUG if name in self._warned else logging.WARNING
                     _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
                     self._warned.add(name)
