@@ -107,6 +107,18 @@ async def test_what_another_program_has_not_finished_stays_as_it_is(tmp_path: Pa
     assert {one: (tmp_path / one).read_bytes() for one in before} == before
 
 
+async def test_what_another_program_has_half_written_is_not_taken(tmp_path: Path) -> None:
+    """Its schema can't be read before SQLite has rolled the journal back."""
+    script = OTHERS["a hot journal of a table that goes"]
+    subprocess.run([sys.executable, "-c", _WRITES, script], cwd=tmp_path, check=True)  # noqa: ASYNC221
+    with (tmp_path / "theirs.db").open("r+b") as file:
+        file.seek(100)
+        file.write(b"7" * 3900)  # a page of the schema that was being written
+    await refused(f"sqlite:///{tmp_path}/theirs.db", StorageError, "another program.*was left as it is")
+    with closing(sqlite3.connect(tmp_path / "theirs.db")) as raw:
+        assert raw.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
+
+
 @pytest.mark.parametrize(("content", "log"), [(b"x", b""), (b"\n", b""), (b"", b"7" * 9000), (b"x" * 99, b"7" * 9000)])
 async def test_a_tiny_file_stays_as_it_is(tmp_path: Path, content: bytes, log: bytes) -> None:
     """SQLite takes one byte for none, and removes the log of an empty file."""
