@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
+from replaybuf.buffer.buffer_metrics import read_metrics
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
-from replaybuf.buffer.metrics import read_metrics
 from replaybuf.buffer.put_options import FillOptions, check_dropped
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
 from replaybuf.buffer.tracing import of_uid, traced
@@ -564,7 +564,7 @@ class ReplayBuffer(Generic[R]):
         return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
 
     async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
-        """Return counts of groups, as a plain dict with stable names (`replaybuf.buffer.metrics` can flatten it).
+        """Return counts of groups, as a plain dict with stable names (`buffer_metrics.flatten` makes it flat).
 
         `tasks[task]` has `buffered` by status, `leased` and `archived` (groups now); totals since the beginning, over
         all processes: `put`, `sampled_new`, `sampled_again`, `taken`, `evicted`, `expired`, `dropped`,

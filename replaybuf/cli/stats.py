@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaybuf.buffer.metrics import TOTALS
+from replaybuf.buffer.buffer_metrics import TOTALS
 from replaybuf.cli import why
 from replaybuf.cli.commands import TEXT, Buffer, Url, format_option, option
 from replaybuf.cli.groups import trainer_text

@@ -309,7 +309,7 @@ def _absent(need: Need) -> Said:
 
 
 def _needed(about: Circumstances, last: float | None) -> str:
-    """Return who could still put groups, and when the last one came; how many are missing is said by `head_of`."""
+    """Return which workers are alive, and when the last group was put. `head_of` says how many are missing."""
     parts = [people(sorted(one.name for one in about.alive), "is alive", "are alive")] if about.alive else []
     parts += [] if last is None else [f"the last group was put at {clock(last, about.now)}"]
     return f"{', '.join(parts)}, and more are needed"

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from replaybuf import __version__
-from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
+from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.measures import (
     BufferMeasures,

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status, StorageItem
-from replaybuf.buffer.metrics import DISTRIBUTIONS, TOTALS, flatten
+from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
 from replaybuf.errors import InputError
 from replaybuf.produce import TrainState, publish
 from replaybuf.view.metrics import KINDS, METRICS, NAMES, OF_DATABASE, batch_metrics, prometheus, read_figures

@@ -196,7 +196,7 @@ class GroupRow:
 
     @property
     def incomplete(self) -> str:
-        """Why the group is set aside: its payload is missing, or a NOT NULL column is NULL; "" if it can be drawn."""
+        """Why a draw sets the group aside: it has no payload, or NULL in a NOT NULL column. "" if it can be drawn."""
         if None in _NEEDED(self.values):
             missing = ", ".join(name for name in NEEDED if self.column(name) is None)
             return f"group {self.uid}: its metadata is damaged ({missing} missing)"
