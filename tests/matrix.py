@@ -210,12 +210,6 @@ _LONG = (
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
     # What a buffer does above its store: on SQLite
     *(f"contract/test_contract.py::TestPostgres*::test_{law}*" for law in ("a_heartbeat_keeps", "a_lost_lease_shows")),
-    # Compared with the model
-    "contract/test_contract.py::TestPostgres::test_old_ones_are_as_random*",
-    *(
-        f"contract/test_contract.py::TestPostgres*::test_{law}*"
-        for law in ("draws_go_on_as", "a_buffer_can_be_restored_a")
-    ),
     "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
     "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
     "cli/test_watch.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open

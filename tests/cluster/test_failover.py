@@ -145,9 +145,6 @@ async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchron
             assert await take_all(buffer) == [2]
 
 
-_END_WAITS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-
-
 @pytest.mark.long
 async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_not_believed(
     synchronous: Cluster,

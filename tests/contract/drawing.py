@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from itertools import permutations
 from typing import Any
 
@@ -15,15 +14,7 @@ from replaybuf.errors import NotReadyError
 from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
-from tests.contract.filling import numbers
 from tests.contract.harness import SOON, Harness, OpenBuffer, chi_square, drawn, fill, found, group, ids
-
-#: Each way to draw: the ids of the groups of the task "math" that it gives.
-Way = Callable[..., Coroutine[Any, Any, list[int]]]
-
-
-async def by_get(buffer: ReplayBuffer, size: int, **options: Any) -> list[int]:
-    return ids(await buffer.get(size, "math", **options))
 
 
 async def by_take_batch(buffer: ReplayBuffer, size: int, **options: Any) -> list[int]:
@@ -32,41 +23,8 @@ async def by_take_batch(buffer: ReplayBuffer, size: int, **options: Any) -> list
     return ids(batch["math"])
 
 
-async def by_sample(buffer: ReplayBuffer, size: int, **options: Any) -> list[int]:
-    return ids([item.item for item in (await buffer.sample({"math": size}, **options))["math"]])
-
-
-WAYS: dict[str, Way] = {"get": by_get, "take_batch": by_take_batch, "sample": by_sample}
-
-
 class DrawingLaws(Harness):
     """`get`, `take_batch` and `sample` take the same keywords."""
-
-    @pytest.mark.parametrize("way", WAYS)
-    async def test_a_draw_is_narrowed_by_status_and_query(self, buffer: ReplayBuffer, way: str) -> None:
-        """Others stay."""
-        await fill(buffer, 3)
-        for number in (7, 8):
-            await buffer.put(group(number, status=Status.FAILED), "math", priority=number)
-        assert await WAYS[way](buffer, 9, where={"uid": {"$gt": 1}}) == [1, 2]
-        assert await WAYS[way](buffer, 9, group_status="failed", where={"priority": 8}) == [8]
-        assert await WAYS[way](buffer, 9, group_status="failed") == [7]
-
-    async def test_a_draw_waits_until_all_is_there(self, buffer: ReplayBuffer) -> None:
-        """With a timeout it takes as many as it was asked for, of those that match."""
-        await fill(buffer, 2)
-        drawing = asyncio.create_task(by_take_batch(buffer, 2, where={"priority": 2.0}, timeout=SOON))
-        for number in (5, 6):
-            await buffer.put(group(number), "math", priority=2.0)
-        assert await drawing == [5, 6]
-        assert await by_take_batch(buffer, 9) == [0, 1]
-
-    async def test_a_draw_that_waited_for_nothing_takes_nothing(self, buffer: ReplayBuffer) -> None:
-        """NotReadyError says what is missing."""
-        await fill(buffer, 2)
-        with pytest.raises(NotReadyError, match="task math: 2 completed groups there, 3 needed"):
-            await by_take_batch(buffer, 3, timeout=0.01)
-        assert await by_take_batch(buffer, 9) == [0, 1]
 
     async def test_a_draw_waits_for_at_least_so_many(self, buffer: ReplayBuffer) -> None:
         """And takes as many as are there then, up to its size, of those that match."""
@@ -164,13 +122,6 @@ class WeightLaws(Harness):
         assert len(items) == 3
         assert all(item.weight is not None and item.weight > 0 for item in items)
 
-    async def test_the_smallest_priorities_are_equal(self, open_buffer: OpenBuffer) -> None:
-        """Below 1e-200 they draw alike."""
-        buffer = await open_buffer("prioritized", seed=1)
-        for priority in (5e-324, 1e-300, 1e-201, 1e-200):
-            await fill(buffer, 1, priority=priority)
-        assert odds((await buffer.sample({"math": 1}, beta=1))["math"][0]) == pytest.approx([1 / 4, 1])
-
 
 #: What chi-square exceeds with a probability of 0.001, by degrees of freedom (tables, e.g. Abramowitz & Stegun 26.8).
 CRITICAL = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 7: 24.32, 9: 27.88, 11: 31.26}
@@ -217,18 +168,6 @@ class ChanceLaws(Harness):
         expected = [rounds * weights[one] * weights[two] / (1 - weights[one]) for one, two in possible]
         assert chi_square([pairs[pair] for pair in possible], expected) < CRITICAL[11]
 
-    @RANDOM
-    async def test_draws_that_consume_are_as_random(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """The first group that is taken of many tasks is any of them, with its probability."""
-        buffer = await open_buffer(policy, seed=9)
-        tasks = [f"task {number}" for number in range(100)]
-        for task in tasks:
-            for number in (1, 2, 3):
-                await buffer.put(group(number), task, priority=number)
-        firsts = Counter([ids(await buffer.get(1, task))[0] for task in tasks])
-        expected = [100 / 3] * 3 if policy == "uniform" else [100 / 6, 200 / 6, 300 / 6]
-        assert chi_square([firsts[1], firsts[2], firsts[3]], expected) < CRITICAL[2]
-
     async def test_new_priorities_count_from_now_on(self, open_buffer: OpenBuffer) -> None:
         """update_priorities by uid, and update by a query; groups that aren't there are not counted."""
         buffer = await open_buffer("prioritized", seed=4, max_times_sampled=0)
@@ -238,30 +177,6 @@ class ChanceLaws(Harness):
         assert chi_square(await tally(buffer, uids, 300), [120, 90, 60, 30]) < CRITICAL[3]
         await buffer.update({"uid": {"$in": uids[:2]}}, priority=1.5)
         assert chi_square(await tally(buffer, uids, 300), [75, 75, 100, 50]) < CRITICAL[3]
-
-    @RANDOM
-    async def test_draws_after_evictions_are_as_random(self, open_buffer: OpenBuffer, policy: str) -> None:
-        """What is left, and what came last, has its probability."""
-        buffer = await open_buffer(policy, seed=6, max_times_sampled=0, capacity=5)
-        await fill(buffer, 4)
-        for _ in range(10):
-            await drawn(buffer, 2)
-        uids = (await fill(buffer, 9))[-5:]
-        assert chi_square(await tally(buffer, uids, 250), [50] * 5) < CRITICAL[4]
-
-    @pytest.mark.parametrize("times", [3, 0])
-    async def test_reused_groups_are_as_likely_as_new_ones(self, open_buffer: OpenBuffer, times: int) -> None:
-        """In a window of fresh groups, the share of draws that go to groups drawn before is what chance says."""
-        buffer = await open_buffer("uniform", seed=7, max_times_sampled=times)
-        again = new = 0
-        for round_number in range(120):
-            task = f"task {round_number}"
-            uids = await fill(buffer, 2, task)
-            first = await drawn(buffer, 1, task)
-            later = await drawn(buffer, 1, task)
-            assert {*first, *later} <= set(uids)
-            again, new = again + (later == first), new + (later != first)
-        assert chi_square([again, new], [60, 60]) < CRITICAL[1]
 
     async def test_groups_of_priority_zero_are_uniform_among_themselves(self, open_buffer: OpenBuffer) -> None:
         """Whatever is drawn before them."""
@@ -273,18 +188,6 @@ class ChanceLaws(Harness):
             batch = await drawn(buffer, 3)
             counts[batch[2]] += 1
         assert chi_square([counts[uid] for uid in idle], [50] * 4) < CRITICAL[3]
-
-    async def test_random_eviction_is_uniform(self, open_buffer: OpenBuffer) -> None:
-        """Each group is as likely to leave, the newcomer included, whatever its status."""
-        buffer = await open_buffer(remover="uniform", capacity=3, seed=2)
-        left: Counter[int] = Counter()
-        for round_number in range(80):
-            task = f"task {round_number}"
-            for number in range(5):
-                await buffer.put(group(number, status=Status.EXPIRED if number % 2 else Status.COMPLETED), task)
-            left.update(await numbers(buffer, {"task_name": task}))
-        # Groups of one task exclude each other, which makes the statistic smaller by this factor.
-        assert chi_square([left[number] for number in range(5)], [48] * 5) * 4 / 2 < CRITICAL[4]
 
     async def test_random_eviction_is_uniform_when_it_goes_on(self, open_buffer: OpenBuffer) -> None:
         """Groups of the status that was hit before are no likelier to be hit again."""

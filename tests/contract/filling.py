@@ -250,19 +250,6 @@ class RateLaws(Harness):
         await asyncio.wait_for(task, SOON)
         assert await put_all(buffer) == 0
 
-    async def test_the_error_stays_in_its_range(self, open_buffer: OpenBuffer) -> None:
-        """An error buffer of two numbers is the range of puts * samples_per_insert - draws, whatever min_size is."""
-        buffer = await open_buffer(max_times_sampled=0, samples_per_insert=2, min_size=2, error_buffer=(-1, 6))
-        assert await put_all(buffer) == 3
-        assert [len(await drawn(buffer, 2)) for _ in range(5)] == [2, 2, 2, 1, 0]
-        with pytest.raises(NotReadyError, match="allows 0 now: 3 were put and 7 drawn"):
-            await buffer.take_batch({"math": 1}, timeout=0.01)
-        assert await put_all(buffer) == 3
-        with pytest.raises(FullError, match=r"samples_per_insert 2 with error_buffer \(-1, 6\) allows no more"):
-            await buffer.put(group(9), "math", timeout=0)
-        with pytest.raises(InputError, match="widen error_buffer"):
-            await buffer.take_batch({"math": 9}, timeout=1)
-
     async def test_other_statuses_are_not_held_back(self, open_buffer: OpenBuffer) -> None:
         """Only completed groups are drawn for training, and limited; also behind puts that wait."""
         buffer = await open_buffer(samples_per_insert=1)
@@ -274,36 +261,6 @@ class RateLaws(Harness):
         assert not task.done()
         await buffer.get(1, "math")
         await asyncio.wait_for(task, SOON)
-
-    @pytest.mark.parametrize(("how", "times"), [("delete", 1), ("expire", 2), ("drop", 0), ("replace", 0)])
-    async def test_lost_groups_bring_nothing_to_a_stop(self, open_buffer: OpenBuffer, how: str, times: int) -> None:
-        """Groups lost before or after they were drawn are put again, and batches go on coming."""
-        buffer = await open_buffer(
-            max_times_sampled=times, samples_per_insert=times or 4, min_size=2, put_timeout=0, error_buffer=8
-        )
-        most = await put_all(buffer)
-        largest = buffer.storage.rules.limits.largest_batch
-        assert largest is not None
-        size = min(largest, most)
-        for round_number in range(4):
-            await drawn(buffer, round_number % 2)
-            await self._lose_all(buffer, how)
-            await put_all(buffer)
-            assert len(await drawn(buffer, size)) == size
-
-    async def _lose_all(self, buffer: ReplayBuffer, how: str) -> None:
-        if how == "delete":
-            await buffer.delete({})
-        elif how == "update":
-            await buffer.update({}, status="filtered")
-        elif how == "replace":
-            there = [item.uid for item in await found(buffer)]
-            await buffer.put(group(1, status=Status.ABORTED), "math", replaces=there)
-        else:
-            retryable = {"math": how == "expire"}
-            await buffer.refresh_staleness(
-                task_stale_thresholds={"math": 1}, expired_groups_retryable_by_task=retryable, current_train_step=9
-            )
 
     async def test_batches_that_could_never_be_ready_are_refused(self, open_buffer: OpenBuffer) -> None:
         """InputError at once, not a wait for ever; without waiting, the groups that are there are taken."""

@@ -25,7 +25,6 @@ from tests.contract.harness import (
     total,
 )
 from tests.contract.waiting import waiting
-from tests.stores import set_by
 
 #: A lease that doesn't end while a test runs, in seconds.
 LONG = 1000.0
@@ -61,23 +60,6 @@ class LeaseLaws(Harness):
         assert [item.times_sampled for item in items] == [0, 0, 0]
         assert ids(await buffer.get(9, "math")) == [0, 1, 2]
         assert await total(buffer, "returned") == 2
-
-    async def test_cancellation_gives_back_uncounted(self, buffer: ReplayBuffer) -> None:
-        """A consumer that is stopped says nothing against its groups."""
-        await fill(buffer, 2)
-        begun = asyncio.Event()
-
-        async def work() -> None:
-            async with buffer.lease_batch({"math": 2}, seconds=LONG):
-                begun.set()
-                await asyncio.sleep(LONG)
-
-        task = asyncio.create_task(work())
-        await set_by(begun, task, SOON)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert [item.deliveries for item in await found(buffer)] == [0, 0]
 
     async def test_an_error_that_names_a_group_fails_that_one_alone(self, buffer: ReplayBuffer) -> None:
         """The others come back uncounted; also those of an exception group, and where none is of the lease."""

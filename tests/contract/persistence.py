@@ -103,20 +103,6 @@ class PersistenceLaws(Harness):
             await fresh.resume(tmp_path)
         assert len(fresh) == 0
 
-    async def test_a_damaged_state_is_refused_whole(self, open_buffer: OpenBuffer) -> None:
-        """If one group of a snapshot is damaged, none is loaded, and the right one still can be."""
-        buffer, fresh = await open_buffer(), await open_buffer()
-        await fill_in_every_way(buffer)
-        state = snapshot_of(buffer)
-        damaged = state.replace(b"the answer", b"an answers", 1)
-        with pytest.raises(SnapshotError, match="damaged", check=because("")):
-            load_snapshot(fresh, damaged)
-        with pytest.raises(SnapshotError, match="damaged"):
-            load_snapshot(fresh, state[:5000])
-        assert len(fresh) == 0
-        load_snapshot(fresh, state)
-        assert await everything(fresh) == await everything(buffer)
-
     async def test_a_load_gives_no_uid_again(self, open_buffer: OpenBuffer) -> None:
         """A buffer that has given higher uids than those of the state goes on from its own."""
         buffer, fresh = await open_buffer(), await open_buffer()
@@ -148,18 +134,6 @@ async def go_on(buffer: ReplayBuffer) -> None:
     await buffer.update({"status": "failed"}, status="completed")
     await buffer.get(1, "code", "completed")
     await buffer.delete({"status": "filtered"})
-
-
-async def batches(buffer: ReplayBuffer, first: int, steps: int = 4) -> list[Any]:
-    """Return the batches of some more steps, each after puts, with the metadata of their groups."""
-    drawn = []
-    for step in range(steps):
-        for number in range(3):
-            await buffer.put(group(first + 10 * step + number), "math", priority=number + 1, model_step=step)
-        items = (await buffer.sample({"math": 2}))["math"]
-        drawn.append([(ids([item.item]), item.staleness, item.priority, item.times_sampled) for item in items])
-        await buffer.update_priorities({item.uid: 5.0 for item in items})
-    return drawn
 
 
 class CheckpointLaws(Harness):

@@ -32,7 +32,7 @@ from tests.contract.harness import (
 
 
 class PuttingLaws(Harness):
-    """Laws of putting, except staleness and expiry, which are in `ExpiryLaws`."""
+    """Laws of putting, except what expires in a put (`tests/rollouts/test_expiry.py`)."""
 
     async def test_an_empty_group_is_a_no_op(self, buffer: ReplayBuffer) -> None:
         """An empty list returns None and stores nothing."""

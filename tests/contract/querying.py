@@ -17,35 +17,6 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.contract.harness import Harness, OpenBuffer, found, group, ids, total
 from tests.contract.leasing import LONG
 
-#: Queries over the four groups of `four`, with the places of those that match.
-QUERIES: list[tuple[dict[str, Any], list[int]]] = [
-    ({}, [0, 1, 2, 3]),
-    ({"$or": []}, []),
-    ({"task_name": "math"}, [0, 1, 2]),
-    ({"task_name": {"$gt": "code"}}, [0, 1, 2]),
-    ({"status": Status.FAILED}, [2]),
-    ({"status": {"$ne": "failed"}}, [0, 1, 3]),
-    ({"staleness": {"$lt": 5}}, [2, 3]),
-    ({"staleness": {"$between": [5, 9]}}, [0, 1]),
-    ({"priority": {"$gte": 1.5}}, [2, 3]),
-    ({"reward": None}, [3]),
-    ({"reward": {"$ne": 0.5}}, [0, 2, 3]),
-    ({"reward": {"$gt": -1}}, [0, 1, 2]),
-    ({"reward": {"$not_in": [0.5, None]}}, [0, 2]),
-    ({"reward": {"$nin": [0.5]}}, [0, 2, 3]),
-    ({"times_sampled": 0}, [0, 1, 2, 3]),
-    ({"created_at": {"$gt": 0}}, [0, 1, 2, 3]),
-    ({"tags.n": 1}, [0, 2]),
-    ({"tags.n": "1"}, [1]),
-    ({"tags.n": {"$gte": 0}}, [0, 2]),
-    ({"tags.n": None}, [3]),
-    ({"tags.none": {"$ne": "x"}}, [0, 1, 2, 3]),
-    ({"tags.n": {"$in": ["1", None]}}, [1, 3]),
-    ({"$not": {"task_name": "math", "priority": 0}}, [1, 2, 3]),
-    ({"staleness": {"$gt": 4, "$lt": 9}}, [1]),
-    ({"staleness": {"$not": {"$gt": 4}}}, [2, 3]),
-]
-
 
 async def four(buffer: ReplayBuffer) -> list[int]:
     """Put four groups that differ in everything. Return their uids."""

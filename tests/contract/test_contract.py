@@ -22,7 +22,7 @@ from tests.contract.mixing import MixLaws
 from tests.contract.persistence import CheckpointLaws, PersistenceLaws
 from tests.contract.putting import CountingLaws, PuttingLaws, ReplacingLaws, TakingLaws
 from tests.contract.querying import ClaimLaws, ImportLaws, QueryingLaws, SettlingLaws
-from tests.contract.refreshing import ExpiryLaws, RefreshingLaws
+from tests.contract.refreshing import RefreshingLaws
 from tests.contract.segments import SegmentLaws
 from tests.contract.waiting import ClosingLaws, LeaseRecordLaws, MetricsLaws, RecordLaws, WaitingLaws
 from tests.postgres import Databases
@@ -72,7 +72,7 @@ class ExactContract(TransactionLaws, ModelledLaws):
     """The laws of one process that a database can break, except those of chance."""
 
 
-class StorageContract(ExactContract, ChanceLaws, NarrowedChanceLaws, ExpiryLaws):
+class StorageContract(ExactContract, ChanceLaws, NarrowedChanceLaws):
     """All laws of one process. Needs the fixture `new_storage`, as all contracts do."""
 
 
@@ -95,14 +95,11 @@ class Sqlite:
 
 
 class TestSqlite(Sqlite, ExactContract, DurableContract):
-    """All but the laws of chance, and of what expires in a put: the model keeps those."""
+    """All but the laws of chance: the model keeps those."""
 
 
-class TestModel(ChanceLaws, ExpiryLaws):
-    """Databases draw and evict as the model does (`tests/storage/test_same_draws.py`), which is quicker.
-
-    What expires in a put does before a storage sees it.
-    """
+class TestModel(ChanceLaws):
+    """Databases draw and evict as the model does (`tests/storage/test_same_draws.py`), which is quicker."""
 
     @pytest.fixture
     def new_storage(self) -> Any:
