@@ -96,7 +96,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("files/*", _STRATEGY),
     ("values/test_object_refs.py::*", _STRATEGY),
     ("values/test_stores.py::*", _DATABASES),
-    ("processes/test_processes.py::test_what_was_put*", ("postgresql",)),
     ("presence/test_records.py::*killed*", ("postgresql",)),
     ("presence/test_records.py::*any_text*", _DATABASES),
     ("presence/*", ("sqlite",)),  # on both databases: cli/test_why.py
@@ -219,7 +218,6 @@ _LONG = (
     "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "examples/test_runs.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_runs.py::test_a_mistake*arguments[12]*",  # the first mistake
-    "faults/test_postgres_network.py::*2-6*",  # a shorter cut
     "query/test_sql.py::test_the_largest_queries_run*many*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-wide and*",  # on SQLite
     "contract/test_contract.py::TestSqlite::test_old_ones_are_as_random*kept*",  # archived ones

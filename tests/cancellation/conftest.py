@@ -80,17 +80,6 @@ async def by_cancel(call: Coroutine[Any, Any, Any], delay: float) -> Any:
     return await ended(task)
 
 
-async def by_wait_for(call: Coroutine[Any, Any, Any], delay: float) -> Any:
-    try:
-        return await asyncio.wait_for(call, delay)
-    except TimeoutError:
-        return None
-
-
-#: (`asyncio.timeout` cancels the task that is in it, as `by_cancel` does.)
-ENDINGS = [by_cancel, by_wait_for]
-
-
 def hold_decoding(buffer: ReplayBuffer, release: threading.Event) -> None:
     """From now on groups are decoded only after `release` is set."""
     codec = buffer.storage.codec

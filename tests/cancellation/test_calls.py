@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import textwrap
-import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import ClosedError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import NewGroup
-from tests.cancellation.conftest import ENDINGS, by_cancel, end_background_work, locked, no_connection_out, take
+from tests.cancellation.conftest import by_cancel, end_background_work, locked, no_connection_out, take
 from tests.faults.test_postgres_restarts import is_waiting
 from tests.postgres import new_database
 from tests.scripts import run
@@ -84,33 +81,6 @@ async def test_close_waits_for_calls_that_wait_for_a_lock(shared_url: str) -> No
         assert not closing.done()
     await closing
     assert numbers_of(await take) == [0]
-
-
-@pytest.mark.parametrize("cancels", [True, False])
-async def test_a_result_that_nobody_received_at_close_goes_back(shared_url: str, cancels: bool) -> None:
-    """A loop that is busy, in another thread, when the buffer is closed, and perhaps cancels its take afterwards."""
-    buffer = build(shared_url)
-    await fill(buffer, 3)
-    started, go_on = threading.Event(), threading.Event()
-
-    async def consume() -> None:
-        task = asyncio.create_task(buffer.get(3, TASK))
-        await asyncio.sleep(0)
-        started.set()
-        assert go_on.wait(10)
-        if cancels:
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError if cancels else ClosedError):
-            await task
-
-    consuming = asyncio.create_task(asyncio.to_thread(asyncio.run, consume()))
-    await asyncio.to_thread(started.wait, 10)
-    await asyncio.sleep(0.1)
-    await buffer.close()
-    go_on.set()
-    await consuming
-    async with build(shared_url) as again:
-        assert sorted(await take_all(again)) == [0, 1, 2]
 
 
 async def test_puts_that_were_queued_before_the_end_are_stored_and_later_ones_refused(shared_url: str) -> None:
@@ -182,26 +152,6 @@ async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(postgres_url: str) 
             assert await take_all(buffer) == [0, 1]
 
 
-async def test_a_take_that_is_cancelled_before_it_began_blocks_no_later_call(buffer: ReplayBuffer) -> None:
-    await fill(buffer, 3)
-    buffer.storage.thread.post(time.sleep, 0.1)  # so that the call and its end are noticed together
-    await by_cancel(buffer.get(3, TASK), 0.02)
-    async with asyncio.timeout(5):
-        assert await take_all(buffer) == [0, 1, 2]
-
-
-ROUNDS = 10
-
-
-async def test_a_put_that_was_cancelled_is_settled_before_the_next_call(buffer: ReplayBuffer) -> None:
-    chance = random.Random(5)
-    for number in range(ROUNDS):
-        await by_cancel(buffer.put(group(number), TASK), chance.random() * 0.002)
-        count = await buffer.count_where({})
-        await asyncio.sleep(0.002)
-        assert await buffer.count_where({}) == count
-
-
 async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: ReplayBuffer, tmp_path: Path) -> None:
     chance = random.Random(9)
     await fill(buffer, 30)
@@ -258,55 +208,6 @@ async def test_a_find_that_is_left_in_the_middle_holds_nothing(buffer: ReplayBuf
     await no_connection_out(buffer)
     assert len(await take_all(buffer)) == 10
     await finding.aclose()  # type: ignore[attr-defined]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(20))
-async def test_a_storm_of_cancellations_loses_nothing(url: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    chance = random.Random(seed)
-    caplog.set_level(logging.INFO)
-    taken: list[int] = []
-    put: set[int] = set()
-    async with build(url) as buffer:
-
-        async def produce(number: int) -> None:
-            if await ENDINGS[number % 2](buffer.put(group(number), TASK), chance.random() * 0.01) is not None:
-                put.add(number)
-
-        async def consume(number: int) -> None:
-            call = buffer.get(2, TASK) if number % 2 else buffer.take_batch({TASK: 2}, timeout=0.01)
-            try:
-                result = await ENDINGS[number % 2](call, chance.random() * 0.02)
-            except NotReadyError:
-                return
-            groups = result if isinstance(result, list) else result[0][TASK] if result else []
-            taken.extend(numbers_of(groups))
-
-        for first in range(0, 600, 30):
-            await asyncio.gather(*(f(n) for n in range(first, first + 30) for f in (produce, consume)))
-        taken += await take_all(buffer)
-    assert len(set(taken)) == len(taken)
-    assert put <= set(taken)
-    assert [record for record in caplog.records if record.name == "asyncio"] == []
-
-
-def test_a_loop_that_ends_in_the_middle_of_a_take_loses_nothing(url: str) -> None:
-    """asyncio.run cancels what still runs."""
-    chance = random.Random(12)
-    taken: list[int] = []
-    with opened(url) as buffer:
-        asyncio.run(fill(buffer, 60))
-
-        async def main() -> None:
-            tasks = [asyncio.create_task(buffer.get(2, TASK)) for _ in range(2)]
-            for task in tasks:
-                task.add_done_callback(lambda t: None if t.cancelled() else taken.extend(numbers_of(t.result())))
-            await asyncio.sleep(chance.random() * 0.006)
-
-        for _ in range(8):
-            asyncio.run(main())
-        taken += asyncio.run(take_all(buffer))
-    assert sorted(taken) == list(range(60))
 
 
 BEGINNING = """

@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer, Status
-from replaybuf.storage.sql.tasks.delivery import Drawing, Taken
 from tests.cancellation.conftest import ended, hold_decoding, locked, take, taken_from
 from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
@@ -25,44 +24,6 @@ async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_
         undo = await take(buffer, 4)
         await undo()
         assert +Counter(await buffer.storage.tallies()) == before
-
-
-async def test_an_undone_draw_is_undone_in_the_checkpoints_made_since(url: str) -> None:
-    async with build(url, max_times_sampled=0) as buffer:
-        await fill(buffer, 2)
-        undo = await take(buffer, 2)
-        await buffer.checkpoint(1)
-        await buffer.update({}, priority=5)  # which keeps the groups as they were for the checkpoint
-        await undo()
-        await buffer.restore(1)
-        assert [item.times_sampled async for item in buffer.find({})] == [0, 0]
-
-
-async def test_groups_that_were_offered_but_not_received_are_back_before_the_next_call(
-    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The caller's loop is busy when they are offered, and then cancels their take."""
-    await fill(buffer, 3)
-    undo, counted = Drawing.undo, threading.Event()
-
-    async def undo_late(drawing: Drawing, taken: Taken | None) -> None:
-        for _ in range(200):
-            if not counted.is_set():
-                await asyncio.sleep(0.001)
-        await undo(drawing, taken)
-
-    monkeypatch.setattr(Drawing, "undo", undo_late)
-    task = asyncio.create_task(buffer.get(3, TASK))
-    await asyncio.sleep(0)
-    thread, deadline = buffer.storage.thread, time.monotonic() + 10
-    while not any(one.outcome for ref in list(thread.unreceived.values()) if (one := ref())):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)  # noqa: ASYNC251
-    task.cancel()
-    assert await ended(task) is None
-    found = await buffer.count_where({})
-    counted.set()
-    assert found == 3
 
 
 @pytest.mark.parametrize("times", [1, 0])

@@ -60,15 +60,6 @@ class QueryingLaws(Harness):
         # Groups read ahead may still come, but not all of them.
         assert len(seen) < 61
 
-    async def test_find_can_be_left_early(self, buffer: ReplayBuffer) -> None:
-        """An iteration that is broken off leaves nothing behind that blocks others."""
-        await four(buffer)
-        stream = buffer.find({})
-        await anext(stream)
-        assert await buffer.delete({}) == 4
-        await stream.aclose()  # type: ignore[attr-defined]
-        assert len(buffer) == 0
-
     async def test_a_find_that_has_begun_ends_when_closed(self, buffer: ReplayBuffer) -> None:
         """With the items that were read ahead, or ClosedError; it doesn't hang."""
         await four(buffer)

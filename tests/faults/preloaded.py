@@ -4,4 +4,4 @@ import tests.faults.operations
 import tests.faults.roles
 import tests.faults.runs
 import tests.faults.steady
-import tests.processes.worker  # noqa: F401
+import tests.histories.workers  # noqa: F401

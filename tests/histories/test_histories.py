@@ -5,7 +5,6 @@ python -m pytest tests/histories -m long    # 20 histories of ten seconds on eac
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,48 +109,3 @@ def test_a_history_that_an_order_explains_passes(name: str) -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_history_that_no_order_explains_is_named(name: str) -> None:
     assert violations(PLANTED[name])
-
-
-def simulated(chance: random.Random) -> list[Call]:
-    """Return a history of a queue whose calls take effect at moments of their own, many at a time."""
-    moments: list[tuple[int, Call]] = []
-    for number in range(1, 60):
-        begin = chance.randint(0, 1000)
-        moments.append((chance.randint(begin, begin + 100), put(number, begin, begin + 100)))
-    for _ in range(40):
-        begin = chance.randint(0, 1200)
-        moments.append((chance.randint(begin, begin + 100), take(begin, begin + 100, asked=2)))
-    moments.append((2000, take(2000, 2001, asked=100)))
-    queue: list[int] = []
-    for _, call in sorted(moments, key=lambda one: one[0]):
-        if call.kind == "put":
-            queue += call.groups
-        else:
-            call.groups, queue = queue[: call.asked], queue[call.asked :]
-    return [call for _, call in moments]
-
-
-def loses(calls: list[Call], chance: random.Random) -> None:
-    chance.choice([call for call in calls if call.kind == "take" and call.groups]).groups.pop()
-
-
-def doubles(calls: list[Call], chance: random.Random) -> None:
-    first, second = chance.sample([call for call in calls if call.kind == "take" and call.groups], 2)
-    first.groups.append(second.groups[0])
-
-
-def reorders(calls: list[Call], chance: random.Random) -> None:
-    takes = sorted((call for call in calls if call.kind == "take" and call.groups), key=lambda call: call.begin)
-    first, last = takes[0], takes[-1]
-    first.groups[0], last.groups[-1] = last.groups[-1], first.groups[0]
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize("plant", [None, loses, doubles, reorders])
-def test_histories_of_a_simulated_queue(plant: Callable[..., None] | None) -> None:
-    for seed in range(50):
-        chance = random.Random(seed)
-        calls = simulated(chance)
-        if plant is not None:
-            plant(calls, chance)
-        assert bool(violations(calls)) is (plant is not None), seed

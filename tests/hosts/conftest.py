@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from replaybuf.storage.sql.engine.thread import SILENCE_SECONDS
 from tests.faults.conftest import figures as figures
 from tests.histories.history import calls_in, numbers_of_calls
 from tests.hosts.cable import Host, NoCableError, hosts
@@ -53,10 +54,20 @@ def database(server: Server, two_hosts: list[Host]) -> Iterator[str]:
 class Process:
     """A process of `roles` on a host."""
 
-    def __init__(self, host: Host, role: str, url: str, log: Path, *, ahead: float = 0.0, number: int = 0) -> None:
+    def __init__(
+        self,
+        host: Host,
+        role: str,
+        url: str,
+        log: Path,
+        *,
+        ahead: float = 0.0,
+        number: int = 0,
+        silence: int = SILENCE_SECONDS,
+    ) -> None:
         self.log = log / f"{role}-{number}"
         there = make_url(url).set(host=host.server, query={}).render_as_string(hide_password=False)
-        command = [sys.executable, "-m", "tests.hosts.roles", role, there, str(ahead), str(number)]
+        command = [sys.executable, "-m", "tests.hosts.roles", role, there, *map(str, (ahead, number, silence))]
         with self.log.open("w") as output:
             self._process = subprocess.Popen(
                 host.command(*command), stdin=subprocess.PIPE, stdout=output, cwd=Path(__file__).parents[2]

@@ -1,7 +1,8 @@
 """A worker, a trainer that takes, one that leases: processes on hosts of their own. They print what they call.
 
-`python -m tests.hosts.roles ROLE URL AHEAD NUMBER`: the wall clock of the host is so many seconds ahead. The role is
-put, take or lease; it goes on until the input ends.
+`python -m tests.hosts.roles ROLE URL AHEAD NUMBER SILENCE`: the wall clock of the host is so many seconds ahead, and a
+connection that is silent for so many seconds is given up. The role is put, take or lease, or call for any of these; it
+goes on until the input ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from replaybuf.storage.sql.engine import thread
 from tests.histories.history import Recorder
 from tests.histories.workers import Worker
 from tests.stores import TASK, build
@@ -27,8 +29,8 @@ class Output:
         print(what, *about, flush=True)
 
 
-async def main(role: str, url: str, ahead: float, number: int) -> None:
-    right = time.time
+async def main(role: str, url: str, ahead: float, number: int, silence: int) -> None:
+    right, thread.SILENCE_SECONDS = time.time, silence
     time.time = lambda: right() + ahead
     async with build(url, worker=f"{role}-{number}", max_deliveries=0) as buffer:
         await buffer.count(TASK, "completed")
@@ -40,8 +42,8 @@ async def main(role: str, url: str, ahead: float, number: int) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    role, url, ahead, number = arguments
-    asyncio.run(main(role, url, float(ahead), int(number)))
+    role, url, ahead, number, silence = arguments
+    asyncio.run(main(role, url, float(ahead), int(number), int(silence)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from tests.faults.conftest import Figures
@@ -21,8 +22,7 @@ from tests.hosts.conftest import Process
 from tests.hosts.roles import EACH
 from tests.stores import build
 
-pytestmark = pytest.mark.long
-
+LONG = pytest.mark.long
 Start = Callable[..., Process]
 #: How long a partition lasts: shorter and longer than both sides wait for each other (`thread.SILENCE_SECONDS`).
 SECONDS = (10, 60)
@@ -59,6 +59,41 @@ async def settle(
     return numbers_of_calls(calls, "put")
 
 
+async def clients(url: str, host: Host) -> int:
+    """Return how many connections the server has from a host."""
+    connection = await asyncpg.connect(url)
+    try:
+        query = f"SELECT count(*) FROM pg_stat_activity WHERE client_addr = '{host.address}'"
+        return int(await connection.fetchval(query))
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("silence", "seconds"), [(5, 1), *(pytest.param(*case, marks=LONG) for case in ((2, 6), (20, 3), (20, 45)))]
+)
+async def test_a_cut_cable_loses_and_doubles_nothing(
+    two_hosts: list[Host], start: Start, database: str, figures: Figures, silence: int, seconds: int
+) -> None:
+    """Each side gives a connection up after `silence` seconds: a longer cut ends it, a shorter one only stops it.
+
+    (Between a quarter of it and all of it either may happen: it depends on when TCP tries again.)
+    """
+    host, _ = two_hosts
+    worker = start(host, "call", silence=silence)
+    await worker.goes_on("put", 30)
+    assert await clients(database, host) > 0
+    host.cut()
+    await asyncio.sleep(seconds)
+    if seconds > 2 * silence:
+        assert await clients(database, host) == 0
+    host.mend()
+    await worker.goes_on("put", 60)
+    await worker.goes_on("take", 60)
+    await settle([worker], [], database, figures, 1)
+
+
+@LONG
 @pytest.mark.parametrize("round_trip", [0.002, 0.032, 0.064])
 @pytest.mark.parametrize("role", ["take", "lease"])
 async def test_delay_and_loss_lose_and_double_nothing(
@@ -72,6 +107,7 @@ async def test_delay_and_loss_lose_and_double_nothing(
     await settle([worker], [trainer], database, figures)
 
 
+@LONG
 @pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("side", ["worker", "trainer"])
 @pytest.mark.parametrize("way", ["both", "there", "back"])
@@ -94,6 +130,7 @@ async def test_a_partition_loses_and_doubles_nothing(
     await settle([worker], [trainer], database, figures, 1)
 
 
+@LONG
 @pytest.mark.parametrize("seconds", SECONDS)
 async def test_leases_of_a_host_that_is_cut_off_go_to_another(
     two_hosts: list[Host], start: Start, database: str, figures: Figures, seconds: int
@@ -110,6 +147,7 @@ async def test_leases_of_a_host_that_is_cut_off_go_to_another(
     await settle([worker], [near, far], database, figures, 1)
 
 
+@LONG
 @pytest.mark.parametrize("role", ["take", "lease"])
 async def test_clocks_that_are_hours_apart_lose_and_double_nothing(
     two_hosts: list[Host], start: Start, database: str, figures: Figures, role: str

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import PayloadStoreError
+from replaybuf.storage.places import folder as folders
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.places.arrays import (
     NBYTES,
@@ -138,6 +142,34 @@ async def test_an_object_store_that_is_down_loses_nothing(tmp_path: Path, bucket
             await buffer.put(heavy(9), TASK)
         assert await buffer.count(TASK, "completed") == 5
         relay.well()
+        await put(buffer, 5)
+        assert sorted(await take_all(buffer)) == list(range(6))
+        assert await buffer.count(TASK, "failed") == 0
+
+
+@pytest.mark.parametrize("on_network", [False, True])
+async def test_a_folder_that_answers_nothing_fails_calls_after_the_patience(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, on_network: bool
+) -> None:
+    """As where the server of a file system stands still. Small groups go on meanwhile, and then everything."""
+    monkeypatch.setattr(folders, "filesystem_type", lambda path: "nfs4" if on_network else "ext4")
+    answers = threading.Event()
+    async with apart(f"sqlite:///{tmp_path}/b.db", folder, reconnect_timeout=0.5) as buffer:
+        await put(buffer, *range(5))
+        for name in ("preadv", "writev"):
+            real = getattr(os, name)
+
+            def hang(*arguments: Any, real: Callable[..., int] = real) -> int:
+                answers.wait(60)
+                return real(*arguments)
+
+            monkeypatch.setattr(os, name, hang)
+        for call in (buffer.get(5, TASK), buffer.put(heavy(9), TASK)):
+            with pytest.raises(PayloadStoreError, match=r"within 0\.5 s"):
+                await call
+        await buffer.put(group(50), "other")
+        assert len(await buffer.get(1, "other")) == 1
+        answers.set()
         await put(buffer, 5)
         assert sorted(await take_all(buffer)) == list(range(6))
         assert await buffer.count(TASK, "failed") == 0

@@ -59,6 +59,17 @@ def test_a_folder_that_is_away_is_not_damage(local: FolderStore) -> None:
             call()
 
 
+def test_a_mount_whose_server_has_ended_is_not_damage(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    [extent] = written(local, 1, b"one")
+
+    def ended(*_: Any) -> int:
+        raise OSError(errno.ENOTCONN, "ended")
+
+    monkeypatch.setattr(os, "preadv", ended)
+    with pytest.raises(PayloadStoreError, match=r"can't be read .*see that it is mounted"):
+        read(local, extent)
+
+
 @pytest.mark.parametrize("what", ["moved", "unmounted", "another"])
 def test_nothing_is_written_to_a_folder_that_nobody_finds(
     local: FolderStore, monkeypatch: pytest.MonkeyPatch, what: str

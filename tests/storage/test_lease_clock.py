@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.storage.sql.engine import postgres, sqlite_dialect
 from replaybuf.storage.sql.engine.postgres import Notifications
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
 from tests.contract.leasing import set_clock
@@ -283,6 +285,36 @@ async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatc
         await other.count_where({})
         for _ in range(2):
             assert await woken(waiting, other) < 5
+
+
+async def test_a_waiting_take_wakes_although_its_listening_connection_died(postgres_database: str) -> None:
+    async with build(postgres_database) as buffer, build(postgres_database) as other:
+        task = asyncio.create_task(buffer.take_batch({TASK: 1}, timeout=20))
+        await other.count_where({})
+        engine = create_async_engine(parse_url(postgres_database))
+
+        async def listener_is_gone() -> bool:
+            async with engine.connect() as connection:
+                killed = await connection.exec_driver_sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND query LIKE 'LISTEN%%'"
+                )
+                return killed.rowcount > 0
+
+        await until(listener_is_gone)
+        for _ in range(3):  # and it is neither leaked nor listened to again in vain
+            await asyncio.sleep(0.4)
+            await until(listener_is_gone)
+        await other.put(group(7), TASK)
+        batch, _ = await task
+        assert numbers_of(batch[TASK]) == [7]
+        engine_of_buffer = buffer.storage.engine
+
+        async def none_is_leaked() -> bool:
+            return int(engine_of_buffer.pool.lent) <= 1  # for a moment the sweep may have another one
+
+        await until(none_is_leaked)
+        await engine.dispose()
 
 
 async def test_who_is_woken_asks_once(postgres_database: str) -> None:

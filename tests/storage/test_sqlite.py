@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine import open_database, sqlite, sqlite_session
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase, checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConnection, connect
-from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
+from replaybuf.storage.sql.engine.sqlite_session import SqliteSession, patiently
 from replaybuf.storage.sql.engine.transaction import Transaction
 
 
@@ -108,6 +108,23 @@ def test_a_blob_that_is_still_open_is_remembered(session: SqliteSession) -> None
 
 def test_what_is_not_there_is_none(session: SqliteSession) -> None:
     assert session.read_blob("numbers", "data", 100) is None
+
+
+def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
+    locked = sqlite3.OperationalError("database is locked")
+    locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    answers = [locked, locked, None]
+
+    def ask() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    patiently(ask, 5)
+    assert answers == []
+    for answers in ([sqlite3.OperationalError("no such table")] * 2, [locked] * 1000):
+        with pytest.raises(sqlite3.OperationalError):
+            patiently(ask, 0.02)
+        assert answers
 
 
 PAGES = 32
