@@ -215,7 +215,6 @@ _LONG = (
     "demo/test_demo_run.py::test_killed_at_each_point*",  # random moments, in an example
     "demo/test_demo_run.py::test_killed_at_random*",  # examples
     "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers
-    "demo/test_demo_run.py::test_a_short_run*postgresql*",  # on SQLite; an example that is killed on PostgreSQL
     "examples/test_runs.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode
     "examples/test_runs.py::test_a_mistake*arguments[12]*",  # the first mistake
     "query/test_sql.py::test_the_largest_queries_run*many*",  # the other large ones

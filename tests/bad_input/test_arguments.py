@@ -42,260 +42,205 @@ def test_settings_of_what_is_kept_are_checked_by_whatever_takes_them(name: str, 
 
 
 LONG = 1 << 20_000  # more digits than Python shows
+NAN, INF, HUGE = math.nan, math.inf, 2**70
 
-BAD: dict[str, tuple[Call, type[ReplayBufError], str]] = {
-    "group: text": (put("abc"), RolloutError, "list of rollouts .* got str"),
-    "group: one rollout": (put(rollouts()[0]), RolloutError, "list of rollouts .* got RolloutState"),
-    "segments: none": (put([rollouts(), []]), RolloutError, r"items\[1\] is an empty list: .* at least one segment"),
-    "segments: nested deeper": (
-        put([rollouts(), [rollouts()]]),
-        RolloutError,
-        r"items\[1\]\[0\] is a list: .* no deeper",
-    ),
-    "segments: number": (put([[1]]), RolloutError, "exactly RolloutState, not int"),
-    "parents: number": (put(rollouts() * 2, parents=0), RolloutError, "for each of the 2 segments; got a int"),
-    "parents: too few": (put([rollouts() * 2], parents=[None]), RolloutError, "each of the 2 segments.* got 1 entries"),
-    "parents: itself": (put(rollouts() * 2, parents=[None, 1]), RolloutError, r"parents\[1\] is 1; .* no circle"),
-    "parents: a circle": (put(rollouts() * 2, parents=[1, 0]), RolloutError, r"parents\[0\] is 1; .* no circle"),
-    "parents: not there": (put(rollouts() * 2, parents=[None, 2]), RolloutError, r"parents\[1\] is 2; .* from 0 to 1"),
-    "parents: negative": (put(rollouts() * 2, parents=[None, -1]), RolloutError, r"parents\[1\] is -1; .* from 0 to 1"),
-    "parents: text": (put(rollouts() * 2, parents=[None, "0"]), RolloutError, r"parents\[1\] is '0'; "),
-    "parents: of another list": (
-        put([rollouts()] * 2, parents=[None, 0]),
-        RolloutError,
-        r"parents\[1\] .* another rollout",
-    ),
-    "rollout: number": (put([1]), RolloutError, "exactly RolloutState, not int"),
-    "rollout: dict": (put([{"status": "completed"}]), RolloutError, "exactly RolloutState, not dict"),
-    "rollout: unknown status": (put(rollouts(status="done")), RolloutError, r"rollouts\[0\].status is 'done'.*aborted"),
-    "rollout: staleness": (put(rollouts(seq_staleness="x")), RolloutError, "staleness can't be used"),
-    "rollout: huge staleness": (put(rollouts(seq_staleness=2**70)), RolloutError, "seq_staleness is 1.181e"),
-    "rollout: model steps of text": (put(rollouts(response_model_steps=["a"])), RolloutError, "training steps.*'a'"),
-    "rollout: model step None": (
-        put(rollouts(response_model_steps=[None])),
-        RolloutError,
-        "response_model_steps.0. is None",
-    ),
-    "rollout: lone model step": (put(rollouts(response_model_steps=5)), RolloutError, "training steps"),
-    "rollout: huge model step": (put(rollouts(response_model_steps=[2**63])), RolloutError, "no training step"),
-    "rollout: lone response id": (put(rollouts(response_ids=5), model_step=1), RolloutError, "response_ids"),
-    "value": (
-        put(rollouts(extra_fields={"a": [1, Odd()]})),
-        RolloutError,
-        r"rollouts\[0\].extra_fields\['a'\]\[1\].*Odd",
-    ),
-    "value in itself": (put(rollouts(extra_fields={"a": itself()})), RolloutError, r"rollouts\[0\].extra_fields"),
-    "array of objects": (put(rollouts(response_ids=np.array([Odd()]))), RolloutError, r"rollouts\[0\].response_ids"),
-    "task: number": (put(task_name=5), InputError, "task_name must be a text, got int"),
-    "task: empty": (put(task_name=""), InputError, "task_name is empty"),
-    "task: NUL": (put(task_name="a\0b"), InputError, "NUL"),
-    "task: surrogate": (put(task_name="\ud800"), InputError, "surrogate"),
-    "task: long": (put(task_name="x" * 201), InputError, "201 characters; the limit is 200"),
-    "model_step: text": (put(model_step="4"), InputError, "model_step must be a whole number"),
-    "model_step: bool": (put(model_step=True), InputError, "model_step must be a whole number"),
-    "model_step: float": (put(model_step=1.5), InputError, "model_step must be a whole number"),
-    "model_step: huge": (put(model_step=2**63), InputError, "model_step must be a whole number"),
-    "train step: huge": (put(current_train_step=2**70), InputError, "current_train_step must be a whole number"),
-    "threshold: 0": (put(stale_threshold=0), InputError, "stale_threshold must be positive.*None"),
-    "threshold: text": (put(stale_threshold="4"), InputError, "stale_threshold must be positive"),
-    "threshold: NaN": (put(stale_threshold=math.nan), InputError, "stale_threshold must be positive"),
-    "threshold: bool": (put(stale_threshold=True), InputError, "stale_threshold must be positive"),
-    "token threshold: 0": (
-        put(token_stale_threshold=0, current_train_step=1),
-        InputError,
-        "token_stale_threshold must be",
-    ),
-    "dropped is no list": (put(dropped={}), InputError, "dropped must be a list"),
-    "dropped of a refresh is no list": (refresh({}, dropped=()), InputError, "dropped must be a list"),
-    "rollout: steps beyond the mask": (
-        put(
-            rollouts(response_ids=[1, 2], response_mask=[1]),
-            model_step=1,
-            current_train_step=1,
-            token_stale_threshold=3,
+
+def puts(name: str, *values: Any) -> list[Call]:
+    """Puts with each of these values in the place of an option."""
+    return [put(**{name: value}) for value in values]
+
+
+def of(**fields: Any) -> Call:
+    """A put of a rollout with these fields."""
+    return put(rollouts(**fields))
+
+
+def gets(name: str, *values: Any) -> list[Call]:
+    return [partial(lambda value, b: b.get(3, TASK, **{name: value}), value) for value in values]
+
+
+def leases(use: Callable[[Any], Any]) -> Call:
+    """A use of a lease."""
+    return lambda b: leased(b, use)
+
+
+#: What is refused, by its error: what is said, and calls that say so.
+BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
+    InputError: [
+        ("more than 3,000 digits", of(rollout_id=10**5000)),
+        ("task_name must be a text, got int", put(task_name=5)),
+        ("task_name is empty", put(task_name="")),
+        ("NUL|surrogate", put(task_name="a\0b"), put(task_name="\ud800")),
+        ("201 characters; the limit is 200", put(task_name="x" * 201)),
+        ("task_name must be a text", lambda b: b.get(1, None), lambda b: b.count(None, "completed")),
+        ("model_step must be a whole number", *puts("model_step", "4", True, 1.5, 2**63)),
+        ("current_train_step must be a whole number", *puts("current_train_step", HUGE), refresh({TASK: 4}, HUGE)),
+        ("stale_threshold must be positive", *puts("stale_threshold", "4", NAN, True)),
+        ("stale_threshold must be positive", put([], stale_threshold=0), refresh({TASK: 0})),
+        (
+            "stale_threshold must be positive.*got 0; 1 draws only what the present weights have made.*None",
+            *puts("stale_threshold", 0),
         ),
-        RolloutError,
-        r"rollouts\[0\] has more response_model_steps than places in its response_mask",
-    ),
-    "rollout: a mask that is a dict": (
-        put(rollouts(response_ids=[1], response_model_steps=[1], response_mask={"a": 1})),
-        RolloutError,
-        "response_mask, a dict, doesn't have a number for each token",
-    ),
-    "rollout: an id of thousands of digits": (put(rollouts(rollout_id=10**5000)), InputError, "more than 3,000 digits"),
-    "token threshold alone": (put(token_stale_threshold=3), InputError, "needs current_train_step"),
-    "priority: NaN": (put(priority=math.nan), InputError, "priority must be a finite number of at least 0, got nan"),
-    "priority: inf": (put(priority=math.inf), InputError, "priority must be a finite"),
-    "priority: negative": (put(priority=-1), InputError, "priority must be a finite"),
-    "priority: bool": (put(priority=True), InputError, "priority must be a finite"),
-    "priority: text": (put(priority="1"), InputError, "priority must be a finite"),
-    "priority: beyond floats": (put(priority=10**400), InputError, "priority must be a finite"),
-    "tags: list": (put(tags=[1]), InputError, "tags must be a dict, got list"),
-    "tags: nested": (put(tags={"a": {"b": 1}}), InputError, r"tags\['a'\] is .*a str .*int"),
-    "tags: NaN": (put(tags={"a": math.nan}), InputError, r"tags\['a'\] is nan"),
-    "tags: huge": (put(tags={"a": 2**64}), InputError, r"tags\['a'\]"),
-    "tags: thousands of digits": (put(tags={"a": LONG}), InputError, "too long for anything"),
-    "size: thousands of digits": (put(group="a", size=LONG), InputError, "too long for anything"),
-    "mix: thousands of digits": (lambda b: b.get(3, TASK, mix={"replay": LONG}), InputError, "too long for anything"),
-    "annotate: thousands of digits": (lambda b: b.annotate({1: {"a": LONG}}), InputError, "too long for anything"),
-    "tags: NUL": (put(tags={"a": "\0"}), InputError, r"tags\['a'\]"),
-    "tags: name": (put(tags={1: 2}), InputError, "a tag's name must be a text, got int"),
-    "tags: empty name": (put(tags={"": 2}), InputError, "a tag's name is empty"),
-    "key: number": (put(key=5), InputError, "key must be a text, got int"),
-    "key: empty": (put(key=""), InputError, "key is empty"),
-    "get: text": (lambda b: b.get("5", TASK), InputError, "size of task 'math' must be a whole number"),  # type: ignore[arg-type]
-    "get: less than none": (lambda b: b.get(-1, TASK), InputError, "size of task 'math' must be at least 0"),
-    "take: less than none": (lambda b: b.take_batch({TASK: -1}), InputError, "size of task 'math' must be at least 0"),
-    "checkpoint: negative": (lambda b: b.checkpoint(-1), InputError, "step must be a whole number of at least 0"),
-    "threshold: none": (put(stale_threshold=0), InputError, "got 0; 1 draws only what the present weights have made"),
-    "get: bool": (lambda b: b.get(True, TASK), InputError, "size of task 'math' must be a whole number"),
-    "get: float": (lambda b: b.get(1.0, TASK), InputError, "size of task 'math' must be a whole number"),  # type: ignore[arg-type]
-    "get: no task": (lambda b: b.get(1, None), InputError, "task_name must be a text"),  # type: ignore[arg-type]
-    "get: status": (lambda b: b.get(1, TASK, "done"), InputError, "unknown status 'done'; there are init, completed"),
-    "get: query": (lambda b: b.get(1, TASK, where={"x": 1}), QueryError, "x: there is no field 'x'; valid: uid"),
-    "take: list": (lambda b: b.take_batch([TASK]), InputError, "dict of task names and sizes, got list"),  # type: ignore[arg-type]
-    "take: NaN": (lambda b: b.take_batch({TASK: 1}, timeout=math.nan), InputError, "timeout must be a number"),
-    "take: negative": (lambda b: b.take_batch({TASK: 1}, timeout=-1), InputError, "timeout must be a number"),
-    "take: bool": (lambda b: b.take_batch({TASK: 1}, timeout=True), InputError, "timeout must be a number"),
-    "take: text": (lambda b: b.take_batch({TASK: 1}, timeout="5"), InputError, "timeout must be a number"),  # type: ignore[arg-type]
-    "least: too many": (
-        lambda b: b.take_batch({TASK: 3}, at_least=4),
-        InputError,
-        f"at_least 4 of task {TASK} is more than the 3 asked for",
-    ),
-    "least: of another": (
-        lambda b: b.take_batch({TASK: 3}, at_least={"other": 1}),
-        InputError,
-        "at_least 1 of task other is more than the 0 asked for",
-    ),
-    "least: fraction": (lambda b: b.get(3, TASK, at_least=1.5), InputError, "at_least must be a whole number"),  # type: ignore[arg-type]
-    "least: bool": (lambda b: b.get(3, TASK, at_least=True), InputError, "at_least must be a whole number"),
-    "least: text": (lambda b: b.lease_batch({TASK: 3}, at_least="1"), InputError, "at_least must be a whole"),  # type: ignore[arg-type]
-    "least: no number": (
-        lambda b: b.sample({TASK: 3}, at_least={TASK: None}),  # type: ignore[dict-item]
-        InputError,
-        f"the size of task '{TASK}' must be a whole number",
-    ),
-    "mix: no dict": (lambda b: b.get(3, TASK, mix=0.5), InputError, "mix must be a dict"),  # type: ignore[arg-type]
-    "mix: key": (lambda b: b.get(3, TASK, mix={"old": 0.5}), InputError, r'mix must be \{"replay": share\}, or'),
-    "mix: both keys": (lambda b: b.get(3, TASK, mix={"replay": 0.5, "fresh": 0.5}), InputError, "mix must be"),
-    "mix: above 1": (lambda b: b.get(3, TASK, mix={"replay": 1.1}), InputError, "a number from 0 to 1, got 1.1"),
-    "mix: negative": (lambda b: b.get(3, TASK, mix={"replay": -0.1}), InputError, "a number from 0 to 1, got -0.1"),
-    "mix: NaN": (lambda b: b.get(3, TASK, mix={"replay": math.nan}), InputError, "a number from 0 to 1, got nan"),
-    "mix: bool": (lambda b: b.get(3, TASK, mix={"replay": True}), InputError, "a number from 0 to 1, got True"),
-    "mix: text": (lambda b: b.get(3, TASK, mix={"replay": "1"}), InputError, "a number from 0 to 1, got '1'"),  # type: ignore[dict-item]
-    "mix: another task": (
-        lambda b: b.sample({TASK: 3}, mix={"replay": {"other": 0.5}}),
-        InputError,
-        "mix names the task 'other', of which no groups are asked for",
-    ),
-    "mix: status": (lambda b: b.get(3, TASK, "expired", mix={"replay": 0}), InputError, "of completed groups, not of"),
-    "mix: least": (
-        lambda b: b.get(4, TASK, at_least=3, mix={"replay": 0.5}),
-        InputError,
-        f"at_least 3 of task {TASK} is more than the 2 asked for",
-    ),
-    "wait: negative": (lambda b: b.wait_ready({TASK: 1}, timeout=-0.1), InputError, "timeout must be a number"),
-    "count: a long status": (lambda b: b.count(TASK, "x" * 10**6), InputError, "unknown status 'x{50}"),
-    "count: task": (lambda b: b.count(None, "completed"), InputError, "task_name must be a text"),  # type: ignore[arg-type]
-    "update: nothing": (lambda b: b.update({}), InputError, "nothing to set: give status="),
-    "priorities: two elements": (lambda b: b.update_priorities({1: np.ones(2)}), InputError, "of group 1 must be"),
-    "counts: lone task": (lambda b: b.count_statuses("math", ["completed"]), InputError, "tasks must be a list"),
-    "counts: lone status": (lambda b: b.count_statuses([TASK], "completed"), InputError, "statuses must be a list"),
-    "find: field": (find({"nope": 1}), QueryError, "nope: there is no field"),
-    "find: operator": (find({"uid": {"$gtt": 1}}), QueryError, r"uid.\$gtt: .* did you mean \$gt"),
-    "find: nothing": (find("uid"), QueryError, "expected a query"),
-    "find: negative limit": (find(limit=-1), InputError, "limit must be a number of groups"),
-    "find: bool limit": (find(limit=True), InputError, "limit must be a number of groups"),
-    "find: order": (find(order_by="nope"), QueryError, "order_by: can't order by 'nope'"),
-    "find: a long order": (find(order_by="x" * 10**6), QueryError, "order_by: can't order by 'x{50}"),
-    "find: order twice": (find(order_by="--uid"), QueryError, "did you mean 'uid'"),
-    "find: order by list": (find(order_by=[[]]), QueryError, "order_by: expected a field name"),
-    "find: order by an array": (find(order_by=np.array(5)), InputError, "order_by must be a list, got array"),
-    "find: order by term": (find(order_by=OrderTerm([])), QueryError, "can't order by"),  # type: ignore[arg-type]
-    "delete: None": (lambda b: b.delete(None), QueryError, "expected a query"),  # type: ignore[arg-type]
-    "delete: SQL": (lambda b: b.delete("1 = 1"), QueryError, "expected a query"),  # type: ignore[arg-type]
-    "update: priority": (lambda b: b.update({}, priority=math.nan), InputError, "priority must be"),
-    "update: tags": (lambda b: b.update({}, tags={"a": []}), InputError, r"tags\['a'\]"),  # type: ignore[dict-item]
-    "refresh: 0": (refresh({TASK: 0}), InputError, "stale_threshold must be positive"),
-    "refresh: list": (refresh([TASK]), InputError, "task_stale_thresholds must be a dict"),
-    "refresh: huge step": (refresh({TASK: 4}, 2**70), InputError, "current_train_step must be a whole number"),
-    "refresh: lone status": (refresh({TASK: 4}, statuses="completed"), InputError, "statuses must be a list"),
-    "refresh: other task": (
-        refresh({}, task_token_stale_thresholds={TASK: 3}),
-        InputError,
-        "task 'math' has no entry in task_stale_thresholds",
-    ),
-    "put_many: each": (lambda b: b.put_many([rollouts()], TASK, each=[5]), InputError, "each must be a list of dicts"),  # type: ignore[list-item]
-    "save: None": (lambda b: b.save(None), InputError, "path of a folder"),  # type: ignore[arg-type]
-    "save: NUL": (lambda b: b.save("a\0b"), InputError, "path of a folder"),
-    "resume: a name too long": (
-        lambda b: b.resume("x" * 300),
-        SnapshotError,
-        "can't look into the folder .*x+ .*too long",
-    ),
-    "save: a name too long": (lambda b: b.save("x" * 300), SnapshotError, "can't make the folder .*x+ .*too long"),
-    "save: on a file": (lambda b: b.save("/etc/passwd"), SnapshotError, "can't make the folder /etc/passwd"),
-    "save: under a file": (lambda b: b.save("/etc/passwd/x"), SnapshotError, "can't make the folder"),
-    "resume: nothing": (lambda b: b.resume("/no/such/folder"), SnapshotError, "no snapshot in /no/such/folder"),
-    "lease: NaN seconds": (lambda b: leased(b, seconds=math.nan), InputError, "seconds must be"),
-    "lease: infinite numpy seconds": (lambda b: leased(b, seconds=np.float32("inf")), InputError, "seconds must be"),
-    "lease: twice": (lambda b: entered_twice(b.lease_batch({TASK: 0})), InputError, "begun before"),
-    "extend: NaN": (lambda b: leased(b, lambda lease: lease.extend(math.nan)), InputError, "seconds must be"),
-    "extend: text": (lambda b: leased(b, lambda lease: lease.extend("5")), InputError, "seconds must be"),
-    "acknowledge: no list": (
-        lambda b: leased(b, lambda lease: lease.acknowledge(3)),
-        InputError,
-        "uids must be a list",
-    ),
-    "acknowledge: text": (lambda b: leased(b, lambda lease: lease.acknowledge("3")), InputError, "uids must be a list"),
-    "acknowledge: a negative step": (
-        lambda b: leased(b, lambda lease: lease.acknowledge(train_step=-5)),
-        InputError,
-        "train_step must be a whole number of at least 0",
-    ),
-    "draw: a negative step": (
-        lambda b: b.get(1, TASK, current_train_step=-1),
-        InputError,
-        "current_train_step must be a whole number of at least 0",
-    ),
-    "give back: lists": (lambda b: leased(b, lambda lease: lease.give_back([[3]])), InputError, "uids must be uids"),
-    "give back: reason": (lambda b: leased(b, lambda lease: lease.give_back(failed=3)), InputError, "failed must be"),
-    "replaces: an array without dimensions": (put(rollouts(), replaces=np.array(3)), InputError, "must be a list"),
-    "replaces: many": (put(rollouts(), replaces=range(5, 10**5)), ConflictError, "group 5, "),
-    "priorities: NaN": (
-        lambda b: b.update_priorities({7: math.nan}),
-        InputError,
-        "priority of group 7 must be a finite",
-    ),
-    "sample: negative beta": (lambda b: b.sample({TASK: 1}, beta=-1), InputError, "beta"),
-    "sample: beta of text": (lambda b: b.sample({TASK: 1}, beta="1"), InputError, "beta"),  # type: ignore[arg-type]
-    "sample: NaN beta": (lambda b: b.sample({TASK: 1}, beta=math.nan), InputError, "beta"),
-    "ready: float": (lambda b: b.is_ready({TASK: 1.5}), InputError, "must be a whole number"),  # type: ignore[dict-item]
-    "lease: no time": (lambda b: leased(b, seconds=0), InputError, "seconds must be"),
-    "update: query": (lambda b: b.update({"nope": 1}, priority=1), QueryError, "nope: there is no field"),
-    "delete: query": (
-        lambda b: b.delete({"$and": [{}, {"staleness": {"$gt": "x"}}]}),
-        QueryError,
-        r"\$and\[1\]\.staleness",
-    ),
-    "count: query": (lambda b: b.count_where({"nope": 1}), QueryError, "nope: there is no field"),
-    "refresh: retryable of another task": (
-        refresh({}, expired_groups_retryable_by_task={TASK: True}),
-        InputError,
-        "task 'math' has no entry in task_stale_thresholds",
-    ),
-    "threshold of an empty group": (put([], stale_threshold=0), InputError, "stale_threshold must be positive"),
+        ("token_stale_threshold must be", put(token_stale_threshold=0, current_train_step=1)),
+        ("needs current_train_step", put(token_stale_threshold=3)),
+        ("dropped must be a list", put(dropped={}), refresh({}, dropped=())),
+        ("priority must be a finite number of at least 0, got", *puts("priority", NAN, INF, -1, True, "1", 10**400)),
+        ("priority must be", lambda b: b.update({}, priority=NAN)),
+        ("priority of group 7 must be a finite", lambda b: b.update_priorities({7: NAN})),
+        ("of group 1 must be", lambda b: b.update_priorities({1: np.ones(2)})),
+        ("tags must be a dict, got list", put(tags=[1])),
+        (r"tags\['a'\] is .*a str .*int", put(tags={"a": {"b": 1}})),
+        (r"tags\['a'\] is nan", put(tags={"a": NAN})),
+        (r"tags\['a'\]", put(tags={"a": 2**64}), put(tags={"a": "\0"})),
+        (r"tags\['a'\]", lambda b: b.update({}, tags={"a": []})),
+        ("a tag's name must be a text, got int", put(tags={1: 2})),
+        ("a tag's name is empty", put(tags={"": 2})),
+        (
+            "too long for anything",
+            *(put(tags={"a": LONG}), put(group="a", size=LONG), lambda b: b.annotate({1: {"a": LONG}})),
+            *gets("mix", {"replay": LONG}),
+        ),
+        ("key must be a text, got int", put(key=5)),
+        ("key is empty", put(key="")),
+        (
+            "size of task 'math' must be a whole number",
+            *(partial(lambda size, b: b.get(size, TASK), size) for size in ("5", True, 1.0)),
+            lambda b: b.is_ready({TASK: 1.5}),
+        ),
+        ("size of task 'math' must be at least 0", lambda b: b.get(-1, TASK), lambda b: b.take_batch({TASK: -1})),
+        ("unknown status 'done'; there are init, completed", lambda b: b.get(1, TASK, "done")),
+        ("unknown status 'x{50}", lambda b: b.count(TASK, "x" * 10**6)),
+        ("dict of task names and sizes, got list", lambda b: b.take_batch([TASK])),
+        (
+            "timeout must be a number",
+            *(partial(lambda time, b: b.take_batch({TASK: 1}, timeout=time), time) for time in (NAN, -1, True, "5")),
+            lambda b: b.wait_ready({TASK: 1}, timeout=-0.1),
+        ),
+        (f"at_least 4 of task {TASK} is more than the 3 asked for", *gets("at_least", 4)),
+        ("at_least 1 of task other is more than the 0 asked for", lambda b: b.sample({TASK: 3}, at_least={"other": 1})),
+        ("at_least must be a whole number", *gets("at_least", 1.5, True, "1")),
+        ("the size of task 'math' must be a whole number", lambda b: b.sample({TASK: 3}, at_least={TASK: None})),
+        ("mix must be a dict", *gets("mix", 0.5)),
+        (r'mix must be \{"replay": share\}, or', *gets("mix", {"old": 0.5}, {"replay": 0.5, "fresh": 0.5})),
+        ("a number from 0 to 1, got", *gets("mix", *({"replay": share} for share in (1.1, -0.1, NAN, True, "1")))),
+        (
+            "mix names the task 'other', of which no groups are asked for",
+            lambda b: b.sample({TASK: 3}, mix={"replay": {"other": 0.5}}),
+        ),
+        ("of completed groups, not of", lambda b: b.get(3, TASK, "expired", mix={"replay": 0})),
+        (
+            f"at_least 3 of task {TASK} is more than the 2 asked for",
+            lambda b: b.get(4, TASK, at_least=3, mix={"replay": 0.5}),
+        ),
+        ("beta", *(partial(lambda beta, b: b.sample({TASK: 1}, beta=beta), beta) for beta in (-1, "1", NAN))),
+        ("nothing to set: give status=", lambda b: b.update({})),
+        ("tasks must be a list", lambda b: b.count_statuses("math", ["completed"])),
+        (
+            "statuses must be a list",
+            lambda b: b.count_statuses([TASK], "completed"),
+            refresh({TASK: 4}, statuses="completed"),
+        ),
+        ("limit must be a number of groups", find(limit=-1), find(limit=True)),
+        ("order_by must be a list, got array", find(order_by=np.array(5))),
+        ("task_stale_thresholds must be a dict", refresh([TASK])),
+        (
+            "task 'math' has no entry in task_stale_thresholds",
+            refresh({}, task_token_stale_thresholds={TASK: 3}),
+            refresh({}, expired_groups_retryable_by_task={TASK: True}),
+        ),
+        ("each must be a list of dicts", lambda b: b.put_many([rollouts()], TASK, each=[5])),
+        ("step must be a whole number of at least 0", lambda b: b.checkpoint(-1)),
+        ("current_train_step must be a whole number of at least 0", *gets("current_train_step", -1)),
+        ("path of a folder", lambda b: b.save(None), lambda b: b.save("a\0b")),
+        (
+            "seconds must be",
+            *(partial(lambda time, b: leased(b, seconds=time), time) for time in (NAN, np.float32("inf"), 0)),
+            *(leases(partial(lambda time, lease: lease.extend(time), time)) for time in (NAN, "5")),
+        ),
+        ("begun before", lambda b: entered_twice(b.lease_batch({TASK: 0}))),
+        (
+            "uids must be a list",
+            leases(lambda lease: lease.acknowledge(3)),
+            leases(lambda lease: lease.acknowledge("3")),
+        ),
+        ("train_step must be a whole number of at least 0", leases(lambda lease: lease.acknowledge(train_step=-5))),
+        ("uids must be uids", leases(lambda lease: lease.give_back([[3]]))),
+        ("failed must be", leases(lambda lease: lease.give_back(failed=3))),
+        ("must be a list", put(rollouts(), replaces=np.array(3))),
+    ],
+    RolloutError: [
+        ("list of rollouts .* got str", put("abc")),
+        ("list of rollouts .* got RolloutState", put(rollouts()[0])),
+        (r"items\[1\] is an empty list: .* at least one segment", put([rollouts(), []])),
+        (r"items\[1\]\[0\] is a list: .* no deeper", put([rollouts(), [rollouts()]])),
+        ("exactly RolloutState, not int", put([[1]]), put([1])),
+        ("exactly RolloutState, not dict", put([{"status": "completed"}])),
+        ("for each of the 2 segments; got a int", put(rollouts() * 2, parents=0)),
+        ("each of the 2 segments.* got 1 entries", put([rollouts() * 2], parents=[None])),
+        (r"parents\[1\] is 1; .* no circle", put(rollouts() * 2, parents=[None, 1])),
+        (r"parents\[0\] is 1; .* no circle", put(rollouts() * 2, parents=[1, 0])),
+        (r"parents\[1\] is (2|-1); .* from 0 to 1", *(put(rollouts() * 2, parents=[None, n]) for n in (2, -1))),
+        (r"parents\[1\] is '0'; ", put(rollouts() * 2, parents=[None, "0"])),
+        (r"parents\[1\] .* another rollout", put([rollouts()] * 2, parents=[None, 0])),
+        (r"rollouts\[0\].status is 'done'.*aborted", of(status="done")),
+        ("staleness can't be used", of(seq_staleness="x")),
+        ("seq_staleness is 1.181e", of(seq_staleness=HUGE)),
+        ("training steps", of(response_model_steps=["a"]), of(response_model_steps=5)),
+        ("response_model_steps.0. is None", of(response_model_steps=[None])),
+        ("no training step", of(response_model_steps=[2**63])),
+        ("response_ids", put(rollouts(response_ids=5), model_step=1)),
+        (r"rollouts\[0\].extra_fields\['a'\]\[1\].*Odd", of(extra_fields={"a": [1, Odd()]})),
+        (r"rollouts\[0\].extra_fields", of(extra_fields={"a": itself()})),
+        (r"rollouts\[0\].response_ids", of(response_ids=np.array([Odd()]))),
+        (
+            r"rollouts\[0\] has more response_model_steps than places in its response_mask",
+            put(
+                rollouts(response_ids=[1, 2], response_mask=[1]),
+                model_step=1,
+                current_train_step=1,
+                token_stale_threshold=3,
+            ),
+        ),
+        (
+            "response_mask, a dict, doesn't have a number for each token",
+            of(response_ids=[1], response_model_steps=[1], response_mask={"a": 1}),
+        ),
+    ],
+    QueryError: [
+        (
+            "nope: there is no field",
+            *(find({"nope": 1}), lambda b: b.count_where({"nope": 1}), lambda b: b.update({"nope": 1}, priority=1)),
+            lambda b: b.get(1, TASK, where={"nope": 1}),
+        ),
+        (r"uid.\$gtt: .* did you mean \$gt", find({"uid": {"$gtt": 1}})),
+        ("expected a query", find("uid"), lambda b: b.delete(None), lambda b: b.delete("1 = 1")),
+        (r"\$and\[1\]\.staleness", lambda b: b.delete({"$and": [{}, {"staleness": {"$gt": "x"}}]})),
+        ("order_by: can't order by '(nope|x{50})", find(order_by="nope"), find(order_by="x" * 10**6)),
+        ("order_by: can't order by", find(order_by=OrderTerm([]))),
+        ("did you mean 'uid'", find(order_by="--uid")),
+        ("order_by: expected a field name", find(order_by=[[]])),
+    ],
+    SnapshotError: [
+        ("can't make the folder .*x+ .*too long", lambda b: b.save("x" * 300)),
+        ("can't look into the folder .*x+ .*too long", lambda b: b.resume("x" * 300)),
+        ("can't make the folder /etc/passwd", lambda b: b.save("/etc/passwd"), lambda b: b.save("/etc/passwd/x")),
+        ("no snapshot in /no/such/folder", lambda b: b.resume("/no/such/folder")),
+    ],
+    ConflictError: [
+        ("group 5, ", put(rollouts(), replaces=range(5, 10**5))),
+    ],
 }
 
 
 async def test_bad_arguments_are_refused_and_change_nothing(kept: ReplayBuffer) -> None:
     before = [item async for item in kept.find({})]
-    for name, (call, kind, message) in BAD.items():
-        with pytest.raises(kind, match=f"(?s){message}") as caught:
-            await call(kept)
-        assert len(str(caught.value)) < 1000, name
-        assert [item async for item in kept.find({})] == before, name
+    for kind, rows in BAD.items():
+        for message, *calls in rows:
+            for number, call in enumerate(calls):
+                with pytest.raises(kind, match=f"(?s){message}") as caught:
+                    await call(kept)
+                assert len(str(caught.value)) < 1000, (message, number)
+                assert [item async for item in kept.find({})] == before, (message, number)
 
 
 class Silent:

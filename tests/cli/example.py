@@ -61,7 +61,7 @@ async def fill_busy(url: str) -> None:
 
 
 async def fill_hostile(url: str) -> None:
-    """One group whose every text tries to drive the terminal."""
+    """One group whose every text tries to drive the terminal, drawn by a worker whose name does so."""
     group = [
         RolloutState(
             message=[{"role": HOSTILE, "content": HOSTILE}],
@@ -72,8 +72,9 @@ async def fill_hostile(url: str) -> None:
             status=Status.COMPLETED,
         )
     ]
-    async with ReplayBufferConfig(url=url).build() as buffer:
+    async with ReplayBufferConfig(url=url, worker=HOSTILE, max_times_sampled=0).build() as buffer:
         await buffer.put(group, HOSTILE, tags={HOSTILE: HOSTILE}, key=HOSTILE)
+        await buffer.sample({HOSTILE: 1}, current_train_step=1)
 
 
 def rollout(task_name: str, n: int, i: int, rng: random.Random) -> Any:

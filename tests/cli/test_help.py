@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, saved_buffe
 from replaybuf.storage.sql.schema import HEAD
 from replaybuf.view.columns import Column
 from tests.cli.conftest import run, run_json
+from tests.scripts import Program
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -207,6 +208,7 @@ def test_json_keeps_its_meaning(text: str) -> None:
     "command",
     [
         *(("stats",), ("ls",), ("show", "1"), ("show", "1", "--full"), ("why", "--size", "9")),
+        *(("trace",), ("trace", "step", "1"), ("trace", "uid", "1")),
         ("sql", "SELECT prompt, tags, task_name FROM groups"),
     ],
 )
@@ -220,17 +222,16 @@ def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str,
 
 def on_a_terminal(*args: str, columns: int = 80) -> str:
     """What the program prints on a terminal."""
-    pid, terminal = pty.fork()
-    if pid == 0:  # pragma: no cover
-        os.environ.update(TERM="xterm-256color", COLUMNS=str(columns), PYTHONPATH=str(Path(__file__).parents[2]))
-        os.execv(sys.executable, [sys.executable, "-m", "replaybuf", *args])
+    terminal, its = pty.openpty()
+    with open(os.ttyname(its), "wb") as output:
+        env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
+        program = Program("-m", "replaybuf", *args, cwd=Path(), env=env, stdout=output)
+    os.close(its)
     shown = b""
-    try:
+    with suppress(OSError):  # once nobody writes any more
         while part := os.read(terminal, 65536):
             shown += part
-    except OSError:
-        pass
-    os.waitpid(pid, 0)
+    program.wait(60)
     os.close(terminal)
     return shown.decode()
 
@@ -256,10 +257,14 @@ def test_sentences_are_wrapped_at_words(filled: str) -> None:
     assert max(map(len, shown.splitlines())) <= 40
 
 
-@pytest.mark.parametrize("path", ["", "ls", "checkpoint", "checkpoint make"])
-def test_help_fits_a_narrow_terminal(path: str) -> None:
+def test_help_fits_a_narrow_terminal() -> None:
     """But for the examples, which are commands to copy."""
-    lines = on_a_terminal(*path.split(), "--help", columns=40).splitlines()
+    words = json.dumps([[*path.split(), "--help"] for path in ("", "ls", "checkpoint", "checkpoint make")])
+    env = {**os.environ, "COLUMNS": "40"}
+    lines = subprocess.check_output(
+        [sys.executable, "-c", _IMPORTED, words], env=env, text=True, stderr=subprocess.DEVNULL
+    ).splitlines()
+    assert len(lines) > 100
     assert [line for line in lines if len(line) > 40 and not line.startswith("    replaybuf ")] == []
 
 

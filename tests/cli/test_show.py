@@ -35,41 +35,37 @@ def test_full_shows_every_message_with_its_lines(filled: str) -> None:
 class Sample:
     question: str
     answer: str
+    score: float
     tokens: list[int]
     turns: list[dict[str, str]]
 
 
-@dataclass
-class Scored:
-    question: str
-    answer: str
-    score: float
-
-
-async def test_full_shows_the_fields_of_a_class_with_other_names(tmp_path: Path) -> None:
-    fields = {"prompt": "question", "response": "answer"}
+def test_the_fields_of_a_class_with_other_names_are_shown(tmp_path: Path) -> None:
+    fields = {"prompt": "question", "response": "answer", "reward": "score"}
     config = ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}", rollout_type=Sample, fields=fields)
-    async with config.build() as buffer:
-        uid = await buffer.put([Sample("3+4=", "7", [1] * 64, [{"role": "tool", "content": "ok"}])], "math")
+    with config.build_sync() as buffer:
+        turns = [{"role": "tool", "content": "ok"}]
+        uid = buffer.put(
+            [Sample("3+4=", answer, score, [1] * 64, turns) for answer, score in (("7", 1.0), ("8", 0.0))], "math"
+        )
     shown = run("show", tmp_path / "run.db", uid, "--full").stdout
     assert "\nprompt\n[prompt]\n3+4=\n" in shown
-    assert '\n7\n[answer]\n7\n[tokens]\n64 numbers\n[turns]\n[{"role": "tool", "content": "ok"}]\n' in shown
+    assert '[answer]\n7\n[score]\n1.0\n[tokens]\n64 numbers\n[turns]\n[{"role": "tool", "content": "ok"}]\n' in shown
+    shown = run("show", tmp_path / "run.db", "--worst", 2).stdout
+    assert re.findall(r"(?m)^3\+4=$", shown) == ["3+4="] * 2
+    assert re.findall(r"(?m)^[78]$", shown) == ["8", "7"]
 
 
-async def test_segments_say_which_one_they_continue(tmp_path: Path) -> None:
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build() as buffer:
+def test_segments_say_which_one_they_continue(tmp_path: Path) -> None:
+    with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build_sync() as buffer:
         group = [RolloutState(message=[], response=text, status=Status.COMPLETED) for text in "abcd"]
-        await buffer.put([[*group[:3]], group[3]], "math", parents=[None, 0, 0, None])
+        buffer.put([[*group[:3]], group[3]], "math", parents=[None, 0, 0, None])
     shown = run("show", tmp_path / "run.db", 1).stdout
     assert re.findall(r"(?m)^ *(└ \d|\d) +(\d|-)", shown) == [("0", "-"), ("└ 1", "0"), ("└ 2", "0"), ("3", "-")]
     assert re.findall(r"rollouts +(\d)", shown) == ["2"]
     full = run("show", tmp_path / "run.db", 1, "--full").stdout
-    assert re.findall(r"(?m)^(rollout \d|└ \d, after \d)", full) == [
-        "rollout 0",
-        "└ 1, after 0",
-        "└ 2, after 0",
-        "rollout 3",
-    ]
+    titles = ["rollout 0", "└ 1, after 0", "└ 2, after 0", "rollout 3"]
+    assert re.findall(r"(?m)^(rollout \d|└ \d, after \d)", full) == titles
     rows = run_json("show", tmp_path / "run.db", 1)["rollouts"]
     assert [(row["rollout"], row["parent"]) for row in rows] == [(0, None), (0, 0), (0, 0), (1, None)]
 
@@ -100,10 +96,8 @@ def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
-    connection = sqlite3.connect(file)
-    connection.execute("UPDATE rb_payload SET data = x'00'")
-    connection.commit()
-    connection.close()
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE rb_payload SET data = x'00'")
     run("show", file, 15)
     assert "damaged" in run("show", file, 15, "--full", code=1).stderr
 
@@ -128,11 +122,11 @@ def test_a_group_says_who_made_it_and_rewards_have_their_parts(tmp_path: Path) -
     assert "reward=0.500 (score 0.5, format 1)" in shown
 
 
-@pytest.mark.parametrize(("option", "reward"), [("--worst", 0.0), ("--best", 1.0)])
-def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str, option: str, reward: float) -> None:
-    found = run_json("show", filled, option, 3, "--task", "math")
-    assert [row["reward"] for row in found] == [{"score": reward}] * 3
-    shown = run("show", filled, option, 3, "--task", "math").stdout
+def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str) -> None:
+    for option, reward in (("--worst", 0.0), ("--best", 1.0)):
+        found = run_json("show", filled, option, 3, "--task", "math")
+        assert [row["reward"] for row in found] == [{"score": reward}] * 3
+    shown = run("show", filled, "--best", 3, "--task", "math").stdout
     assert shown.count("The answer is") == 3
     assert "code" not in shown
 
@@ -145,15 +139,11 @@ def test_an_answer_whose_group_has_left_meanwhile_is_left_out(filled: str, monke
     assert "1 of them left the buffer" in shown.stderr
 
 
-async def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp_path: Path) -> None:
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build() as buffer:
+def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp_path: Path) -> None:
+    with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build_sync() as buffer:
         for _ in range(3):
-            group = [
-                RolloutState(message=[], response="no", reward={"score": 0.0}, status=Status.COMPLETED)
-                for _ in range(2)
-            ]
-            await buffer.put(group, "math")
-    shown = (await asyncio.to_thread(run, "show", tmp_path / "run.db", "--worst", 4)).stdout
+            buffer.put([RolloutState(message=[], response="no", reward=0.0, status=Status.COMPLETED)] * 2, "math")
+    shown = run("show", tmp_path / "run.db", "--worst", 4).stdout
     titles = re.findall(r"group (\d), math, by \S+, rollout (\d)", shown)
     assert titles == [("3", "0"), ("2", "0"), ("1", "0"), ("3", "1")]
 
@@ -163,16 +153,6 @@ def test_the_worst_answers_of_groups_that_match_are_found(filled: str) -> None:
     shown = run("show", filled, "--worst", 3, "--where", query).stdout
     assert {*map(int, re.findall(r"prompt of group (\d+)", shown))} == {9, 10}
     assert re.search(r"(?m)^group (9|10), math, by gpu-node-7, rollout ", shown)
-
-
-async def test_answers_of_a_class_with_other_names_are_shown(tmp_path: Path) -> None:
-    fields = {"prompt": "question", "response": "answer", "reward": "score"}
-    config = ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}", rollout_type=Scored, fields=fields)
-    async with config.build() as buffer:
-        await buffer.put([Scored("3+4=", "7", 1.0), Scored("3+4=", "8", 0.0)], "math")
-    shown = run("show", tmp_path / "run.db", "--worst", 2).stdout
-    assert re.findall(r"(?m)^3\+4=$", shown) == ["3+4="] * 2
-    assert re.findall(r"(?m)^[78]$", shown) == ["8", "7"]
 
 
 @needs_tmux
@@ -192,18 +172,20 @@ async def test_a_line_of_a_megabyte_is_shown_in_a_terminal(tmp_path: Path) -> No
         assert shown.tmux("display-message", "-p", "#{pane_title}").strip() != "owned"
 
 
-@pytest.mark.parametrize("status", Status)
-def test_groups_of_every_status_are_shown(tmp_path: Path, status: Status) -> None:
-    url = f"sqlite:///{tmp_path}/run.db"
-    with ReplayBufferConfig(url=url).build_sync() as buffer:
-        buffer.put([RolloutState(message=[], response="a", status=Status.COMPLETED)], "math")
-    with closing(sqlite3.connect(tmp_path / "run.db")) as connection, connection:
-        connection.execute("UPDATE rb_lane SET status = ?", (status,))
-    assert re.search(rf"(?m)^  status +{status}$", run("show", url, 1).stdout)
+def test_groups_of_every_status_are_shown(file: Path) -> None:
+    for status in Status:
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute(
+                "UPDATE OR REPLACE rb_lane SET status = ? WHERE id = (SELECT lane FROM rb_group WHERE uid = 15)",
+                (status,),
+            )
+        assert re.search(rf"(?m)^  status +{status}$", run("show", file, 15).stdout)
 
 
 def test_rollouts_of_groups_that_fill_say_which_and_where(url: str) -> None:
-    asyncio.run(_fill_two(url))
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for name, size, index in (("a", 4, 1), ("b", 3, 0), ("b", 3, 1), ("b", 3, 2)):
+            buffer.put(group(index, 1), "math", group=name, size=size, index=index)
     assert re.findall(r"(?m)(\d) +math +\w+ +(a \d/\d|-)", run("ls", url).stdout) == [("1", "a 2/4"), ("4", "-")]
     assert re.search(r"(?m)^  rollout of +a 2/4$", run("show", url, 1).stdout)
     missing = said(url, ("show", "2"), code=1)
@@ -216,13 +198,6 @@ def test_rollouts_of_groups_that_fill_say_which_and_where(url: str) -> None:
     assert "It is now a rollout of" in page.get("/groups/2").text
     assert "It was made from the rollouts" in page.get("/groups/4").text
     assert re.search(r"made from +group 2, group 3$", run("trace", url, "uid", 4).stdout, re.M)
-
-
-async def _fill_two(url: str) -> None:
-    """Put one rollout of group `a`, and all of group `b`."""
-    async with build(url) as buffer:
-        for name, size, index in (("a", 4, 1), ("b", 3, 0), ("b", 3, 1), ("b", 3, 2)):
-            await buffer.put(group(index, 1), "math", group=name, size=size, index=index)
 
 
 # Without an archive the texts of groups that were trained on are gone: the command says so, and what keeps them
@@ -238,12 +213,8 @@ async def train(url: str, **options: Any) -> None:
         await buffer.take_batch({TASK: 2}, timeout=5, current_train_step=7)
 
 
-COMMANDS = {
-    "show --worst": ("show", "--worst", "1"),
-    "show --worst --task": ("show", "--worst", "1", "--task", TASK),
-    "trace": ("trace", "step", "7"),
-    "trace uid": ("trace", "uid", "1"),
-}
+WORST, STEP = ("show", "--worst", "1"), ("trace", "step", "7")
+COMMANDS = (WORST, (*WORST, "--task", TASK), STEP, ("trace", "uid", "1"))
 
 
 def said(url: str, command: tuple[str, ...], code: int = 0) -> str:
@@ -254,10 +225,10 @@ def said(url: str, command: tuple[str, ...], code: int = 0) -> str:
 
 def test_every_command_that_would_show_them_says_so(url: str) -> None:
     asyncio.run(train(url))
-    for command in COMMANDS.values():
+    for command in COMMANDS:
         assert KEEPS in said(url, command), command
-    assert "the texts of all 2 groups that were trained on are gone" in said(url, COMMANDS["show --worst"])
-    assert "2 of them are gone, and their texts" in said(url, COMMANDS["trace"])
+    assert "the texts of all 2 groups that were trained on are gone" in said(url, WORST)
+    assert "2 of them are gone, and their texts" in said(url, STEP)
     missing = said(url, ("show", "1"), code=1)
     assert "there is no group 1 in" in missing
     assert "gone: trained on" in missing
@@ -266,7 +237,7 @@ def test_every_command_that_would_show_them_says_so(url: str) -> None:
 
 def test_with_an_archive_there_is_nothing_to_say(url: str) -> None:
     asyncio.run(train(url, archive=10))
-    for command in (*COMMANDS.values(), ("show", "1")):
+    for command in (*COMMANDS, ("show", "1")):
         assert KEEPS not in said(url, command), command
 
 
@@ -282,22 +253,21 @@ def test_arrays_times_and_images_of_users_are_described(tmp_path: Path, fields: 
         "day": date(2026, 1, 2),
         "seen": [{"image": image}],
     }
-    said = {
-        *("float32 (32, 16)", "int64 (3000,)", "[0, 1, 2]", "1.5", "2026-01-02T03:00:00+00:00", "2026-01-02"),
-        *("RGB 16x24",),
-    }
+    said = (
+        "float32 (32, 16)",
+        "int64 (3000,)",
+        "[0, 1, 2]",
+        "1.5",
+        "2026-01-02T03:00:00+00:00",
+        "2026-01-02",
+        "RGB 16x24",
+    )
     url = f"sqlite:///{tmp_path}/run.db"
-
-    async def put() -> None:
-        config: ReplayBufferConfig[Any] = ReplayBufferConfig(url=url, rollout_type=dict)
-        async with config.build() as buffer:
-            known = {"message": [{"role": "user", "content": "q"}], "response": "a"}
-            rollout = {**known, "extra_fields": own} if fields else own
-            await buffer.put([rollout | {"status": "completed"}], "math")
-
-    asyncio.run(put())
+    with ReplayBufferConfig(url=url, rollout_type=dict).build_sync() as buffer:
+        known = {"message": [{"role": "user", "content": "q"}], "response": "a"}
+        rollout = {**known, "extra_fields": own} if fields else own
+        buffer.put([rollout | {"status": "completed"}], "math")
     shown = run("show", url, 1, "--full").stdout
-    assert {
-        one for one in said if one not in " ".join(shown.split()).replace("[ 0", "[0").replace("2 ]", "2]")
-    } == set()
+    words = " ".join(shown.split()).replace("[ 0", "[0").replace("2 ]", "2]")
+    assert [one for one in said if one not in words] == []
     assert not re.search(r"array\(|datetime|PIL|\\\\n", shown)

@@ -19,7 +19,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from tests.cli.conftest import BACKENDS, run, run_json
-from tests.cli.example import BAD, FELL, FIRST, GROUPS, HOSTILE, LAST, WORKERS, rollout, train
+from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
 from tests.cli.test_docs import BLOCK, output_of, same
 from tests.pages import DOCS
 from tests.postgres import new_url
@@ -72,16 +72,12 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     assert page.get("/workers").text.count('class="number bad"') == 1
 
 
-async def _without_rewards(url: str) -> None:
-    async with ReplayBufferConfig(url=url, archive=9).build() as buffer:
+def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(url: str) -> None:
+    with ReplayBufferConfig(url=url, archive=9).build_sync() as buffer:
         for step, rewards in enumerate([(1.0, float("nan")), (float("nan"), "high"), (1.0, 0.5)], 1):
             items = [RolloutState(message=[], response="7", reward=reward) for reward in rewards]
-            await buffer.put(items, "math", current_train_step=step)
-            await buffer.take_batch({"math": 1}, current_train_step=min(step, 2))
-
-
-def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(url: str) -> None:
-    asyncio.run(_without_rewards(url))
+            buffer.put(items, "math", current_train_step=step)
+            buffer.take_batch({"math": 1}, current_train_step=min(step, 2))
     first, second, third = (run("show", url, uid).stdout for uid in (1, 2, 3))
     assert "1.000; no usable reward in 1 of 2 rollouts\n" in first
     assert "-; no usable reward in 2 of 2 rollouts\n" in second
@@ -93,15 +89,11 @@ def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(
     assert "no usable reward" in client_of(url).get("/groups/2").text
 
 
-async def _one_short(url: str) -> int | None:
-    async with ReplayBufferConfig(url=url).build() as buffer:
+def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
         statuses = Status.COMPLETED, Status.FAILED, Status.COMPLETED
         items = [RolloutState(message=[], response="7", reward=1.0, status=status) for status in statuses]
-        return await buffer.put(items, "math", min_size=2)
-
-
-def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
-    uid = asyncio.run(_one_short(url))
+        uid = buffer.put(items, "math", min_size=2)
     [rest] = [row["uid"] for row in run_json("ls", url, "--status", "failed")]
     for one in (uid, rest):
         assert f"1 failed of group {uid}, now group {rest}" in run("trace", url, "uid", one).stdout
@@ -193,18 +185,17 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
         assert f"there is no group {uid}: uids go from 1 to" in run("trace", trained, "uid", uid, code=1).stderr
 
 
-async def test_one_of_anything_is_singular_and_nothing_is_compared_with_itself(url: str) -> None:
-    async with ReplayBufferConfig(url=url).build() as buffer:
+def test_one_of_anything_is_singular_and_nothing_is_compared_with_itself(url: str) -> None:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
         for step in (3, 4):
             for task in ("code", "math"):
-                await buffer.put([RolloutState(message=[], reward=0.5, status=Status.COMPLETED)], task)
-            await buffer.take_batch({"code": 1, "math": 1}, current_train_step=step)
+                buffer.put([RolloutState(message=[], reward=0.5, status=Status.COMPLETED)], task)
+            buffer.take_batch({"code": 1, "math": 1}, current_train_step=step)
             if step == 3:
-                missing = (await asyncio.to_thread(run, "trace", url, "step", 9, code=1)).stderr
-                assert "the recorded ones are for step 3" in missing
-    step = (await asyncio.to_thread(run, "trace", url, "step", 4)).stdout
-    assert ", as in the step before (0.500)" in step
-    assert "rewards by task" not in step
+                assert "the recorded ones are for step 3" in run("trace", url, "step", 9, code=1).stderr
+    shown = run("trace", url, "step", 4).stdout
+    assert ", as in the step before (0.500)" in shown
+    assert "rewards by task" not in shown
 
 
 def test_a_group_has_a_life(url: str) -> None:
@@ -272,31 +263,28 @@ async def _live(url: str) -> int:
         return uid
 
 
-def test_a_group_that_was_replaced_has_a_successor(url: str) -> None:
-    first, second = asyncio.run(_replace(url))
-    assert run_json("trace", url, "uid", second)["replaces"] == [first]
-    assert run_json("trace", url, "uid", first)["replaced_by"] == [second]
-    assert f"gone: replaced by group {second}" in run("trace", url, "uid", first).stdout
-
-
-def test_a_group_that_was_deleted_is_known_by_the_event(url: str) -> None:
-    _, second = asyncio.run(_replace(url))
-    run("rm", url, "--uid", second, "--yes")
+def test_groups_that_were_replaced_and_deleted_are_known_by_the_event(url: str) -> None:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        first = buffer.put([rollout("math", 0, 0, Random(0))], "math")
+        second = buffer.put([rollout("math", 0, 0, Random(0))], "math", replaces=[first])
+        assert run_json("trace", url, "uid", second)["replaces"] == [first]
+        assert run_json("trace", url, "uid", first)["replaced_by"] == [second]
+        assert f"gone: replaced by group {second}" in run("trace", url, "uid", first).stdout
+        buffer.delete({"uid": second})
     found = run_json("trace", url, "uid", second)
     assert [row["what"] for row in found["timeline"]] == ["deleted"]
     assert (found["now"], found["task_name"]) == ("gone: deleted", "")
 
 
-async def _replace(url: str) -> list[int | None]:
-    """Return a group, and the one that was put in its place."""
-    async with ReplayBufferConfig(url=url).build() as buffer:
-        first = await buffer.put([rollout("math", 0, 0, Random(0))], "math")
-        assert first is not None
-        return [first, await buffer.put([rollout("math", 0, 0, Random(0))], "math", replaces=[first])]
-
-
 def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
-    asyncio.run(_train_again(url))
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        for n, step in enumerate((1, 2, 3, 3)):
+            buffer.put([rollout("math", step, 0, Random(0))], "math")
+            buffer.get(1, "math", current_train_step=step)
+            if n == 1:
+                buffer.checkpoint(2)
+            elif n == 2:
+                buffer.restore(2)
     steps = run_json("trace", url)
     assert [(row["step"], row["restores"], row["undone"]) for row in steps] == [
         (3, 1, False),
@@ -306,17 +294,6 @@ def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
     ]
     shown = run("trace", url, "step", 3).stdout
     assert shown.index("step 3, after restore 1") < shown.index("step 3, before a restore undid it")
-
-
-async def _train_again(url: str) -> None:
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        for n, step in enumerate((1, 2, 3, 3)):
-            await buffer.put([rollout("math", step, 0, Random(0))], "math")
-            await buffer.get(1, "math", current_train_step=step)
-            if n == 1:
-                await buffer.checkpoint(2)
-            elif n == 2:
-                await buffer.restore(2)
 
 
 def test_redraws_of_groups_to_be_generated_again_are_no_training(url: str) -> None:
@@ -350,7 +327,12 @@ async def _train_and_continue(url: str) -> None:
 
 def test_what_came_back_is_no_draw_to_be_trained_on(url: str) -> None:
     """As what a DataLoader has leased in advance: nobody names a step for it, and it is there to be drawn again."""
-    first, second = asyncio.run(_give_back(url))
+    with ReplayBufferConfig(url=url, worker="trainer", policy="fifo").build_sync() as buffer:
+        first, second = [buffer.put([rollout("math", step, 0, Random(0))], "math") for step in range(2)]
+        for train_step in (None, 8):
+            buffer.lease_batch({"math": 2}, current_train_step=train_step).begin().give_back()
+        with buffer.lease_batch({"math": 2}, current_train_step=7):
+            pass
     [step] = run_json("trace", url)
     assert (step["step"], step["batches"], step["groups"], step["settled"]) == (7, 1, 2, 2)
     assert run("trace", url).stderr == ""
@@ -362,7 +344,13 @@ def test_what_came_back_is_no_draw_to_be_trained_on(url: str) -> None:
 
 
 def test_what_is_leased_still_is_a_draw_and_of_a_part_the_rest_came_back(url: str) -> None:
-    uids = asyncio.run(_give_back_a_part(url))
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        uids = [buffer.put([rollout("math", step, 0, Random(0))], "math") for step in range(3)]
+        lease = buffer.lease_batch({"math": 3}, current_train_step=1).begin()
+        lease.acknowledge(uids[:1])
+        lease.give_back(uids[1:2], failed="no")
+        buffer.lease_batch({"math": 1}, current_train_step=2, seconds=3600, heartbeat=False).begin()  # who is killed
+        lease.give_back()
     steps = {row["step"]: (row["groups"], row["settled"]) for row in run_json("trace", url)}
     assert steps == {1: (1, 1), 2: (1, 0)}
     lives = [[row["what"] for row in run_json("trace", url, "uid", uid)["timeline"]] for uid in uids]
@@ -370,68 +358,26 @@ def test_what_is_leased_still_is_a_draw_and_of_a_part_the_rest_came_back(url: st
     assert "1 of 1 draws name" not in run("trace", url).stderr
 
 
-async def _give_back(url: str) -> list[int]:
-    """Two groups are leased, for no step and for step 8, and given back; then trained on at step 7."""
-    async with ReplayBufferConfig(url=url, worker="trainer", policy="fifo").build() as buffer:
-        uids = [await buffer.put([rollout("math", step, 0, Random(0))], "math") for step in range(2)]
-        for step in (None, 8):
-            lease = await buffer.lease_batch({"math": 2}, current_train_step=step)
-            await lease.give_back()
-        async with buffer.lease_batch({"math": 2}, current_train_step=7):
-            pass
-        return [uid for uid in uids if uid is not None]
-
-
-async def _give_back_a_part(url: str) -> list[int]:
-    """Of three leased groups one is trained on, one fails and is leased again by who is killed, and one comes back."""
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        uids = [await buffer.put([rollout("math", step, 0, Random(0))], "math") for step in range(3)]
-        mine = [uid for uid in uids if uid is not None]
-        lease = await buffer.lease_batch({"math": 3}, current_train_step=1)
-        await lease.acknowledge(mine[:1])
-        await lease.give_back(mine[1:2], failed="no")
-        await buffer.lease_batch({"math": 1}, current_train_step=2, seconds=3600, heartbeat=False)
-        await lease.give_back()
-        return mine
-
-
 def test_a_run_that_was_never_interrupted_is_after_no_restore(url: str) -> None:
     """Each start of a trainer restores, also the first one: before that nothing was drawn."""
-    asyncio.run(_train_from_a_restore(url))
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        buffer.checkpoint(0)
+        buffer.restore(0)
+        for step in (1, 2):
+            buffer.put([rollout("math", step, 0, Random(0))], "math")
+            buffer.get(1, "math", current_train_step=step)
+            buffer.checkpoint(step)
     assert [row["resumed"] for row in run_json("trace", url)] == [False, False]
     for args in ([], ["step", 1]):
         shown = run("trace", url, *args).stdout
         assert "restore" not in shown
 
 
-async def _train_from_a_restore(url: str) -> None:
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        await buffer.checkpoint(0)
-        await buffer.restore(0)
-        for step in (1, 2):
-            await buffer.put([rollout("math", step, 0, Random(0))], "math")
-            await buffer.get(1, "math", current_train_step=step)
-            await buffer.checkpoint(step)
-
-
-def test_hostile_names_are_escaped(url: str) -> None:
-    uid = asyncio.run(_one(url, worker=HOSTILE, current_train_step=1))
-    for args in ([], ["step", 1], ["uid", uid]):
-        result = run("trace", url, *args, code=None)
-        assert not {"\x1b", "\x9b", "\u202e"} & set(result.stdout + result.stderr)
-    assert "owned" in run("trace", url, "step", 1).stdout
-
-
 def test_draws_without_a_train_step_are_told_of(url: str) -> None:
-    asyncio.run(_one(url))
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        buffer.put([rollout("math", 0, 0, Random(0))], "math")
+        buffer.get(1, "math")
     assert "none names its train step: pass current_train_step=" in run("trace", url).stderr
-
-
-async def _one(url: str, *, worker: str | None = None, current_train_step: int | None = None) -> int | None:
-    async with ReplayBufferConfig(url=url, worker=worker).build() as buffer:
-        uid = await buffer.put([rollout("math", 0, 0, Random(0))], "math")
-        await buffer.get(1, "math", current_train_step=current_train_step)
-        return uid
 
 
 PAGE = DOCS / "looking.md"

@@ -1,6 +1,5 @@
 """The demo: runs, and runs that are killed."""
 
-import asyncio
 import os
 import random
 import re
@@ -8,6 +7,8 @@ import shlex
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
@@ -16,75 +17,79 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.demo.worker import BATCH_GROUPS, TASK, buffer_config
 from tests.demo.dying import POINTS
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo, saved_step, wait_until
+from tests.postgres import new_url
 from tests.scripts import Program
 
 PASSWORD = "s3cret-w0rd"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PGPASSWORD": PASSWORD}
 
 
-def count(config, status=Status.COMPLETED):
-    async def read():
-        async with config.build() as buffer:
-            return await buffer.count(TASK, status)
+@dataclass
+class Ended:
+    """A run of five steps that was killed and interrupted before its end: where it was, and what it said."""
 
-    return asyncio.run(read())
-
-
-@pytest.fixture
-def url(shared_url):
-    """A new database; the PostgreSQL URL has a password, which the server of the tests doesn't ask for."""
-    if shared_url.startswith("sqlite"):
-        return shared_url
-    return make_url(shared_url).set(password=PASSWORD).render_as_string(hide_password=False)
+    folder: Path
+    url: str
+    interrupted: tuple[str, int]
+    last: tuple[str, int]
 
 
-def test_a_short_run_trains_each_prompt_once_and_ends_with_commands_that_work(tmp_path, url):
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def ended(request, tmp_path_factory):
+    """By `kill -9` of the trainer, and by Ctrl-C; others have a group of the same task in its database."""
+    folder = tmp_path_factory.mktemp("demo")
+    for url in new_url(request.param, request, folder):
+        with ReplayBufferConfig(url=url).build_sync() as buffer:
+            buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
+        if request.param == "postgresql":  # the server of the tests doesn't ask for a password
+            url = make_url(url).set(password=PASSWORD).render_as_string(hide_password=False)
+        with Demo(folder, url, "--steps", "5") as demo:
+            workers = demo.worker_pids()
+            demo.wait_for_step(1)
+            demo.kill()
+            wait_until(lambda pids=workers: not any(map(is_alive, pids)), 120)
+        with Demo(folder, url, "--workers", "1", "--steps", "5") as demo:
+            workers = demo.worker_pids()
+            demo.wait_for_step(2)
+            demo.process.send_signal(signal.SIGINT)
+            interrupted = demo.end()
+        assert not any(map(is_alive, workers))
+        yield Ended(folder, url, interrupted, run_demo(folder, url, "--steps", "5"))
+
+
+def test_a_run_that_was_killed_and_interrupted_goes_on_and_trains_each_prompt_once(ended):
     """Groups of others in the same database stay, also those of the demo's own task."""
-
-    async def put():
-        async with ReplayBufferConfig(url=url).build() as buffer:
-            await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK)
-
-    asyncio.run(put())
-    output, code = run_demo(tmp_path, url, "--steps", "2")
-    assert code == 0, output
-    assert_trained_once(tmp_path, 2, output)
-    assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 2 steps \(\d+ s\)\n", output)
-    assert len(re.findall(r"^step [12]/2: reward 0\.\d\d; groups trained \d+; ", output, re.MULTILINE)) == 2
-    assert "\x1b" not in output
-    assert PASSWORD not in output
-    assert "***" not in output  # nobody can paste that
-    assert ("(with PGPASSWORD)" in output) == (PASSWORD in url)
-    assert not any(PASSWORD in path.read_text("latin-1") for path in (tmp_path / RUN).iterdir())
-    assert count(buffer_config(url), Status.ARCHIVED) == 2 * BATCH_GROUPS
-    looks = re.findall(r"^  (replaybuf .*)$", output, re.MULTILINE)
-    assert [line.split()[1] for line in looks] == ["trace", "why", "show", "serve"]
-    for line in looks[:3]:
-        with Program("-m", *shlex.split(line), cwd=tmp_path, env=ENVIRONMENT) as command:
-            printed, _ = command.communicate()
-        assert command.returncode == 0, printed
-        assert re.search(r"\d", printed), line
-    assert count(ReplayBufferConfig(url=url)) == 1
-
-
-def test_a_run_that_was_killed_and_interrupted_goes_on(tmp_path):
-    """After `kill -9` of the trainer, and after Ctrl-C; its workers end with it, and each prompt is trained once."""
-    url = f"sqlite:///{tmp_path}/demo.db"
-    with Demo(tmp_path, url, "--steps", "5") as demo:
-        workers = demo.worker_pids()
-        demo.wait_for_step(1)
-        demo.kill()
-        wait_until(lambda: not any(map(is_alive, workers)), 120)
-    with Demo(tmp_path, url, "--workers", "1", "--steps", "5") as demo:
-        workers = demo.worker_pids()
-        demo.wait_for_step(2)
-        demo.process.send_signal(signal.SIGINT)
-        output, code = demo.end()
+    output, code = ended.interrupted
     assert code == 130, output
     assert output.endswith("Stopped. Run the same command again to go on from here.\n")
     assert "Traceback" not in output
-    assert not any(map(is_alive, workers))
-    end_of(tmp_path, url, 5)
+    output, code = ended.last
+    assert code == 0, output
+    assert_trained_once(ended.folder, 5, output)
+    for config, status, groups in (
+        (buffer_config(ended.url), Status.ARCHIVED, 5 * BATCH_GROUPS),
+        (ReplayBufferConfig(url=ended.url), Status.COMPLETED, 1),
+    ):
+        with config.build_sync() as buffer:
+            assert buffer.count(TASK, status) == groups
+
+
+def test_a_run_ends_with_commands_that_work_and_shows_no_password(ended):
+    output, _ = ended.last
+    assert re.search(r"Mean reward 0\.\d\d -> 0\.\d\d in 5 steps \((\d of them now, in )?\d+ s\)\n", output)
+    assert re.findall(r"^step \d/5: reward 0\.\d\d; groups trained \d+; ", output, re.MULTILINE)
+    assert "\x1b" not in output
+    assert PASSWORD not in output
+    assert "***" not in output  # nobody can paste that
+    assert ("(with PGPASSWORD)" in output) == (PASSWORD in ended.url)
+    assert not any(PASSWORD in path.read_text("latin-1") for path in (ended.folder / RUN).iterdir())
+    looks = re.findall(r"^  (replaybuf .*)$", output, re.MULTILINE)
+    assert [line.split()[1] for line in looks] == ["trace", "why", "show", "serve"]
+    for line in looks[:3]:
+        with Program("-m", *shlex.split(line), cwd=ended.folder, env=ENVIRONMENT) as command:
+            printed, _ = command.communicate()
+        assert command.returncode == 0, printed
+        assert re.search(r"\d", printed), line
 
 
 def on_both(by_default):
