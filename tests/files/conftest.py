@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.values import StorageItem
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[ReplayBuffer]:
+    """A buffer that only this test has."""
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        yield buffer
 
 
 @pytest.fixture

@@ -108,20 +108,19 @@ async def test_a_dry_run_counts_and_puts_nothing(file: Path, url: str) -> None:
 
 
 @pytest.mark.fast
-async def test_both_passes_tell_their_progress(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_passes_tell_their_progress(memory: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of a total that isn't known, the second of the groups that are new."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
     monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
     seen: list[Progress] = []
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await buffer.import_from(file, progress=seen.append)
-        told = [(one.groups, one.total) for one in seen]
-        reading = [(0, 0), (2, 0), (4, 0), (5, 0), (5, 5)]
-        assert told == [*reading, (0, 5), (2, 5), (4, 5), (5, 5), (5, 5)]
-        assert seen[4].bytes == seen[-1].bytes > 0
-        seen.clear()
-        await buffer.import_from(file, dry_run=True, progress=seen.append)
-        assert [(one.groups, one.total) for one in seen] == reading
+    await memory.import_from(file, progress=seen.append)
+    told = [(one.groups, one.total) for one in seen]
+    reading = [(0, 0), (2, 0), (4, 0), (5, 0), (5, 5)]
+    assert told == [*reading, (0, 5), (2, 5), (4, 5), (5, 5), (5, 5)]
+    assert seen[4].bytes == seen[-1].bytes > 0
+    seen.clear()
+    await memory.import_from(file, dry_run=True, progress=seen.append)
+    assert [(one.groups, one.total) for one in seen] == reading
 
 
 @pytest.mark.parametrize("calls", [2, 7])
@@ -176,10 +175,9 @@ async def test_the_limits_hold_and_what_was_put_stays(file: Path, monkeypatch: p
         ({"source": "a.jsonl", "key": 1}, "key must be the name of a column"),
     ],
 )
-async def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        with pytest.raises(InputError, match=message):
-            await buffer.import_from(**arguments)
+async def test_wrong_arguments_are_refused(memory: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        await memory.import_from(**arguments)
 
 
 def _import(url: str, file: Path) -> Program:

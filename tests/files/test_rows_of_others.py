@@ -17,28 +17,26 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.fast
-async def test_marks_of_other_systems_are_no_error(tmp_path: Path) -> None:
+async def test_marks_of_other_systems_are_no_error(memory: Any, tmp_path: Path) -> None:
     line = json.dumps(GOOD).encode()
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line)
     (tmp_path / "empty.jsonl").write_bytes(b"")
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        assert (await buffer.import_from(tmp_path / "a.jsonl")).rollouts == 2
-        assert (await buffer.import_from(tmp_path / "empty.jsonl")).groups == 0
+    assert (await memory.import_from(tmp_path / "a.jsonl")).rollouts == 2
+    assert (await memory.import_from(tmp_path / "empty.jsonl")).groups == 0
 
 
 # Rows of others
 
 
-async def test_rows_of_others_are_groups_by_their_id_or_prompt(tmp_path: Path) -> None:
+async def test_rows_of_others_are_groups_by_their_id_or_prompt(memory: Any, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"question": "a", "completion": "1", "score": 1, "source": "gsm8k"},
         {"question": "a", "completion": "2", "score": 0},
         {"question": "b", "completion": "3", "score": 0.5, "completion_ids": [1, 2]},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await buffer.import_from(tmp_path / "a.jsonl", as_task="math")
-        first, second = [group for _, group in await contents(buffer)]
+    await memory.import_from(tmp_path / "a.jsonl", as_task="math")
+    first, second = [group for _, group in await contents(memory)]
     assert [(one.response, one.reward) for one in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
     assert first[0].message == [{"role": "user", "content": "a"}]
     assert first[0].extra_fields == {"source": "gsm8k"}
@@ -58,12 +56,11 @@ ANSWER = {"role": "assistant", "content": [{"type": "output_text", "text": "It i
         ("completion", {"role": "assistant", "content": "It is 4"}),
     ],
 )
-async def test_a_response_may_be_messages_which_are_kept(tmp_path: Path, column: str, value: Any) -> None:
+async def test_a_response_may_be_messages_which_are_kept(memory: Any, tmp_path: Path, column: str, value: Any) -> None:
     row = {"prompt": [{"role": "user", "content": "2 + 2?"}], column: value, "reward": 1.0, "task": "math"}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await buffer.import_from(tmp_path / "a.jsonl")
-        [(_, [rollout])] = await contents(buffer)
+    await memory.import_from(tmp_path / "a.jsonl")
+    [(_, [rollout])] = await contents(memory)
     assert (rollout.response, rollout.status) == ("It is 4", Status.COMPLETED)
     assert rollout.extra_fields == {"response_messages": value}
 
@@ -113,27 +110,27 @@ ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range
     ("options", "unanswered"), [({}, 5), ({"fields": {"response": "answer"}}, 0), ({"as_status": "init"}, 0)]
 )
 async def test_groups_without_a_response_are_noticed_unless_it_was_meant(
-    options: dict[str, Any], unanswered: int, tmp_path: Path
+    memory: Any, options: dict[str, Any], unanswered: int, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        found = (await buffer.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)).found
+    found = (await memory.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)).found
     assert sum(n for notice, n in found.notices.items() if "without a response" in notice) == unanswered
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize("where", ["fields", "key"])
 @pytest.mark.parametrize("url", ["postgresql://me:hunter2@db/rl", "postgresql://db/rl?password=hunter2"])
-async def test_a_url_in_place_of_a_columns_name_keeps_its_password(tmp_path: Path, where: str, url: str) -> None:
+async def test_a_url_in_place_of_a_columns_name_keeps_its_password(
+    memory: Any, tmp_path: Path, where: str, url: str
+) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(GOOD))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        for given in [url] if where == "key" else [{"response": url}, {url: "z"}]:
-            with pytest.raises(ReplayBufError, match=r"(has|is) no field") as caught:
-                await buffer.import_from(tmp_path / "a.jsonl", **{where: given})
-            assert "hunter2" not in str(caught.value)
+    for given in [url] if where == "key" else [{"response": url}, {url: "z"}]:
+        with pytest.raises(ReplayBufError, match=r"(has|is) no field") as caught:
+            await memory.import_from(tmp_path / "a.jsonl", **{where: given})
+        assert "hunter2" not in str(caught.value)
 
 
-async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
+async def test_parquet_of_others_with_its_own_types(memory: Any, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -148,8 +145,7 @@ async def test_parquet_of_others_with_its_own_types(tmp_path: Path) -> None:
         }
     )
     parquet.write_table(table, tmp_path / "a.parquet")
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await buffer.import_from(tmp_path / "a.parquet")
-        first, second = [group[0] for _, group in await contents(buffer)]
+    await memory.import_from(tmp_path / "a.parquet")
+    first, second = [group[0] for _, group in await contents(memory)]
     assert (first.response, first.response_ids, second.response_ids) == ("1", [1, 2], None)
     assert first.extra_fields["nested"] == [[1], []]

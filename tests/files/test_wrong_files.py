@@ -29,28 +29,26 @@ MIDDLE = "the file ends within"
 
 
 @pytest.mark.parametrize("keep", [-1, -200, 2000])
-async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(file: Path, keep: int) -> None:
+async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(memory: Any, file: Path, keep: int) -> None:
     whole = b"".join(lines(file))
     write(file, whole[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        with pytest.raises(FileError, match=MIDDLE, check=because("ends")):
-            await buffer.import_from(file)
-        assert len(buffer) == 0
-        done = await buffer.import_from(file, partial=True)
-        assert 0 < done.groups == len(buffer) < 5
+    with pytest.raises(FileError, match=MIDDLE, check=because("ends")):
+        await memory.import_from(file)
+    assert len(memory) == 0
+    done = await memory.import_from(file, partial=True)
+    assert 0 < done.groups == len(memory) < 5
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])
-async def test_a_compressed_file_that_was_cut_short_is_refused(tmp_path: Path, name: str) -> None:
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await fill(buffer)
-        await buffer.export(tmp_path / name)
-        whole = (tmp_path / name).read_bytes()
-        for size in (0, 3, len(whole) // 2, len(whole) - 1):
-            (tmp_path / name).write_bytes(whole[:size])
-            with pytest.raises(FileError, match=name):
-                await buffer.import_from(tmp_path / name)
-        assert len(buffer) == 5
+async def test_a_compressed_file_that_was_cut_short_is_refused(memory: Any, tmp_path: Path, name: str) -> None:
+    await fill(memory)
+    await memory.export(tmp_path / name)
+    whole = (tmp_path / name).read_bytes()
+    for size in (0, 3, len(whole) // 2, len(whole) - 1):
+        (tmp_path / name).write_bytes(whole[:size])
+        with pytest.raises(FileError, match=name):
+            await memory.import_from(tmp_path / name)
+    assert len(memory) == 5
 
 
 async def test_what_is_no_ordinary_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
@@ -95,13 +93,12 @@ WRONG = {
 
 @pytest.mark.fast
 @pytest.mark.parametrize("name", WRONG)
-async def test_a_wrong_line_is_named_and_nothing_imported(name: str, tmp_path: Path) -> None:
+async def test_a_wrong_line_is_named_and_nothing_imported(memory: Any, name: str, tmp_path: Path) -> None:
     line, message = WRONG[name]
     (tmp_path / "a.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        with pytest.raises(FileError, match=rf"a\.jsonl: .*{message}"):
-            await buffer.import_from(tmp_path / "a.jsonl")
-        assert len(buffer) == 0
+    with pytest.raises(FileError, match=rf"a\.jsonl: .*{message}"):
+        await memory.import_from(tmp_path / "a.jsonl")
+    assert len(memory) == 0
 
 
 UNKNOWN = {
@@ -119,12 +116,11 @@ UNKNOWN = {
 
 @pytest.mark.fast
 @pytest.mark.parametrize("name", UNKNOWN)
-async def test_a_file_of_another_format_says_what_can_be_read(name: str, tmp_path: Path) -> None:
+async def test_a_file_of_another_format_says_what_can_be_read(memory: Any, name: str, tmp_path: Path) -> None:
     content, message = UNKNOWN[name]
     (tmp_path / "b.pt").write_bytes(content)
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        with pytest.raises(FileError, match=rf"b\.pt: {message}"):
-            await buffer.import_from(tmp_path / "b.pt", partial=True)
+    with pytest.raises(FileError, match=rf"b\.pt: {message}"):
+        await memory.import_from(tmp_path / "b.pt", partial=True)
 
 
 ONE = base64.b64encode(Codec(RolloutType(dict)).encode([{"message": []}])).decode()
@@ -178,14 +174,13 @@ async def test_what_no_store_holds_is_refused_before_anything_is_put(
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_a_changed_export_is_refused_with_its_line_and_field(name: str, file: Path) -> None:
+async def test_a_changed_export_is_refused_with_its_line_and_field(memory: Any, name: str, file: Path) -> None:
     change, message = CHANGES[name]
     first, *others = lines(file)
     write(file, json.dumps({**json.loads(first), **change}).encode() + b"\n" + b"".join(others))
-    async with ReplayBufferConfig(url="memory://").build() as buffer:
-        with pytest.raises(FileError, match=message):
-            await buffer.import_from(file)
-        assert len(buffer) == 0
+    with pytest.raises(FileError, match=message):
+        await memory.import_from(file)
+    assert len(memory) == 0
 
 
 def _ours(pa: Any, **columns: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import multiprocessing
 import pickle
 from collections import Counter
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from replaybuf.integrations.reverb.selectors import (
     Selector,
 )
 from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT
+from tests.scripts import Script
 
 SOON = 20
 
@@ -320,21 +320,19 @@ def test_samples_are_independent() -> None:
             next(iter(client.sample("replay", timeout=0)))
 
 
-def insert_some(client: reverb.Client, count: int) -> None:
-    """A worker's program."""
-    with client:
-        for number in range(count):
-            client.insert(number, {"queue": 1.0})
+_INSERTS = """
+with pickle.loads(bytes.fromhex(sys.argv[1])) as client:
+    for number in range(20):
+        client.insert(number, {"queue": 1.0})
+"""
 
 
 def test_a_client_goes_to_other_processes(shared_url: str) -> None:
     """They insert into the same table, and wait for the same room."""
     with reverb.Client(shared_url, tables=[reverb.Table.queue("queue", 4)]) as client:
-        worker = multiprocessing.get_context("forkserver").Process(target=insert_some, args=(client, 20))
-        worker.start()
+        worker = Script(_INSERTS, pickle.dumps(client).hex())
         assert [sample.data for [sample] in client.sample("queue", 20, timeout=30)] == list(range(20))
-        worker.join(30)
-        assert worker.exitcode == 0
+        assert worker.end() == (0, "", "")
         assert sizes(client, "queue") == {"queue": 0}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 from collections.abc import Awaitable, Callable
@@ -108,6 +109,16 @@ def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
 TOKEN = "a-token-that-is-long-enough"
 
 
+@functools.cache
+def _app_of(url: str, token: str | None) -> Any:
+    """The pages, whose templates are compiled once."""
+    return create_app(open_reader(url), token=token)
+
+
+def client_at(url: str, host: str = "localhost", token: str | None = None) -> Client:
+    return Client(_app_of(url, token), url, host)
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> str:
     url = f"sqlite:///{tmp_path_factory.mktemp('security')}/run.db"
@@ -118,11 +129,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("path", ["/", "/nix", "/static/page.js", "/groups/abc"])
 def test_every_answer_forbids_what_the_page_doesnt_need(secured: str, path: str) -> None:
-    for client in (
-        client_of(secured),
-        client_of(secured, token=TOKEN),
-        client_of(secured, host="evil.example"),
-    ):
+    for client in (client_at(secured), client_at(secured, token=TOKEN), client_at(secured, host="evil.example")):
         headers = client.get(path).headers
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
         assert "unsafe" not in headers["content-security-policy"]
@@ -130,29 +137,29 @@ def test_every_answer_forbids_what_the_page_doesnt_need(secured: str, path: str)
         assert "server" not in headers
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_only_reading_is_answered(secured: str, method: str) -> None:
-    for path in ("/", "/nix"):
-        assert client_of(secured).request(method, path).status_code == 405
-    assert client_of(secured).request("HEAD", "/").status_code == 200
+def test_only_reading_is_answered(secured: str) -> None:
+    client = client_at(secured)
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert [client.request(method, path).status_code for path in ("/", "/nix")] == [405, 405]
+    assert client.request("HEAD", "/").status_code == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.0.1", "[::1]", "run.localhost"])
 def test_names_of_this_machine_are_answered(secured: str, host: str) -> None:
-    assert client_of(secured, host=host).get("/").status_code == 200
+    assert client_at(secured, host=host).get("/").status_code == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evillocalhost", "10.0.0.7", "localhost.evil.example", "127.0.0.1.nip.io", "[::2]"]
 )
 def test_other_names_are_refused_without_a_token(secured: str, host: str) -> None:
-    answer = client_of(secured, host=host).get("/")
+    answer = client_at(secured, host=host).get("/")
     assert answer.status_code == 421
     assert "run.db" not in answer.text.partition("<main")[2]
 
 
 def test_a_token_is_asked_for(secured: str) -> None:
-    client = client_of(secured, host="10.0.0.7", token=TOKEN)
+    client = client_at(secured, host="10.0.0.7", token=TOKEN)
     for path in ("/", "/groups", "/?token=wrong", "/?token="):
         assert client.get(path).status_code == 401
     assert client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
@@ -162,13 +169,13 @@ def test_a_token_is_asked_for(secured: str) -> None:
 @pytest.mark.parametrize("host", ["a/static/", "localhost/static/", "a?", "a@b", "a b", "[::1]/static/"])
 @pytest.mark.parametrize("token", [None, TOKEN])
 def test_no_host_header_opens_the_pages(secured: str, host: str, token: str | None) -> None:
-    answer = client_of(secured, token=token).get("/groups", headers={"Host": host})
+    answer = client_at(secured, token=token).get("/groups", headers={"Host": host})
     assert answer.status_code == 400
     assert 'action="/groups"' not in answer.text
 
 
 def test_a_token_is_kept_in_a_cookie_and_leaves_the_address(secured: str) -> None:
-    client = client_of(secured, host="10.0.0.7", token=TOKEN)
+    client = client_at(secured, host="10.0.0.7", token=TOKEN)
     answer = client.get(f"/groups?order=uid&token={TOKEN}&size=3")
     assert (answer.status_code, answer.headers["location"]) == (303, "/groups?order=uid&size=3")
     cookie = answer.headers["set-cookie"].lower()
@@ -178,7 +185,7 @@ def test_a_token_is_kept_in_a_cookie_and_leaves_the_address(secured: str) -> Non
 
 
 def test_a_token_never_leads_to_another_host(secured: str) -> None:
-    client = client_of(secured, token=TOKEN)
+    client = client_at(secured, token=TOKEN)
     for path in ("//evil.example/", "/\\evil.example/", "///evil.example"):
         location = client.get(f"http://localhost{path}?token={TOKEN}").headers["location"]
         assert location.startswith("/")
@@ -192,15 +199,6 @@ def test_a_token_that_can_be_guessed_or_isnt_one_is_refused(token: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_token(token)
     assert not token or token not in str(caught.value)
-
-
-@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
-def test_the_password_is_shown_nowhere(filled: str) -> None:
-    client = client_of(filled.replace("@", ":s3cret-word@", 1))
-    for path in ("/", "/groups", "/nix"):
-        answer = client.get(path)
-        assert answer.status_code in (200, 404)
-        assert "s3cret-word" not in answer.text
 
 
 PREFIX = "/runs/rl"
@@ -230,24 +228,16 @@ def addresses(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
-def test_all_that_a_page_leads_to_is_below_the_prefix(behind: Client) -> None:
+def test_all_that_a_page_leads_to_is_below_the_prefix_and_there(behind: Client) -> None:
+    """Each kind of page once, with its files."""
+    seen: dict[str, str] = {}
     for path in PATHS:
         answer = behind.get(PREFIX + path)
         assert answer.status_code == 200, answer.text
         there = [urljoin(PREFIX + path, one) for one in addresses(answer.text) if not one.startswith("#")]
         assert len(there) > 10
         assert [one for one in there if not one.startswith(f"{PREFIX}/")] == []
-
-
-@pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
-def test_what_pages_lead_to_is_there(behind: Client) -> None:
-    """Each kind of page once, with its files."""
-    seen: dict[str, str] = {}
-    for path in ("/", "/groups", "/groups/1", "/steps", "/steps/401"):
-        for one in addresses(behind.get(PREFIX + path).text):
-            kind = re.sub(r"\d+", "N", one.partition("?")[0])
-            if one.startswith(PREFIX) and kind not in seen:
-                seen[kind] = one
+        seen |= {re.sub(r"\d+", "N", one.partition("?")[0]): one for one in there if one not in seen.values()}
     assert len(seen) > 10
     assert [one for one in seen.values() if behind.get(one).status_code != 200] == []
 
