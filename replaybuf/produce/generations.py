@@ -277,7 +277,8 @@ class Generations:
                 error = raised
         text = None
         if error is not None:
-            status, text = await self._fail(prompt, error), self.failures.last_error
+            text = text_of(error) if isinstance(error, BaseException) else error
+            status = await self._fail(prompt, error, text)
         self.summary.add(status, tokens, seconds)
         outcome = Generated(self.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
         self.failures.add_wasted(outcome, pausing=self._pausing)
@@ -348,11 +349,11 @@ class Generations:
         is_known = may_have("response_model_steps") and (may_have("response_ids") or may_have("response"))
         return self.strategy.expiry.active or is_known
 
-    async def _fail(self, prompt: Prompt, error: str | BaseException) -> Status:
+    async def _fail(self, prompt: Prompt, error: str | BaseException, text: str) -> Status:
         """Give a group back for a retry, or set it aside as FAILED after the last one. Return its status."""
         last = self._is_last(prompt)
         self.failures.add_failed_prompt(prompt, error, last=last)
-        await prompt.give_back(failed=self.failures.last_error)
+        await prompt.give_back(failed=text)
         return Status.FAILED if last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
