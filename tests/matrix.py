@@ -219,12 +219,10 @@ _LONG = (
     "query/test_sql.py::test_the_largest_queries_run*many*",  # the other large ones
     "query/test_sql.py::test_the_largest_queries_run*postgresql-wide and*",  # on SQLite
     "contract/test_contract.py::TestSqlite::test_old_ones_are_as_random*kept*",  # archived ones
-    "query/test_sql.py::test_the_largest_queries_run*wide tags*",  # wide and
     "places/test_buffers.py::test_cancelled_puts_and_takes*-0.0?",
     "places/test_kills.py::test_a_process_that_is_killed_at_any_point*postgresql*",
     "places/test_kills.py::test_processes_that_are_killed*sqlite*",
     "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
-    "sync/test_sync_processes.py::*multiprocessing*spawn*",  # buffer/test_forks.py
     "xtuner/test_their_rules.py::test_random_runs*postgresql*",  # on SQLite
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
     "sync/test_sync_processes.py::*ends_quietly*closed*",

@@ -64,10 +64,10 @@ def sweep_now(tx: Transaction, before: float = 1e12, limit: int = 1000) -> int:
     return sweep(tx, before, limit)
 
 
-async def until(holds: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
+async def until(holds: Callable[[], bool | Awaitable[bool]], seconds: float = 10) -> None:
     """Wait until something holds; TimeoutError when it doesn't come to pass."""
     async with asyncio.timeout(seconds):
-        while not await holds():  # noqa: ASYNC110
+        while not (await found if isinstance(found := holds(), Awaitable) else found):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -166,10 +166,7 @@ async def test_the_end_of_a_lease_is_noticed_by_its_own_buffer(buffers: Buffers)
     await fill(theirs, 1)
     lease = await theirs.lease_batch({TASK: 1}, seconds=0.2, heartbeat=False)
 
-    async def back() -> bool:
-        return len(theirs) == 1
-
-    await until(back)
+    await until(lambda: len(theirs) == 1)
     with pytest.raises(LeaseLostError):
         await lease.acknowledge()
     assert (await totals(theirs))["lease_expired"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from functools import partial
@@ -151,30 +152,30 @@ async def test_a_group_takes_no_rollout_once_it_is_whole_or_has_left(buffer: Rep
     assert await contents(buffer) == {}
 
 
+#: Statuses of three rollouts, the fewest completed ones that are enough, and what becomes of them.
+WHOLE = {"failed": [[0, 1, 2]]}
+SHORT: list[tuple[list[Status], int | None, dict[str, list[list[int]]]]] = [
+    ([Status.COMPLETED, Status.FAILED, Status.COMPLETED], 2, {"completed": [[0, 2]], "failed": [[1]]}),
+    ([Status.COMPLETED, Status.FAILED, Status.COMPLETED], 3, WHOLE),
+    ([Status.COMPLETED, Status.FAILED, Status.COMPLETED], None, WHOLE),
+    ([Status.FAILED, Status.COMPLETED, Status.FILTERED], 2, WHOLE),
+    ([Status.COMPLETED, Status.ABORTED, Status.FAILED], 1, WHOLE),
+]
+
+
 async def test_a_group_goes_without_unfit_rollouts_if_enough_are_completed(buffer: ReplayBuffer) -> None:
-    for number, status in enumerate((Status.COMPLETED, Status.FAILED, Status.COMPLETED)):
-        await buffer.put(one(number, status), TASK, min_size=2, **OPTIONS)
-    assert await contents(buffer) == {"completed": [[0, 2]], "failed": [[1]]}
-
-
-async def test_a_group_with_too_few_completed_rollouts_fails_as_a_whole(buffer: ReplayBuffer) -> None:
-    for number, status in enumerate((Status.FAILED, Status.COMPLETED, Status.FILTERED)):
-        await buffer.put(one(number, status), TASK, min_size=2, **OPTIONS)
-    assert await contents(buffer) == {"failed": [[0, 1, 2]]}
-
-
-async def test_a_group_that_is_put_at_once_may_go_without_its_unfit_rollouts(buffer: ReplayBuffer) -> None:
-    whole = {"failed": [[0, 1, 2]]}
-    for least, found in ((2, {"completed": [[0, 2]], "failed": [[1]]}), (3, whole), (None, whole)):
-        await buffer.put([*one(0), *one(1, Status.FAILED), *one(2)], TASK, min_size=least, tags={"a": 1})
+    """Whether they come one by one or at once; with interrupted ones it fails as a whole."""
+    for statuses, least, found in SHORT:
+        rollouts = [one(number, status) for number, status in enumerate(statuses)]
+        await buffer.put([*itertools.chain(*rollouts)], TASK, min_size=least, tags={"a": 1})
         assert await contents(buffer) == found
         assert {item.tags["a"] async for item in buffer.find({}) if item.tags} == {1}
         await buffer.delete({})
-
-
-async def test_an_interrupted_rollout_keeps_a_group_whole(buffer: ReplayBuffer) -> None:
-    await buffer.put([*one(0), *one(1, Status.ABORTED), *one(2, Status.FAILED)], TASK, min_size=1)
-    assert await contents(buffer) == {"failed": [[0, 1, 2]]}
+        if Status.ABORTED not in statuses:
+            for rollout in rollouts:
+                await buffer.put(rollout, TASK, min_size=least, **OPTIONS)
+            assert await contents(buffer) == found
+            await buffer.delete({})
 
 
 @pytest.mark.parametrize(("least", "status"), [(2, "completed"), (3, "failed")])
@@ -290,18 +291,15 @@ async def test_a_snapshot_has_groups_that_fill(buffer: ReplayBuffer, shared_url:
         assert await contents(other) == {"completed": [[1, 0, 2]]}
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 async def test_an_export_and_its_import_have_groups_that_fill(
-    buffer: ReplayBuffer, shared_url: str, tmp_path: Any, suffix: str
+    buffer: ReplayBuffer, shared_url: str, tmp_path: Any
 ) -> None:
-    if suffix == "parquet":
-        pytest.importorskip("pyarrow")
     for index in (1, 2):
         await buffer.put(one(index), TASK, index=index, **OPTIONS)
     await buffer.put(one(8), TASK)
-    await buffer.export(tmp_path / f"x.{suffix}", exact=True)
+    await buffer.export(tmp_path / "x.jsonl", exact=True)
     async with build(shared_url, name="other") as other:
-        await other.import_from(tmp_path / f"x.{suffix}")
+        await other.import_from(tmp_path / "x.jsonl")
         assert (await other.filling(TASK))["p1"].missing == [0]
         await other.put(one(0), TASK, **OPTIONS)
         assert sorted((await contents(other))["completed"]) == [[0, 1, 2], [8]]

@@ -35,10 +35,8 @@ FORK = """
     pid = forked(lambda: asyncio.run(child()), lambda: sys.exit(0))
     asyncio.run(fill(buffer, 5, 5))
     assert os.waitpid(pid, 0)[1] == 0
-    started = time.monotonic()
     asyncio.run(fill(buffer, 5, 10))
     assert sorted(asyncio.run(take_all(buffer))) == [*range(15), *range(100, 105)]
-    assert time.monotonic() - started < 5
     asyncio.run(buffer.close())
 """
 
@@ -263,10 +261,7 @@ async def test_a_batch_is_freed_when_its_taker_drops_it(shared_url: str) -> None
         rollout = weakref.ref(batch[0][0])
         del batch
 
-        async def is_freed() -> bool:
-            return rollout() is None
-
-        await until(is_freed, 2)
+        await until(lambda: rollout() is None, 2)
 
 
 # The thread that extends leases
@@ -287,10 +282,7 @@ async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypa
 
         monkeypatch.setattr(buffer.storage, "extend", fail_or_note)
 
-        async def went_on() -> bool:
-            return len(extended) > 4
-
-        await until(went_on)
+        await until(lambda: len(extended) > 4)
         await other.acknowledge()
 
 
@@ -327,9 +319,7 @@ ENDS = {
 
 @pytest.mark.parametrize("end", list(ENDS))
 def test_a_program_that_ends_without_closing_ends_quietly_and_loses_nothing(shared_url: str, end: str) -> None:
-    started = time.monotonic()
     run(ENDS[end], shared_url)
-    assert time.monotonic() - started < 20
     with opened(shared_url) as buffer:
         assert sorted(asyncio.run(take_all(buffer))) == [0, 1, 2]
 

@@ -14,8 +14,8 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 
 @pytest.fixture
-async def buffer(url: str) -> AsyncIterator[ReplayBuffer]:
-    async with build(url) as buffer:
+async def buffer() -> AsyncIterator[ReplayBuffer]:
+    async with build("memory://") as buffer:
         await fill(buffer, 3)
         yield buffer
 
@@ -38,8 +38,8 @@ async def test_a_lease_and_its_groups_are_tables(buffer: ReplayBuffer) -> None:
         assert f"group {item.uid} of {TASK}" in item._repr_html_()
 
 
-def test_a_synchronous_buffer_is_shown_like_the_other(tmp_path: object) -> None:
-    with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build_sync() as buffer:
+def test_a_synchronous_buffer_is_shown_like_the_other() -> None:
+    with ReplayBufferConfig(url="memory://").build_sync() as buffer:
         assert "status" in (buffer._repr_html_() or "")
 
 

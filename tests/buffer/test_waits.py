@@ -42,7 +42,7 @@ async def test_a_waiting_trainer_says_what_is_missing(
     async with build("memory://") as buffer:
         await buffer.put(group(1), TASK)
         waiting = asyncio.ensure_future(WAITS[wait](buffer))
-        await until(lambda: asyncio.sleep(0, bool(told(caplog))))
+        await until(lambda: bool(told(caplog)))
         await buffer.put(group(2), TASK)
         with pytest.raises(NotReadyError):
             await waiting

@@ -50,20 +50,23 @@ def tiled(array: Any) -> Any:
 
 
 @given(st.lists(ndarrays() | ndarrays().map(tiled), max_size=4), st.sampled_from([DICTS, ZSTD]))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_arrays_in_one_payload_can_be_written_to_and_do_not_overlap(arrays: list[Any], codec: Codec) -> None:
-    back = [rollout["field"] for rollout in read(codec.encode([{"field": array} for array in arrays]))]
-    for array, one in zip(arrays, back, strict=True):
-        assert same(one, array)
-        assert one.flags.writeable
-        assert one.flags.aligned
-    assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(back, 2))
+    payload = codec.encode([{"field": array} for array in arrays])
+    for group in (read(payload), DICTS.decode(payload)):  # any codec reads compressed ones
+        back = [rollout["field"] for rollout in group]
+        for array, one in zip(arrays, back, strict=True):
+            assert same(one, array)
+            assert one.flags.writeable
+            assert one.flags.aligned
+        assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(back, 2))
 
 
 @pytest.mark.parametrize("array", [np.zeros(1000), np.arange(300.0)], ids=["in a block of its own", "with others"])
 def test_a_payload_that_others_have_is_not_written_to(array: Any) -> None:
     for form in (bytes, bytearray, memoryview):
         payload = DICTS.encode([{"a": array + row} for row in range(2)])
+        DICTS.verify(form(payload))
         back = DICTS.decode(form(payload))
         back[0]["a"] += 1
         assert (DICTS.decode(payload)[0]["a"] == array).all()
@@ -392,14 +395,6 @@ def test_damage_in_an_array_that_is_read_is_noticed_and_in_a_deferred_one_is_not
 
 
 # Compressed payloads
-
-
-@pytest.mark.parametrize("value", ["x" * 10_000, np.zeros(10_000_000, "u1"), "short", np.arange(100)], ids=type)
-def test_compressed_payloads_come_back(value: Any) -> None:
-    payload = ZSTD.encode([{"field": value}])
-    (back,) = DICTS.decode(payload)  # any codec reads them
-    assert type(back["field"]) is type(value)
-    assert np.array_equal(back["field"], value)
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
-import types
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, Optional, TypeVar
 
@@ -113,7 +111,7 @@ class Node:
     model: Optional[Model] = None  # noqa: UP045
     pet: Annotated[Cat | Dog, "raise AssertionError", Remark] = dataclasses.field(default_factory=Cat)
     box: Box[int] | None = None
-    ghost: Ghost | None = None
+    ghost: list[Ghost] | dict[str, Slotted] | None = None
     pairs: dict[str, tuple[Pair, ...]] = dataclasses.field(default_factory=dict)
     typed: Typed | None = None
     alias: Alias | None = None
@@ -129,14 +127,13 @@ Alias = TypeAliasType("Alias", "list[Alias] | Data")
 Renamed = NewType("Renamed", Tight)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@hypothesis.given(value=values)
-@hypothesis.settings(max_examples=25)
-def test_what_an_instance_holds_comes_back_with_its_type(kind: type[Any], value: Any) -> None:
-    instance = kind.model_construct(a=value) if issubclass(kind, BaseModel) else kind(a=value)
-    back = round_trip([instance], CODEC)[0]
-    assert type(back) is kind
-    assert same(back.a, value)
+@hypothesis.given(values)
+@hypothesis.settings(max_examples=40)
+def test_what_an_instance_holds_comes_back_with_its_type(value: Any) -> None:
+    made = [kind.model_construct(a=value) if issubclass(kind, BaseModel) else kind(a=value) for kind in KINDS]
+    back = round_trip(made, CODEC)
+    assert [type(one) for one in back] == KINDS
+    assert all(same(one.a, value) for one in back)
 
 
 def test_everything_that_annotations_reach_is_known() -> None:
@@ -241,22 +238,3 @@ def test_readers_that_only_look_need_no_classes() -> None:
     [plain] = Codec(RolloutType(dict), as_plain=True).decode(payload)
     assert (plain["m"], plain["p"], plain["e"]) == ({"a": 1, "b": []}, {"a": 1, "b": 3}, 1)
     assert [dict(key) for key in plain["k"]] == [{"a": 1}]
-
-
-def test_annotations_are_resolved_as_far_as_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("half_known")
-    monkeypatch.setitem(sys.modules, "half_known", module)
-    source = """
-from __future__ import annotations
-import dataclasses
-@dataclasses.dataclass
-class Inner:
-    a: int = 0
-@dataclasses.dataclass
-class Outer:
-    unknown: torch.Tensor | dict[str, ghost.Ghost[int]] | None = None
-    known: list[Inner] = dataclasses.field(default_factory=list)
-    broken: 1 / 0 = None
-"""
-    exec(source, module.__dict__)
-    assert {*RolloutType(module.Outer).classes.shapes} == {module.Outer, module.Inner}

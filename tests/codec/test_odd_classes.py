@@ -48,21 +48,6 @@ class TightOnlyToMakeIt:
     given: dataclasses.InitVar[int] = 0
 
 
-class Doubled:
-    """A descriptor that keeps the value elsewhere."""
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        return 0 if instance is None else instance.kept
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        instance.kept = value
-
-
-@dataclasses.dataclass
-class Described:
-    a: Any = Doubled()
-
-
 @dataclasses.dataclass
 class NeedsArguments:
     a: int
@@ -77,7 +62,6 @@ class NeedsArguments:
         BelowChecked(5, 6),
         OnlyToMakeIt(1, 2),
         TightOnlyToMakeIt(1),
-        Described(4),
         NeedsArguments(1),
     ],
     ids=lambda instance: type(instance).__name__,

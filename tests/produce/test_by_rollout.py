@@ -14,6 +14,7 @@ from replaybuf.errors import ConflictError, InputError
 from replaybuf.produce import ProduceStrategy, SyncProduceStrategy
 from replaybuf.storage.sql.statements.parts import remove_orphans
 from tests.produce.conftest import indexed, ledger_of, prompts
+from tests.produce.laws import produce
 from tests.stores import TASK, build, until
 
 
@@ -35,46 +36,44 @@ def prompts_of(buffer: ReplayBuffer, **options: Any) -> Sampler:
 
 
 @pytest.mark.parametrize("settle", ["finish", "save"])
-async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(url: str, settle: str) -> None:
-    async with build(url) as buffer:
-        ledger = prompts_of(buffer, seconds=0.2)
-        [dead] = await ledger.draw(1)
-        finish(dead.group[1], "one")
-        await dead.add(1, model_step=4)
-        assert len(buffer) == 0
-        dead._lease.stop()
+async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(buffer: ReplayBuffer, settle: str) -> None:
+    ledger = prompts_of(buffer, seconds=0.2)
+    [dead] = await ledger.draw(1)
+    finish(dead.group[1], "one")
+    await dead.add(1, model_step=4)
+    assert len(buffer) == 0
+    dead._lease.stop()
 
-        async def is_back() -> bool:
-            return (await ledger.counts()).waiting == 1
+    async def is_back() -> bool:
+        return (await ledger.counts()).waiting == 1
 
-        await until(is_back)
-        [prompt] = await prompts_of(buffer).draw(1)
-        assert [rollout.response for rollout in prompt.group] == [None, "one", None]
-        assert prompt.group[1].response_model_steps == [4]
-        finish(dead.group[0], "late")
-        with pytest.raises(LeaseLostError):
-            await dead.add(0)
-        for index in (0, 2):
-            finish(prompt.group[index], str(index))
+    await until(is_back)
+    [prompt] = await prompts_of(buffer).draw(1)
+    assert [rollout.response for rollout in prompt.group] == [None, "one", None]
+    assert prompt.group[1].response_model_steps == [4]
+    finish(dead.group[0], "late")
+    with pytest.raises(LeaseLostError):
+        await dead.add(0)
+    for index in (0, 2):
+        finish(prompt.group[index], str(index))
+    await prompt.add(0)
+    if settle == "save":
+        await prompt.save()
+        assert await contents(buffer) == {}
+    await prompt.finish()
+    assert await contents(buffer) == {"completed": [["0", "one", "2"]]}
+
+
+async def test_a_rollout_is_added_once_and_when_it_is_finished(buffer: ReplayBuffer) -> None:
+    [prompt] = await prompts_of(buffer).draw(1)
+    with pytest.raises(InputError, match="must be completed, failed or filtered, and this one is init"):
         await prompt.add(0)
-        if settle == "save":
-            await prompt.save()
-            assert await contents(buffer) == {}
-        await prompt.finish()
-        assert await contents(buffer) == {"completed": [["0", "one", "2"]]}
-
-
-async def test_a_rollout_is_added_once_and_when_it_is_finished(url: str) -> None:
-    async with build(url) as buffer:
-        [prompt] = await prompts_of(buffer).draw(1)
-        with pytest.raises(InputError, match="must be completed, failed or filtered, and this one is init"):
-            await prompt.add(0)
-        finish(prompt.group[0], "a")
+    finish(prompt.group[0], "a")
+    await prompt.add(0)
+    with pytest.raises(ConflictError, match="has its rollout 0 already"):
         await prompt.add(0)
-        with pytest.raises(ConflictError, match="has its rollout 0 already"):
-            await prompt.add(0)
-        assert await buffer.filling(TASK) == {}  # it is the prompt's
-        assert await contents(buffer) == {"filling": [["a"]]}
+    assert await buffer.filling(TASK) == {}  # it is the prompt's
+    assert await contents(buffer) == {"filling": [["a"]]}
 
 
 @pytest.mark.parametrize("settle", ["save", "give_back"])
@@ -100,22 +99,6 @@ async def test_a_tree_keeps_its_parents_when_it_is_saved_and_finished(url: str, 
         await prompt.finish()
         [item] = [item async for item in buffer.find({})]
         assert (item.status, item.rollouts, item.segments.parents) == (Status.COMPLETED, 1, [None, 0, 0, 1])
-
-
-async def test_a_restore_takes_the_added_rollouts_back(url: str) -> None:
-    async with build(url) as buffer:
-        ledger = prompts_of(buffer)
-        [prompt] = await ledger.draw(1)
-        finish(prompt.group[0], "before")
-        await prompt.add(0)
-        await buffer.checkpoint(1)
-        finish(prompt.group[1], "after")
-        await prompt.add(1)
-        finish(prompt.group[2], "after")
-        await prompt.finish()
-        await buffer.restore(1)
-        [again] = await ledger.draw(1)
-        assert [rollout.response for rollout in again.group] == ["before", None, None]
 
 
 async def test_a_snapshot_has_the_added_rollouts(url: str, tmp_path: Path) -> None:
@@ -160,12 +143,11 @@ class Loop:
 
 
 @pytest.mark.parametrize(("error", "least"), [(True, None), (False, None), (True, 3)])
-async def test_a_retry_generates_only_what_failed(url: str, error: bool, least: int | None) -> None:
-    async with build(url) as buffer:
-        loop = Loop({2: 2}, error)
-        await produce(SyncProduceStrategy(by_rollout=True, min_size=least), loop, buffer)
-        assert loop.calls == {0: 1, 1: 1, 2: 3, 3: 1}
-        assert await contents(buffer) == {"completed": [["0", "1", "2", "3"]]}
+async def test_a_retry_generates_only_what_failed(buffer: ReplayBuffer, error: bool, least: int | None) -> None:
+    loop = Loop({2: 2}, error)
+    await produce_one(SyncProduceStrategy(by_rollout=True, min_size=least), loop, buffer)
+    assert loop.calls == {0: 1, 1: 1, 2: 3, 3: 1}
+    assert await contents(buffer) == {"completed": [["0", "1", "2", "3"]]}
 
 
 @pytest.mark.parametrize(
@@ -180,60 +162,58 @@ async def test_after_the_last_attempt_a_group_goes_without_what_failed(url: str,
         strategy = SyncProduceStrategy(by_rollout=True, min_size=least)
         if found is None:
             with pytest.raises(Exception, match="no prompt"):
-                await produce(strategy, Loop({2: 9}), buffer)
+                await produce_one(strategy, Loop({2: 9}), buffer)
             assert "completed" not in await contents(buffer)
         else:
-            await produce(strategy, Loop({2: 9}), buffer)
+            await produce_one(strategy, Loop({2: 9}), buffer)
             assert await contents(buffer) == found
 
 
 async def test_more_rollouts_than_a_group_has_are_refused() -> None:
     async with build("memory://") as buffer:
         with pytest.raises(InputError, match="min_size 5 is more than the 4 rollouts of a group"):
-            await produce(SyncProduceStrategy(by_rollout=True, min_size=5), Loop({}), buffer)
+            await produce_one(SyncProduceStrategy(by_rollout=True, min_size=5), Loop({}), buffer)
 
 
-async def produce(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffer) -> None:
+async def produce_one(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffer) -> None:
     sampler = Sampler(buffer, prompts(1), TASK, prompt_repeat_k=4, epochs=1)
-    await strategy.produce_batch(loop, sampler, 1, train_step=1, model_step=0, timeout=60)
+    await produce(strategy, loop, sampler, 1)
 
 
-async def test_rollouts_of_prompts_that_are_gone_are_removed(url: str) -> None:
+async def test_rollouts_of_prompts_that_are_gone_are_removed(buffer: ReplayBuffer) -> None:
     """Of those that were deleted, and of those finished by who didn't know that they were added."""
-    async with build(url) as buffer:
-        ledger = prompts_of(buffer)
-        kept, gone = await ledger.draw(2)
-        for prompt in (kept, gone):
-            finish(prompt.group[0], "a")
-            await prompt.add(0)
-        lease = buffer.adopt(gone._lease.handle)
-        for rollout in gone.group:
-            finish(rollout, "b")
-        await lease.finish(gone.group, TASK, replaces=[gone.uid])
-        await buffer.storage.thread.run(lambda: buffer.storage.transactions.write(remove_orphans))
-        assert await contents(buffer) == {"completed": [["b", "b", "b"]], "filling": [["a"]]}
-        lease.stop()
-        await kept.give_back()
+    ledger = prompts_of(buffer)
+    kept, gone = await ledger.draw(2)
+    for prompt in (kept, gone):
+        finish(prompt.group[0], "a")
+        await prompt.add(0)
+    lease = buffer.adopt(gone._lease.handle)
+    for rollout in gone.group:
+        finish(rollout, "b")
+    await lease.finish(gone.group, TASK, replaces=[gone.uid])
+    await buffer.storage.thread.run(lambda: buffer.storage.transactions.write(remove_orphans))
+    assert await contents(buffer) == {"completed": [["b", "b", "b"]], "filling": [["a"]]}
+    lease.stop()
+    await kept.give_back()
 
 
-async def test_a_damaged_rollout_of_a_prompt_is_generated_again(url: str) -> None:
-    async with build(url) as buffer:
-        ledger = prompts_of(buffer)
-        [prompt] = await ledger.draw(1)
-        for index in (0, 1):
-            finish(prompt.group[index], str(index))
-            await prompt.add(index)
-        await prompt.give_back()
-        uid = min([item.uid async for item in buffer.find({"status": "filling"})])
-        await buffer.storage.thread.run(
-            lambda: buffer.storage.transactions.write(
-                lambda tx: tx.change("UPDATE rb_payload SET data = :data WHERE uid = :uid", data=b"damaged", uid=uid)
-            )
+async def test_a_damaged_rollout_of_a_prompt_is_generated_again(buffer: ReplayBuffer) -> None:
+    ledger = prompts_of(buffer)
+    [prompt] = await ledger.draw(1)
+    for index in (0, 1):
+        finish(prompt.group[index], str(index))
+        await prompt.add(index)
+    await prompt.give_back()
+    uid = min([item.uid async for item in buffer.find({"status": "filling"})])
+    await buffer.storage.thread.run(
+        lambda: buffer.storage.transactions.write(
+            lambda tx: tx.change("UPDATE rb_payload SET data = :data WHERE uid = :uid", data=b"damaged", uid=uid)
         )
-        [again] = await ledger.draw(1)
-        assert [rollout.response for rollout in again.group] == [None, "1", None]
-        for index in (0, 2):
-            finish(again.group[index], "new")
-            await again.add(index)
-        await again.finish()
-        assert await contents(buffer) == {"completed": [["new", "1", "new"]]}
+    )
+    [again] = await ledger.draw(1)
+    assert [rollout.response for rollout in again.group] == [None, "1", None]
+    for index in (0, 2):
+        finish(again.group[index], "new")
+        await again.add(index)
+    await again.finish()
+    assert await contents(buffer) == {"completed": [["new", "1", "new"]]}

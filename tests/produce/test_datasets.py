@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from replaybuf import FencedError, ReplayBufferConfig, RolloutState, Sampler, Status
+from replaybuf import FencedError, ReplayBuffer, ReplayBufferConfig, RolloutState, Sampler, Status
 from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
 from tests.produce.conftest import Shuffled, complete, indexed, ledger_of, numbers, prompt
@@ -38,7 +38,7 @@ async def test_prompts_come_in_the_order_of_the_dataset(url: str) -> None:
 
 async def test_several_workers_draw_every_prompt_once_an_epoch(url: str) -> None:
     """Each with a dataset of its own, going by the cursor of all."""
-    size, epochs = 12, 3
+    size, epochs = 12, 2
     async with AsyncExitStack() as stack:
         workers = 1 if url == "memory://" else 3
         buffers = [await stack.enter_async_context(build(url)) for _ in range(workers)]
@@ -68,28 +68,27 @@ async def test_a_resumed_dataset_goes_on_as_it_would_have(url: str) -> None:
         assert Counter(got[:15]) == dict.fromkeys(range(5), 3)
 
 
-async def test_a_restore_takes_the_cursor_back(url: str) -> None:
+async def test_a_restore_takes_the_cursor_back(buffer: ReplayBuffer) -> None:
     """What was in flight at the checkpoint is handed out again, then what was drawn since; nothing is skipped."""
-    async with build(url) as buffer:
-        ledger = ledger_of(buffer, Shuffled(8), TASK)
-        done, flying = await ledger.draw(2)
-        await done.finish(complete(done.group))
-        await buffer.checkpoint(1)
-        await flying.finish(complete(flying.group))
-        later = await ledger.draw(3)
-        for one in later[:2]:
-            await one.finish(complete(one.group))
-        await buffer.get(9, TASK)
-        await buffer.restore(1)
-        with pytest.raises(FencedError):
-            await later[2].finish(complete(later[2].group))
-        resumed = ledger_of(buffer, Shuffled(8), TASK)
-        again = [*await resumed.draw(1), *await resumed.draw(3), *await ledger.draw(9)]
-        assert numbers(again[:4]) == numbers([flying, *later])
-        for one in again:
-            await one.finish(complete(one.group))
-        results = Counter(int(group[0].rollout_id) for group in await buffer.get(99, TASK))
-        assert results == dict.fromkeys(range(8), 1)
+    ledger = ledger_of(buffer, Shuffled(8), TASK)
+    done, flying = await ledger.draw(2)
+    await done.finish(complete(done.group))
+    await buffer.checkpoint(1)
+    await flying.finish(complete(flying.group))
+    later = await ledger.draw(3)
+    for one in later[:2]:
+        await one.finish(complete(one.group))
+    await buffer.get(9, TASK)
+    await buffer.restore(1)
+    with pytest.raises(FencedError):
+        await later[2].finish(complete(later[2].group))
+    resumed = ledger_of(buffer, Shuffled(8), TASK)
+    again = [*await resumed.draw(1), *await resumed.draw(3), *await ledger.draw(9)]
+    assert numbers(again[:4]) == numbers([flying, *later])
+    for one in again:
+        await one.finish(complete(one.group))
+    results = Counter(int(group[0].rollout_id) for group in await buffer.get(99, TASK))
+    assert results == dict.fromkeys(range(8), 1)
 
 
 async def test_a_snapshot_has_the_cursor(url: str, tmp_path: Path) -> None:
@@ -117,35 +116,34 @@ async def test_the_dataset_is_left_as_it_is() -> None:
 # What a prompt ledger refuses
 
 
-async def test_a_result_without_a_status_is_refused(url: str) -> None:
+async def test_a_result_without_a_status_is_refused(buffer: ReplayBuffer) -> None:
     """Whoever forgets the status would get the same prompt again, for ever. The prompt stays in flight."""
-    async with build(url) as buffer:
-        [drawn] = await use(buffer, dataset=indexed(1)).draw()
-        with pytest.raises(InputError, match=r"status.*COMPLETED, or call give_back"):
-            await drawn.finish()
-        await drawn.finish(complete(drawn.group))
-        assert await buffer.count(TASK, Status.COMPLETED) == 1
+    [drawn] = await use(buffer, dataset=indexed(1)).draw()
+    with pytest.raises(InputError, match=r"status.*COMPLETED, or call give_back"):
+        await drawn.finish()
+    await drawn.finish(complete(drawn.group))
+    assert await buffer.count(TASK, Status.COMPLETED) == 1
 
 
-async def test_what_is_no_group_says_that_make_group_made_it(url: str) -> None:
-    async with build(url) as buffer:
-        for wrong, said in (
-            ({"dataset": [{"a": 1}]}, "item 0 .*by make_group"),
-            ({"dataset": indexed(1), "make_group": lambda item, number: item}, "by make_group"),
-        ):
-            with pytest.raises(RolloutError, match=said):
-                await use(buffer, **wrong).draw()
+async def test_what_is_no_group_says_that_make_group_made_it(buffer: ReplayBuffer) -> None:
+    for wrong, said in (
+        ({"dataset": [{"a": 1}]}, "item 0 .*by make_group"),
+        ({"dataset": indexed(1), "make_group": lambda item, number: item}, "by make_group"),
+    ):
+        with pytest.raises(RolloutError, match=said):
+            await use(buffer, **wrong).draw()
 
 
-async def test_prompts_that_can_not_be_read_back_are_not_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompts_that_can_not_be_read_back_are_not_kept(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever is able to comes next, at once."""
-    async with build(url) as buffer:
-        ledger = ledger_of(buffer, indexed(2), TASK)
-        with monkeypatch.context() as patched:
-            patched.setattr(buffer.storage.codec, "decode", Mock(side_effect=DecodeError("of another type")))
-            with pytest.raises(DecodeError):
-                await ledger.draw(2)
-        assert numbers(await ledger.draw(2)) == [0, 1]
+    ledger = ledger_of(buffer, indexed(2), TASK)
+    with monkeypatch.context() as patched:
+        patched.setattr(buffer.storage.codec, "decode", Mock(side_effect=DecodeError("of another type")))
+        with pytest.raises(DecodeError):
+            await ledger.draw(2)
+    assert numbers(await ledger.draw(2)) == [0, 1]
 
 
 # Ledgers and samplers of a buffer without `await`

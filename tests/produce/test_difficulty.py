@@ -129,17 +129,17 @@ async def test_the_same_seed_gives_the_same_order() -> None:
 async def test_several_samplers_hand_out_each_prompt_of_an_epoch_once(shared_url: str) -> None:
     """Of other processes, or of this one at once; each has what the others have found out."""
     async with build(shared_url) as one, build(shared_url) as other:
-        samplers = [use(one, count=40), use(one, count=40), use(other, count=40)]
+        samplers = [use(one, count=30), use(one, count=30), use(other, count=30)]
         drawn = await asyncio.gather(*(sampler.draw(count) for count in (1, 3, 5) for sampler in samplers))
         while found := await samplers[2].draw(9, again=()):
-            if found[0].group[0].group_id >= 40:
+            if found[0].group[0].group_id >= 30:
                 break
             drawn.append(found)
-        assert sorted(place for some in drawn for place in places(some)) == list(range(40))
+        assert sorted(place for some in drawn for place in places(some)) == list(range(30))
         await asyncio.gather(*map(finish, drawn))
         first, second = await known(samplers[0]), await known(samplers[2])
         assert first == second
-        assert len(first) == 40
+        assert len(first) == 30
 
 
 async def test_a_restore_takes_back_what_is_known_and_what_was_drawn(shared_url: str) -> None:

@@ -50,7 +50,7 @@ async def test_should_continue_may_stop_early(sampler: Sampler) -> None:
     strategy = AsyncProduceStrategy(
         should_continue=lambda completed, size: completed < size // 2, enable_partial_rollout=True
     )
-    summary = await strategy.produce_batch(loop, sampler, 4, train_step=4, model_step=3, timeout=30)
+    summary = await produce(strategy, loop, sampler, 4, train_step=4, model_step=3)
     assert (summary.produced, summary.interrupted) == (2, 2)
     await assert_accounted(sampler)
 
@@ -117,9 +117,7 @@ async def test_a_hook_that_raises_while_the_rest_is_interrupted_ends_the_batch(s
 
     loop = ScriptedLoop(scripts={0: Script(tokens=10**6, seconds=0.01)})
     with pytest.raises(HookError):
-        await AsyncProduceStrategy(on_group=told, over_sample=1).produce_batch(
-            loop, sampler, 2, train_step=4, model_step=3, timeout=30
-        )
+        await produce(AsyncProduceStrategy(on_group=told, over_sample=1), loop, sampler, 2, train_step=4, model_step=3)
     await assert_accounted(sampler)
     assert await sampler.buffer.count(TASK, Status.COMPLETED) >= 2
 
@@ -171,7 +169,7 @@ async def run(url: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
         sampler = Sampler(buffer, prompts(50), TASK, prompt_repeat_k=2, shuffle=7)
         loop = ClockedLoop(clock, scripts=scripts(seed))
         for step in range(STEPS):
-            summary = await strategy.produce_batch(loop, sampler, SIZE, train_step=step + 1, model_step=step)
+            summary = await produce(strategy, loop, sampler, SIZE, train_step=step + 1, model_step=step)
             batch, _ = await buffer.take_batch({TASK: SIZE})
             counts = asdict(summary)
             counts = {name: counts[name] for name in counts if name != "times" and not name.endswith("seconds")}

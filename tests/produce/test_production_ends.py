@@ -12,15 +12,8 @@ from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy, TrainState, produce_loop, publish
 from tests.faults.test_cancelled import MOMENTS, CancelledAt
 from tests.produce.conftest import Script, ScriptedLoop, forever, prompts
-from tests.produce.laws import assert_accounted, ids, items_of, leased, take
+from tests.produce.laws import assert_accounted, ids, items_of, leased, produce, take
 from tests.stores import TASK, build, group, until
-
-
-def two_are_running(loop: ScriptedLoop) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
-        return loop.running == 2
-
-    return look
 
 
 def sampler_of(buffer: ReplayBuffer) -> Sampler:
@@ -32,9 +25,7 @@ async def test_no_more_is_generated_than_there_is_room_for(url: str, on_full: st
     async with build(url, capacity=4, on_full=on_full) as buffer:
         sampler, loop = sampler_of(buffer), ScriptedLoop()
         for _ in range(3):
-            summary = await AsyncProduceStrategy(over_sample=2).produce_batch(
-                loop, sampler, 3, train_step=1, model_step=0, timeout=30
-            )
+            summary = await produce(AsyncProduceStrategy(over_sample=2), loop, sampler, 3)
             assert summary.produced >= 3
             assert await buffer.count(TASK, Status.COMPLETED) <= 4
             await take(buffer, await buffer.count(TASK, Status.COMPLETED))
@@ -53,8 +44,8 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
             should_continue=lambda completed, size: len(produced) < 2, on_group=lambda made: produced.append(made)
         )
         produced: list[Any] = []
-        batch = asyncio.create_task(wanted.produce_batch(loop, sampler, 2, train_step=1, model_step=0, timeout=30))
-        await until(two_are_running(loop))
+        batch = asyncio.create_task(produce(wanted, loop, sampler, 2))
+        await until(lambda: loop.running == 2)
         for number in (100, 101):
             await buffer.put(group(number), TASK)
         filled.set()
@@ -71,8 +62,8 @@ async def test_what_has_no_room_when_the_time_is_over_is_generated_again(url: st
         filled = asyncio.Event()
         sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
         strategy = SyncProduceStrategy(pause_timeout=0.2, should_continue=lambda completed, size: True)
-        batch = asyncio.create_task(strategy.produce_batch(loop, sampler, 2, train_step=1, model_step=0, timeout=0.6))
-        await until(two_are_running(loop))
+        batch = asyncio.create_task(produce(strategy, loop, sampler, 2, timeout=0.6))
+        await until(lambda: loop.running == 2)
         for number in (100, 101):
             await buffer.put(group(number), TASK)
         filled.set()
@@ -86,9 +77,7 @@ async def test_what_has_no_room_when_the_time_is_over_is_generated_again(url: st
 async def test_a_buffer_that_evicts_holds_nothing_back(url: str) -> None:
     async with build(url, capacity=4, on_full="evict") as buffer:
         sampler = sampler_of(buffer)
-        summary = await AsyncProduceStrategy(over_sample=1).produce_batch(
-            ScriptedLoop(Script(deaf=True)), sampler, 4, train_step=1, model_step=0, timeout=30
-        )
+        summary = await produce(AsyncProduceStrategy(over_sample=1), ScriptedLoop(Script(deaf=True)), sampler, 4)
         assert summary.produced == 8
         assert await buffer.count(TASK, Status.COMPLETED) == 4
 
@@ -97,9 +86,7 @@ async def test_the_rate_limit_holds_batches_back(url: str) -> None:
     async with build(url, samples_per_insert=1, error_buffer=4) as buffer:
         sampler, loop = sampler_of(buffer), ScriptedLoop()
         for _ in range(3):
-            await AsyncProduceStrategy(over_sample=3).produce_batch(
-                loop, sampler, 3, train_step=1, model_step=0, timeout=30
-            )
+            await produce(AsyncProduceStrategy(over_sample=3), loop, sampler, 3)
             assert await buffer.count(TASK, Status.COMPLETED) <= 4
             await take(buffer, 3)
         assert loop.most <= 4
@@ -152,14 +139,14 @@ Production = Callable[[ScriptedLoop, Sampler], Awaitable[Any]]
 async def sync_batch(loop: ScriptedLoop, sampler: Sampler) -> None:
     loop.scripts.pop(0)
     loop.scripts.pop(4)
-    await SyncProduceStrategy().produce_batch(loop, sampler, SIZE, train_step=1, model_step=0, timeout=20)
+    await produce(SyncProduceStrategy(), loop, sampler, SIZE, timeout=20)
 
 
 async def async_batch(loop: ScriptedLoop, sampler: Sampler) -> None:
     strategy = AsyncProduceStrategy(
         over_sample=1.0, pause_timeout=0.05, enable_partial_rollout=True, max_staleness=3, tail_batch_trigger_size=2
     )
-    await strategy.produce_batch(loop, sampler, SIZE, train_step=1, model_step=0, timeout=20)
+    await produce(strategy, loop, sampler, SIZE, timeout=20)
 
 
 async def worker(loop: ScriptedLoop, sampler: Sampler) -> None:
@@ -204,7 +191,7 @@ async def step_through(buffer: ReplayBuffer, production: Production, moment: str
 async def finish(sampler: Sampler) -> None:
     """What was cancelled goes on: all prompts come to their end."""
     strategy = AsyncProduceStrategy(should_continue=lambda completed, size: completed < size)
-    await strategy.produce_batch(ScriptedLoop(Script(tokens=1, seconds=0)), sampler, 8, train_step=2, model_step=1)
+    await produce(strategy, ScriptedLoop(Script(tokens=1, seconds=0)), sampler, 8, train_step=2, model_step=1)
     for status in (Status.INIT, Status.ABORTED, Status.EXPIRED, Status.FAILED):
         assert len(await items_of(sampler.buffer, status, sampler.task_name)) <= 1
     await sampler.buffer.delete({})
@@ -214,7 +201,7 @@ async def finish(sampler: Sampler) -> None:
 CASES = [
     pytest.param("memory", 1, 1),
     pytest.param("memory", 3, 1),
-    pytest.param("sqlite", 3, 6),
+    pytest.param("sqlite", 3, 8),
     pytest.param("postgresql", 3, 30),
     *(pytest.param(kind, times, 1, marks=pytest.mark.long) for kind in ("sqlite", "postgresql") for times in (1, 3)),
 ]

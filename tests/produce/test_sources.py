@@ -103,9 +103,8 @@ def place_after(source: PromptDataset, count: int) -> bytes:
     return place
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
 @given(
+    kind=st.sampled_from(KINDS),
     size=st.integers(1, 9),
     epochs=st.integers(1, 4),
     counts=st.lists(st.integers(1, 11), min_size=1),
@@ -132,9 +131,7 @@ def test_every_item_is_read_once_an_epoch_in_the_same_order_whatever_restarts(
         assert sorted(found[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
-@given(size=st.integers(1, 9), moves=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=9))
+@given(st.sampled_from(KINDS), st.integers(1, 9), st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=9))
 def test_what_was_read_and_not_claimed_is_read_again(kind: str, size: int, moves: list[tuple[int, int]]) -> None:
     """Another worker was faster, with fewer items, or the caller was cancelled: the cursor is behind the dataset."""
     make = sources(size)[kind]
@@ -168,9 +165,8 @@ def test_without_an_end_epoch_follows_epoch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("epochs", [None, 0, 1, 3])
-def test_an_empty_dataset_is_at_its_end(kind: str, epochs: int | None) -> None:
-    assert read_all(sources(0)[kind](epochs)) == []
+def test_an_empty_dataset_is_at_its_end(kind: str) -> None:
+    assert [read_all(sources(0)[kind](epochs)) for epochs in (None, 0, 1, 3)] == [[]] * 4
 
 
 def test_an_infinite_iterable_is_read_as_far_as_asked() -> None:
@@ -295,15 +291,6 @@ def test_items_that_are_never_the_same_tell_nothing(make: Callable[[int], Any]) 
     assert len(PromptDataset(make(5), 1).read(place, 9)[0]) == 2
 
 
-@pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated", "old"])
-def test_a_dataset_that_became_shorter_than_its_cursor_is_refused(kind: str) -> None:
-    """Not when it is exactly at its end."""
-    place = place_after(sources(5)[kind](1), 4)
-    with pytest.raises(InputError, match=r"shorter|had 5 items and has 3 now"):
-        sources(3)[kind](1).read(place, 1)
-    assert sources(5)[kind](1).read(place_after(sources(5)[kind](1), 5), 1)[0] == []
-
-
 @pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated"])
 def test_a_cursor_beyond_the_epochs_is_refused(kind: str) -> None:
     place = place_after(sources(4)[kind](3), 10)
@@ -404,15 +391,6 @@ def test_every_object_is_one_item(
     assert len(dataset) == len(expected)
     assert list(dataset) == expected
     assert [dataset[number] for number in range(-len(expected), 0)] == expected
-
-
-def test_a_ledger_reads_it(tmp_path: Path) -> None:
-    """Several files, shuffled."""
-    paths = [str(numbered(tmp_path / "a.jsonl", 0, 3)), str(numbered(tmp_path / "b.jsonl", 3, 7))]
-    items, _ = PromptDataset(JSONLines(paths), 1, 5).read(b"", 99)
-    numbers = [item["number"] for item in items]
-    assert sorted(numbers) == list(range(7))
-    assert numbers != list(range(7))
 
 
 def test_several_threads_may_read_it(tmp_path: Path) -> None:

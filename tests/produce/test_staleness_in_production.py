@@ -136,7 +136,7 @@ async def test_a_tail_batch_that_fails_gathers_again(sampler: Sampler) -> None:
         await put(sampler.buffer, number, Status.EXPIRED)
     loop = ScriptedLoop(forever())
     with pytest.raises(TimeoutError):
-        await strategy.produce_batch(loop, sampler, 2, train_step=1, model_step=0, timeout=0.1)
+        await produce(strategy, loop, sampler, 2, timeout=0.1)
     assert await strategy.again(sampler) == (
         True,
         [Status.EXPIRED, (Status.ABORTED, {"tags.interrupted": {"$gte": 1}}), Status.ABORTED],
@@ -151,7 +151,7 @@ STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=0.2, enable_parti
 
 
 async def run_scripted(loop: ScriptedLoop, sampler: Sampler) -> ProduceSummary:
-    return await STRATEGY.produce_batch(loop, sampler, 4, train_step=1, model_step=0, timeout=30)
+    return await produce(STRATEGY, loop, sampler, 4)
 
 
 async def test_a_deaf_loop_is_cancelled_and_nothing_of_the_call_is_kept(

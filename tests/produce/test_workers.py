@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,6 @@ async def working(
 
 async def completed(buffer: ReplayBuffer, count: int) -> None:
     await buffer.wait_ready({TASK: count}, timeout=20)
-
-
-def holds(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
-        return condition()
-
-    return look
 
 
 async def stands_still(buffer: ReplayBuffer) -> int:
@@ -135,13 +128,13 @@ async def test_a_worker_looks_at_the_store_when_it_has_changed(
                 await completed(buffer, 6)
             await asyncio.sleep(0)
             with installed(looks := Looks()):
-                await until(holds(lambda: looks.sweeps >= 3))
+                await until(lambda: looks.sweeps >= 3)
             assert looks.workers <= looks.writes + 4
             if waits_for == "a trainer":
                 await publish(buffer, TrainState(1, 0))
             elif waits_for == "room":
                 await buffer.take_batch({TASK: 6})
-            await until(holds(lambda: len(loop.order) == (12 if waits_for == "room" else 6)))
+            await until(lambda: len(loop.order) == (12 if waits_for == "room" else 6))
 
 
 @pytest.mark.parametrize("on_full", ["block", "reject"])
@@ -184,9 +177,9 @@ async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sample
     async with working(loop, sampler, strategy, load_weights=weights):
         for step in range(3):
             script.tokens = 10**9 if partial else 12  # then nothing is done before the worker hears of the weights
-            await until(holds(lambda: loop.running > 0))
+            await until(lambda: loop.running > 0)
             await publish(buffer, TrainState(step + 1, step + 1, weights=f"weights-{step + 1}"))
-            await until(holds(lambda step=step: weights.loaded[-1] == step + 1))
+            await until(lambda step=step: weights.loaded[-1] == step + 1)
             script.tokens = 12
             await completed(buffer, 4)
             await buffer.take_batch({TASK: 4})
@@ -219,7 +212,7 @@ async def test_weights_that_are_too_old_are_loaded_anew_though_they_may_lag(samp
         await completed(sampler.buffer, 4)
         await sampler.buffer.take_batch({TASK: 4})
         await publish(sampler.buffer, TrainState(8, 7))
-        await until(holds(lambda: weights.loaded == [0, 7]))
+        await until(lambda: weights.loaded == [0, 7])
         await completed(sampler.buffer, 4)
 
 
@@ -262,7 +255,7 @@ async def test_stop_ends_a_worker(sampler: Sampler) -> None:
     stop, loop = asyncio.Event(), ScriptedLoop(forever())
     await publish(sampler.buffer, TrainState(1, 0))
     async with working(loop, sampler, stop=stop) as task:
-        await until(holds(lambda: loop.running == 6))
+        await until(lambda: loop.running == 6)
         stop.set()
         assert (await asyncio.wait_for(task, 10)).interrupted == 6
     await assert_accounted(sampler)
@@ -341,7 +334,7 @@ async def test_a_restore_ends_workers(shared_url: str, running: bool) -> None:
         loop = ScriptedLoop(Script(tokens=1, seconds=0.4) if running else Script())
         async with build(shared_url) as trainer:
             async with working(loop, sampler) as task:
-                await until(holds(lambda: (loop.running if running else len(loop.order)) == 6))
+                await until(lambda: (loop.running if running else len(loop.order)) == 6)
                 await trainer.restore(1)
                 await asyncio.wait([task], timeout=10)
                 with pytest.raises(FencedError):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaybuf.errors import QueryError
@@ -107,6 +107,7 @@ def test_operands_become_plain_values(operand: Any, plain: Any) -> None:
 
 
 @given(queries)
+@settings(max_examples=40)
 def test_parsing_what_was_parsed_changes_nothing(query: Query) -> None:
     assert parse(parse(query)) == parse(query)
 

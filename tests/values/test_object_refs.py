@@ -95,7 +95,7 @@ async def test_other_puts_go_on_while_one_waits_for_an_object(ray: FakeRay, url:
     ray.ready.clear()
     async with build(url) as buffer:
         waiting = asyncio.create_task(buffer.put([Sample(pixels=ray.put(b"x"))], "math"))
-        await until(lambda: _there(bool(ray.gets)))
+        await until(lambda: bool(ray.gets))
         await buffer.put([Sample()], "math")
         assert len(buffer) == 1
         ray.ready.set()
@@ -103,16 +103,12 @@ async def test_other_puts_go_on_while_one_waits_for_an_object(ray: FakeRay, url:
         assert len(buffer) == 2
 
 
-async def _there(value: bool) -> bool:
-    return value
-
-
 async def test_a_put_that_is_cancelled_while_it_waits_stores_nothing(ray: FakeRay, url: str) -> None:
     ray.ready.clear()
     sample = Sample(pixels=ray.put(b"x"))
     async with build(url, free_object_refs=True) as buffer:
         waiting = asyncio.create_task(buffer.put([sample], "math"))
-        await until(lambda: _there(bool(ray.gets)))
+        await until(lambda: bool(ray.gets))
         waiting.cancel()
         ray.ready.set()
         with pytest.raises(asyncio.CancelledError):
@@ -171,7 +167,7 @@ async def test_nothing_holds_an_object_after_its_put(ray: FakeRay, url: str) -> 
         gc.disable()  # which may let them go at any time, or much later
         try:
             await buffer.put(rollouts, "math")
-            await until(lambda: _there(all(ref() is None for ref in watched)), 2)
+            await until(lambda: all(ref() is None for ref in watched), 2)
         finally:
             gc.enable()
 

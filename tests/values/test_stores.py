@@ -54,8 +54,8 @@ def values_of(groups: list[list[dict[str, Any]]]) -> list[Any]:
     return [rollouts[0]["value"] for rollouts in groups]
 
 
-@given(given_=st.lists(values, min_size=1, max_size=4))
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@given(given_=st.lists(values, min_size=4, max_size=12))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 def test_values_come_back_from_every_store_and_its_snapshots(url: str, tmp_path: Path, given_: list[Any]) -> None:
     async def through() -> tuple[list[Any], list[Any]]:
         async with build(url) as buffer:
@@ -63,10 +63,10 @@ def test_values_come_back_from_every_store_and_its_snapshots(url: str, tmp_path:
                 await buffer.put(group(value), "math")
             folder = tmp_path / str(next(_numbers))
             await buffer.save(folder)
-            taken = values_of(await buffer.get(9, "math"))
+            taken = values_of(await buffer.get(99, "math"))
         async with build("sqlite:///:memory:") as other:
             await other.resume(folder)
-            return taken, values_of(await other.get(9, "math"))
+            return taken, values_of(await other.get(99, "math"))
 
     for back in asyncio.run(through()):
         assert same(back, given_)
